@@ -70,7 +70,7 @@ def variants_are_forked(monkeypatch: pytest.MonkeyPatch, *, trained: bool = True
 
     from surefoot.cli import compare_worker
     from surefoot.compare import (
-        trials,  # noqa: F401
+        trials,
     )
 
     forking = SimpleNamespace(Popen=_variant, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)

@@ -6,11 +6,11 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
-from surefoot.cli.paper import _assumed
-from surefoot.config.settings import Settings
 
 import small_runs
 import surefoot as sf
+from surefoot.cli.plan import _assumed
+from surefoot.config.train_settings import TrainSettings
 from surefoot.distributed.world import on_paper
 from surefoot.plan.meta_pass import dry_pass
 from surefoot.profile.flops import measured_peak
@@ -32,7 +32,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_choices_of_the_setting_are_the_formats_and_auto() -> None:
-    assert set(get_args(get_type_hints(Settings)["precision"])) == {"auto", *FORMATS}
+    assert set(get_args(get_type_hints(TrainSettings)["precision"])) == {"auto", *FORMATS}
 
 
 def test_a_format_that_is_added_trains_and_is_part_of_the_run(added: None) -> None:

@@ -48,7 +48,7 @@ import torch
 from torch import nn
 import torch.nn.functional as F
 import surefoot as sf
-from surefoot.recipes.settings import Optimizer, checked
+from surefoot.recipes.optimizer_settings import Optimizer, checked
 
 @dataclass(frozen=True)
 class Config:

@@ -176,8 +176,8 @@ def test_workers_live_on_after_ctrl_c_and_sigterm_and_end_with_close():
 PROGRAM = """
 import gc, sys, threading, time
 import torch
-from surefoot.data.feed import Feed
-from surefoot.data.plan import Order
+from surefoot.data.loader import Feed
+from surefoot.data.order import Order
 
 class Large:
     def __len__(self):

@@ -21,9 +21,9 @@ import surefoot as sf
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.data.order import Order
+from surefoot.run.components import RunComponents
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import OWN
-from surefoot.train.components import Parts
 from waiting import LogicalClock
 
 STOP = 6  # the step at which the body ends the run; 26 are made, saved every 4
@@ -76,8 +76,8 @@ def test_a_run_that_trains_by_itself_spends_no_time_in_code_of_its_users(tmp_pat
 
 def test_a_finished_run_has_no_note_of_another_machine(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     small_runs.build(tmp_path / "run").train()
-    before = Parts.machine
-    monkeypatch.setattr(Parts, "machine", lambda parts: before(parts) | {"ranks": 2})
+    before = RunComponents.machine
+    monkeypatch.setattr(RunComponents, "machine", lambda parts: before(parts) | {"ranks": 2})
     small_runs.build(tmp_path / "run", console=True).train()
     said = capsys.readouterr().out
     assert "Nothing to do" in said

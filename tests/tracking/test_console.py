@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.tracking.console import Console, screen
+from surefoot.tracking.console import Console
+from surefoot.tracking.live_terminal import screen
 
 
 def lines(*records: dict[str, Any], at: tuple[float, ...]) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from surefoot.tracking import console
 from surefoot.tracking.jsonl import records
-from surefoot.tracking.live_terminal import Terminal
+from surefoot.tracking.live_terminal import Terminal, screen
 from tracking.in_terminal import LIVE, Process, Screen, Warm, environment
 from waiting import wait_until
 
@@ -163,10 +163,10 @@ def test_a_terminal_that_knows_few_letters_gets_others() -> None:
 def test_plain_lines_go_where_a_line_cannot_be_redrawn(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(console.screen(100, Screen()), Terminal)  # type: ignore[arg-type]
+    assert isinstance(screen(100, Screen()), Terminal)  # type: ignore[arg-type]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert isinstance(console.screen(100, Screen()), console.Console)  # type: ignore[arg-type]
+    assert isinstance(screen(100, Screen()), console.Console)  # type: ignore[arg-type]
 
 
 def test_skipped_steps_stand_out() -> None:

@@ -23,7 +23,7 @@ import forged
 import small_runs
 import surefoot as sf
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.train.components import Parts
+from surefoot.run.components import RunComponents
 from surefoot.verify.compare import TOLERANCE
 from surefoot.verify.files import checked
 from surefoot.verify.verdict import Problem, Verdict
@@ -557,8 +557,8 @@ def test_a_run_that_diverged_is_proved_with_the_steps_that_were_not_applied(
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine is another one than before."""
-    machine = Parts.machine
-    monkeypatch.setattr(Parts, "machine", lambda parts: machine(parts) | {"hardware": "another"})
+    machine = RunComponents.machine
+    monkeypatch.setattr(RunComponents, "machine", lambda parts: machine(parts) | {"hardware": "another"})
 
 
 def test_on_another_machine_rounding_is_measured_and_is_no_fault(run: Path, elsewhere: None) -> None:

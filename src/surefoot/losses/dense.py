@@ -78,6 +78,7 @@ def chunked_cross_entropy(
 
 
 def refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> None:
+    """Raise `ConfigError` if the shapes of hidden states, head and targets do not fit each other."""
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head_weight.shape[-1]:
         raise ConfigError(
             f"cross-entropy of a head: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)} and targets "

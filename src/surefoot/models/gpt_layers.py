@@ -241,6 +241,7 @@ class MLP(nn.Module):
 
 
 def norm(shape: GPTShape, *, gains: bool = True) -> nn.LayerNorm | RMSNorm:
+    """The normalization of a family: `LayerNorm` for gpt2, else `RMSNorm`."""
     if shape.family == "gpt2":
         return nn.LayerNorm(shape.width, eps=LAYER_EPSILON)
     return RMSNorm(shape.width, gains=gains)

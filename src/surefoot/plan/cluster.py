@@ -13,7 +13,7 @@ from surefoot.memory import in_words
 from surefoot.plan.memory_model import Memory, memory
 from surefoot.plan.network_model import Machine, Timing, hidden_from, sent_bytes, timing
 from surefoot.plan.workload import Spread, Workload
-from surefoot.train.components import Parts
+from surefoot.run.components import RunComponents
 
 _SPARE = 0.9  # of a GPU's memory: CUDA, NCCL and fragments take their part of the rest
 
@@ -57,7 +57,7 @@ class Case:
         return hidden_from(self.work, self.strategy, self.machine, micro_batches=self.micro_batches)
 
 
-def shared(parts: Parts, *, ranks: int) -> tuple[int, int, str | None]:
+def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
     """Samples of a micro-batch, micro-batches of each rank, and what `train` would refuse of that."""
     sizes = parts.supply.sizes
     first = len(parts.supply.again(0)[0].ids)
@@ -74,7 +74,7 @@ def shared(parts: Parts, *, ranks: int) -> tuple[int, int, str | None]:
     return rows, each, f"{refused}; here a step is as large as they need"
 
 
-def tokens_each(parts: Parts) -> float | None:
+def tokens_each(parts: RunComponents) -> float | None:
     """Tokens of a sample, with the padding, where the data say how long samples are."""
     supply = parts.supply
     if supply.sizes.unit == "tokens":
@@ -83,7 +83,7 @@ def tokens_each(parts: Parts) -> float | None:
     return float(lengths) if isinstance(lengths, int) else None
 
 
-def spread(parts: Parts, *, ranks: int) -> Spread:
+def spread(parts: RunComponents, *, ranks: int) -> Spread:
     """The run's strategy among so many ranks."""
     how = parts.parallel
     assert how.kind != "auto"  # `chosen` has decided

@@ -18,9 +18,9 @@ from surefoot.plan.meta_pass import Pass, dry_pass
 from surefoot.plan.network_model import ring_bandwidth, windows
 from surefoot.plan.summary import Section, parameters_by_module
 from surefoot.plan.workload import Spread, workload
+from surefoot.run.components import RunComponents
 from surefoot.tracking.format import measured_time, three_digits, with_unit
 from surefoot.tracking.text_table import text_table
-from surefoot.train.components import Parts
 
 _PURPOSES = {  # what a field of `Memory` is for, and whether FSDP alone has it
     "parameters": "parameters",
@@ -36,7 +36,7 @@ _PURPOSES = {  # what a field of `Memory` is for, and whether FSDP alone has it
 }
 
 
-def sections(parts: Parts, assumed: Assumed) -> list[Section]:
+def sections(parts: RunComponents, assumed: Assumed) -> list[Section]:
     """The machine that is assumed, the step, and memory, bytes and time of the run's strategy and of others."""
     if parts.task.loss is None:
         raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
@@ -73,7 +73,7 @@ def sections(parts: Parts, assumed: Assumed) -> list[Section]:
     ]
 
 
-def refusal(parts: Parts) -> ConfigError | None:
+def refusal(parts: RunComponents) -> ConfigError | None:
     """Why this run cannot be sharded; None where it can."""
     try:
         for model in parts.state.models.values():
@@ -119,7 +119,7 @@ def assumptions(assumed: Assumed, *, world: int) -> list[str]:
     return text_table([(text, f"[{assumed.origins[name]}]") for name, text in told.items()], left=(0, 1))
 
 
-def step(parts: Parts, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
+def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
     """How many samples, and what the dry pass found."""
     world, rows, each = case.strategy.world, passed.samples, case.micro_batches
     forward, backward = passed.flops
@@ -133,7 +133,7 @@ def step(parts: Parts, case: Case, passed: Pass, *, tokens: float | None, note: 
     ]
 
 
-def held(parts: Parts, case: Case) -> Iterable[str]:
+def held(parts: RunComponents, case: Case) -> Iterable[str]:
     """A line for each purpose that takes memory, and their sum against what there is."""
     found, machine = case.memory, case.machine
     rows = {what: getattr(found, name) for name, what in _PURPOSES.items()}

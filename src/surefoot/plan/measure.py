@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from surefoot.memory import peak
-from surefoot.train.components import Parts
+from surefoot.run.components import RunComponents
 from surefoot.train.scratch import timed_pass
 
 
@@ -25,7 +25,7 @@ class Measured:
     pass_s: float
 
 
-def measure(parts: Parts) -> Measured:
+def measure(parts: RunComponents) -> Measured:
     """Pass the first micro-batch of the run forward and backward a few times; parameters and buffers stay what they were.
 
     Of blocks that are computed again the backward pass holds one at a time: there the most at any time is measured.

@@ -15,7 +15,7 @@ from surefoot.mean import Mean
 from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear
 from surefoot.plan.meta_device import OnPaper
-from surefoot.train.components import Parts
+from surefoot.run.components import RunComponents
 from surefoot.train.loss_accumulator import scalar
 from surefoot.train.precision import FORMATS
 
@@ -34,7 +34,7 @@ class Pass:
     flops: tuple[float, float]  # multiplications and additions of the forward, and of the backward pass
 
 
-def dry_pass(parts: Parts, *, rows: int | None = None, weights_narrow: bool = False) -> Pass:
+def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: bool = False) -> Pass:
     """Pass the first micro-batch of a run on paper through its model; with `rows` as if it had so many samples.
 
     `weights_narrow`: weights come in bfloat16 already, as where they are gathered so. Counted are multiplications and additions
@@ -85,7 +85,7 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _passed(
-    parts: Parts, batch: Any, *, narrow: torch.dtype | None, casts: dict[Tensor, Tensor] | None = None
+    parts: RunComponents, batch: Any, *, narrow: torch.dtype | None, casts: dict[Tensor, Tensor] | None = None
 ) -> tuple[int, int, int, int, dict[Tensor, Tensor]]:
     assert parts.task.loss is not None
     models = parts.state.models.values()
@@ -124,7 +124,7 @@ def _backward(loss: Tensor) -> None:
     )
 
 
-def _first_batch(parts: Parts, rows: int | None) -> tuple[Any, int]:
+def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
     """The first micro-batch that holds anything, and its samples; with as many rows as are asked for."""
     found = next((held for held in parts.supply.again(0) if held.count), None)
     if found is None:

@@ -20,12 +20,12 @@ from surefoot.optim import sharding
 from surefoot.optim.memory import state_bytes
 from surefoot.optim.param_groups import first_and_last
 from surefoot.plan.measure import Measured, measure
+from surefoot.run.components import RunComponents
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import untouched
 from surefoot.tracking.format import duration, measured_time
 from surefoot.tracking.text_table import text_table
 from surefoot.train.auto_precision import Chosen, settle_choices
-from surefoot.train.components import Parts
 from surefoot.train.state_dict import parameter_names
 
 _LOOKED_AT = 100_000  # steps, in search of the fastest
@@ -43,7 +43,7 @@ class Section:
         return "\n".join([self.title, *(f"  {line}" for line in self.lines)])
 
 
-def sections(parts: Parts) -> list[Section]:
+def sections(parts: RunComponents) -> list[Section]:
     """Parameters, batch arithmetic, learning rates, memory and time, and what was chosen where settings are "auto"."""
     where = _directory(parts)  # a run that is there has its precision already
     auto = settle_choices(parts)
@@ -87,7 +87,7 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
     return text_table([(name, what, f"{numbers:,}") for name, what, numbers in rows], left=(0, 1))
 
 
-def parameters_by_group(parts: Parts) -> list[str]:
+def parameters_by_group(parts: RunComponents) -> list[str]:
     """For each optimizer its groups with base rate, decay, size and (where rates differ) names; what is frozen; how it skips."""
     lines = []
     for name, trained in parts.state.trained.items():
@@ -128,7 +128,7 @@ def _tensors(number: int) -> str:
     return f"{number} tensor{'s' * (number != 1)}"
 
 
-def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
+def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[str]:
     """Ranks, accumulation and micro-batch; steps and passes; targets a step, as the first micro-batch has them."""
     length, sizes, plan = parts.length, parts.supply.sizes, parts.supply.plan
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
@@ -154,7 +154,7 @@ def batch_arithmetic(parts: Parts, measured: Measured | None) -> list[str]:
     return lines
 
 
-def learning_rates(parts: Parts) -> list[str]:
+def learning_rates(parts: RunComponents) -> list[str]:
     """The rate of the first group at the first, the fastest, the middle and the last step; of others, and after a plateau."""
     steps = parts.length.steps
     groups = next(iter(parts.state.trained.values())).optimizer.param_groups
@@ -179,7 +179,7 @@ def learning_rates(parts: Parts) -> list[str]:
     ]
 
 
-def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
+def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
     """Bytes of weights, gradients, optimizer state, averages and activations; seconds of a step and of the run."""
     state = parts.state
     weights = tensor_bytes(parameter for model in state.models.values() for parameter in model.parameters())
@@ -206,7 +206,7 @@ def memory_and_time(parts: Parts, measured: Measured) -> list[str]:
     ]
 
 
-def evaluation_time(parts: Parts) -> list[str]:
+def evaluation_time(parts: RunComponents) -> list[str]:
     """Seconds of one evaluation, of all that the run makes, and of what is scored at its end, from a few batches of each split."""
     scoring = parts.scoring
     if not scoring.splits:
@@ -231,20 +231,20 @@ def evaluation_time(parts: Parts) -> list[str]:
     return lines
 
 
-def _evaluations(parts: Parts) -> int:
+def _evaluations(parts: RunComponents) -> int:
     """How many evaluations the run makes; in a run of millions of steps about."""
     steps, due = parts.length.steps, parts.timetable.evaluate_due
     seen = min(steps, _LOOKED_AT)
     return round(sum(map(due, range(1, seen + 1))) * steps / seen)
 
 
-def chosen(parts: Parts, where: list[str], auto: Chosen) -> list[str]:
+def chosen(parts: RunComponents, where: list[str], auto: Chosen) -> list[str]:
     """What settings that say "auto" came to, and why; and `where` the run would go."""
     precision = auto.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
     return [f"device {parts.device}, precision {precision}", *auto.lines(parts), *where]
 
 
-def _directory(parts: Parts) -> list[str]:
+def _directory(parts: RunComponents) -> list[str]:
     """Where checkpoints go, and whether a run is there already."""
     if parts.directory is None or parts.saving is None:
         return ["nothing is saved: no out was given"]

@@ -14,10 +14,10 @@ from surefoot.distributed.shards import shard_shape
 from surefoot.memory import tensor_bytes
 from surefoot.optim.memory import state_bytes, update_bytes
 from surefoot.plan.meta_pass import Pass
-from surefoot.train.components import Parts
+from surefoot.run.components import RunComponents
 
 
-def workload(parts: Parts, passed: Pass) -> Workload:
+def workload(parts: RunComponents, passed: Pass) -> Workload:
     """The numbers that scaling is computed from: of a run on paper, and of a dry pass of one of its micro-batches.
 
     State that is not known before an optimizer's first step counts as nothing here; `optim.memory.state_bytes` says None.

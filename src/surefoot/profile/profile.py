@@ -20,9 +20,9 @@ from surefoot.profile.timed_step import Stepping
 from surefoot.profile.trace import copied_s, device_busy_s, operators, profiled, write_trace
 from surefoot.profile.variants import USUAL, stepping, variants
 from surefoot.report.figures import made
+from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
 from surefoot.run.unchanged import unchanged
-from surefoot.train.components import Parts
 
 _WARM_UP = 3  # steps
 
@@ -134,7 +134,7 @@ def measure(
     return written(found, place)
 
 
-def _memory(parts: Parts, base: Stepping) -> MemoryLine:
+def _memory(parts: RunComponents, base: Stepping) -> MemoryLine:
     """One step under the profiler with its allocations."""
     device = parts.device
     standing = tensor_bytes(())
@@ -148,7 +148,13 @@ def _memory(parts: Parts, base: Stepping) -> MemoryLine:
 
 
 def _tried(
-    parts: Parts, base: Stepping, names: Sequence[str], *, until: float, limit_s: float, tell: Callable[[str], None]
+    parts: RunComponents,
+    base: Stepping,
+    names: Sequence[str],
+    *,
+    until: float,
+    limit_s: float,
+    tell: Callable[[str], None],
 ) -> tuple[list[Tried], list[str]]:
     """What each variant gained, as long as there is time; and the names of those for which there was none."""
     if parts.world.size > 1:
@@ -165,7 +171,7 @@ def _tried(
     return outcomes, []
 
 
-def _setting(parts: Parts) -> str:
+def _setting(parts: RunComponents) -> str:
     """In what a step was made, in words."""
     sizes, device = parts.supply.sizes, parts.device
     pieces = f" in {sizes.pieces} micro-batches" if sizes.pieces > 1 else ""

@@ -26,8 +26,8 @@ from surefoot.optim.skip_step import skipping
 from surefoot.profile.flops import computed_again, kept_activations
 from surefoot.profile.stopwatch import stopwatch
 from surefoot.profile.timed_step import Stepping
+from surefoot.run.components import RunComponents
 from surefoot.train.compile import compiled
-from surefoot.train.components import Parts
 from surefoot.train.loop import State, Task
 from surefoot.train.precision import Precision
 
@@ -76,9 +76,9 @@ _DIGITS = {
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 
 
-def variants(parts: Parts, names: Sequence[str]) -> list[Variant]:
+def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
     """What there is to try of these names for a run; where one says nothing about it, there is none."""
-    kinds: dict[str, Callable[[Parts], list[Variant]]] = {
+    kinds: dict[str, Callable[[RunComponents], list[Variant]]] = {
         "precision": _precisions,
         "workers": _workers,
         "micro-batch": _micro_batches,
@@ -91,7 +91,7 @@ def variants(parts: Parts, names: Sequence[str]) -> list[Variant]:
 
 
 def stepping(
-    parts: Parts,
+    parts: RunComponents,
     *,
     task: Task | None = None,
     state: State | None = None,
@@ -104,7 +104,7 @@ def stepping(
     return Stepping(task or parts.task, state or parts.state, feed, stopwatch(parts.device))
 
 
-def _precisions(parts: Parts) -> list[Variant]:
+def _precisions(parts: RunComponents) -> list[Variant]:
     precision, device = parts.whole.precision, parts.device
     names = ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
     if precision.loss_scale is not None:  # it would be in the way
@@ -128,7 +128,7 @@ def _using(precision: Precision, name: str) -> Iterator[None]:
         precision.name = before
 
 
-def _workers(parts: Parts) -> list[Variant]:
+def _workers(parts: RunComponents) -> list[Variant]:
     if parts.supply.feed(workers=0).gathers is not None:  # whole batches are taken from memory
         return []
     now, cores = parts.supply.workers, os.cpu_count() or 1
@@ -140,7 +140,7 @@ def _workers(parts: Parts) -> list[Variant]:
     ]
 
 
-def _micro_batches(parts: Parts) -> list[Variant]:
+def _micro_batches(parts: RunComponents) -> list[Variant]:
     supply, sizes = parts.supply, parts.supply.sizes
     least = int(supply.plan.longest.max()) if isinstance(supply.plan, Buckets) else 1
     divisors = [size for size in range(least, sizes.batch_size + 1) if sizes.batch_size % size == 0]
@@ -167,7 +167,7 @@ def _micro_batches(parts: Parts) -> list[Variant]:
     ]
 
 
-def _fused(parts: Parts) -> list[Variant]:
+def _fused(parts: RunComponents) -> list[Variant]:
     slow = {
         name: trained
         for name, trained in parts.state.trained.items()
@@ -195,7 +195,7 @@ def _fused(parts: Parts) -> list[Variant]:
     return [Variant("fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal to rounding")]
 
 
-def _channels_last(parts: Parts) -> list[Variant]:
+def _channels_last(parts: RunComponents) -> list[Variant]:
     modules = [part for part in _modules(parts) if isinstance(part, nn.Conv2d)]
     if not modules or parts.compiled or parts.layout.channels_last or all(_lies_so(part.weight) for part in modules):
         return []
@@ -227,7 +227,7 @@ def _channels_last(parts: Parts) -> list[Variant]:
     return [alone, Variant("bf16, channels last", both, partial(stepping, parts), in_bf16, _DIGITS["bf16"])]
 
 
-def _kept(parts: Parts) -> list[Variant]:
+def _kept(parts: RunComponents) -> list[Variant]:
     blocks = computed_again(parts.state)
     if not blocks or parts.compiled:
         return []
@@ -239,7 +239,7 @@ def _kept(parts: Parts) -> list[Variant]:
     ]
 
 
-def _compiled(parts: Parts) -> list[Variant]:
+def _compiled(parts: RunComponents) -> list[Variant]:
     if parts.compiled or isinstance(parts.supply.plan, Buckets) or parts.world.size > 1:
         return []
 
@@ -262,5 +262,5 @@ def _lies_so(weight: Tensor) -> bool:
     return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
 
 
-def _modules(parts: Parts) -> list[nn.Module]:
+def _modules(parts: RunComponents) -> list[nn.Module]:
     return [part for model in parts.state.models.values() for part in model.modules()]

@@ -15,7 +15,7 @@ from surefoot.errors import CheckpointError
 from surefoot.replay.replay import cost
 from surefoot.replay.rerun import Made, execution, nearest
 from surefoot.tracking.record import Record
-from surefoot.train.components import Parts
+from surefoot.train.components import Components
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Searched:
         return f"first bad step: {self.bad.step}, {what} ({self.bad.how})"
 
 
-def first_bad(parts: Parts, known: Sequence[Record], *, out: Path, say: Callable[[str], None]) -> Searched:
+def first_bad(parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]) -> Searched:
     """The first bad step of the run in a directory, as far as it has come; the steps that this takes are made with `parts`.
 
     A step that a loss scale has skipped for an overflow which a smaller scale cures is none.
@@ -132,7 +132,7 @@ def weights_finite(contents: Contents) -> bool:
 
 
 def _in_stretch(
-    parts: Parts, known: Sequence[Record], store: Store, first: int, until: int, say: Callable[[str], None]
+    parts: Components, known: Sequence[Record], store: Store, first: int, until: int, say: Callable[[str], None]
 ) -> tuple[int, bool] | None:
     """The first bad step before `until`, from the nearest checkpoint at or before step `first` on."""
     if first >= until:

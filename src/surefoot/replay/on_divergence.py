@@ -12,7 +12,7 @@ from surefoot.replay.findings import First, Look
 from surefoot.replay.inspect_step import MOST_GRADIENTS, look
 from surefoot.replay.text import sections
 from surefoot.seeding import untouched
-from surefoot.train.components import Parts
+from surefoot.train.components import Components
 from surefoot.train.loop import Step
 
 _SAMPLES = 8
@@ -37,7 +37,7 @@ class Seen:
         return "made again it is finite: it depends on more than weights and samples" if self.finite else None
 
 
-def seen_at_hand(parts: Parts, bad: Sequence[int]) -> Seen | str:
+def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
     """The first of some bad steps, or the last where the first is finite now, looked at without changing anything; collective.
 
     Each of several ranks looks at its own micro-batches, with the plain model and nobody else. In words why not, where that
@@ -60,7 +60,7 @@ def seen_at_hand(parts: Parts, bad: Sequence[int]) -> Seen | str:
     return found
 
 
-def _own(parts: Parts, step: int) -> Look | str:
+def _own(parts: Components, step: int) -> Look | str:
     """What this rank sees of its own micro-batches; in words what has gone wrong in that."""
     try:
         with untouched(), closing(parts.supply.feed(workers=0)) as feed:
@@ -78,7 +78,7 @@ def _own(parts: Parts, step: int) -> Look | str:
         return f"{type(problem).__name__}: {first_line(problem)}"
 
 
-def _together(parts: Parts, step: int, own: Look | str) -> Seen | str:
+def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
     """What every rank has seen, the same on all of them; collective."""
     told = {"why": own} if isinstance(own, str) else _told(own)
     heard: list[dict[str, Any]] = parts.world.gathered(told)

@@ -17,7 +17,7 @@ from surefoot.replay.text import page
 from surefoot.tracking.format import duration
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
-from surefoot.train.components import Parts
+from surefoot.train.components import Components
 
 SAMPLES = 8
 
@@ -25,7 +25,10 @@ SAMPLES = 8
 class HasParts(Protocol):
     """A run that is built, as `surefoot.Run` is."""
 
-    parts: Parts
+    @property
+    def parts(self) -> Components:
+        """What it is made of."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def replayed(
 
 
 def replayed_from(
-    parts: Parts,
+    parts: Components,
     found: Contents,
     step: int,
     known: Sequence[Record],
@@ -198,7 +201,7 @@ def step_time_s(known: Sequence[Record]) -> float | None:
     return seconds / steps if steps > 0 else None
 
 
-def _notes(parts: Parts, known: Sequence[Record], *, step: int, out: Path) -> Iterator[str]:
+def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> Iterator[str]:
     reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
     if step > reached:
         yield f"the run itself has made {reached} steps, as far as its records and checkpoints tell"

@@ -20,7 +20,7 @@ from surefoot.optim.clipping import clear
 from surefoot.seeding import untouched
 from surefoot.tracking.record import Record
 from surefoot.train import error_causes, state_dict
-from surefoot.train.components import Parts
+from surefoot.train.components import Components
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import differences
 
@@ -76,7 +76,7 @@ class Execution:
     as it was, a line each.
     """
 
-    def __init__(self, parts: Parts, found: Contents, *, records: Sequence[Record], workers: int) -> None:
+    def __init__(self, parts: Components, found: Contents, *, records: Sequence[Record], workers: int) -> None:
         self.parts, self.found, self.workers = parts, found, workers
         self.logged = {int(record["step"]) for record in records if record["kind"] == "train"}
         self.scored = {int(record["step"]): record for record in records if record["kind"] == "scores"}
@@ -147,7 +147,7 @@ class Execution:
 
 @contextmanager
 def execution(
-    parts: Parts, found: Contents, *, records: Sequence[Record] = (), workers: int = 0
+    parts: Components, found: Contents, *, records: Sequence[Record] = (), workers: int = 0
 ) -> Iterator[Execution]:
     """The steps of a run made again from a checkpoint of it; afterwards torch's settings and generators are as they were.
 
@@ -175,7 +175,7 @@ def execution(
         torch.set_num_threads(threads)
 
 
-def refuse_own_steps(parts: Parts, *, step: int) -> None:
+def refuse_own_steps(parts: Components, *, step: int) -> None:
     """Raise `ConfigError` for a run whose steps cannot be made by one process, or without code of the user's."""
     if parts.task.loss is None:
         raise ConfigError(
@@ -240,7 +240,7 @@ def _refused_in_own_words() -> Iterator[None]:
         raise CheckpointError("\n".join([f"steps cannot be made again: {what}", *why, cure])) from problem
 
 
-def _notes(parts: Parts, found: Contents) -> list[str]:
+def _notes(parts: Components, found: Contents) -> list[str]:
     """What is not as it was when the steps were made, as far as the checkpoint tells."""
     then, now = found.saved.machine, parts.machine()
     notes = []

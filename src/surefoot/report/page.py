@@ -178,7 +178,7 @@ def _of_run(run: ReportedRun, state: State) -> dict[str, Any]:
         "never_updated": recorded.layers.never_updated[:40],
         "crash": _crash(run, state),
         "surroundings": tables.surroundings(run),
-        "commands": commands(run, state),
+        "commands": commands(run.files, finished=state == "finished"),
         "records": recorded.count,
     }
 

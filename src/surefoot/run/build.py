@@ -26,17 +26,18 @@ from surefoot.optim.build import Decided
 from surefoot.optim.specs import OptimizerSpec
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Saving, began_with
+from surefoot.run.components import RunComponents
 from surefoot.run.validate import check_settings, json_settings
 from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.seeding import stream_key
-from surefoot.tracking.console import Screen, screen
+from surefoot.tracking.console import Screen
 from surefoot.tracking.external.registry import trackers_of
+from surefoot.tracking.live_terminal import screen
 from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.train.activation_checkpointing import compute_again, in_words
 from surefoot.train.channels_last import Layout, layout
 from surefoot.train.compile import Compiling, compiled, compiling
-from surefoot.train.components import Parts
 from surefoot.train.early_stopping import Watch, watched
 from surefoot.train.loop import State, Task
 from surefoot.train.parallel_check import check_first_pass
@@ -77,7 +78,7 @@ class Models:
     fsdp: Fsdp | None = None  # what has sharded them
 
 
-def build(settings: RunSettings) -> Parts:
+def build(settings: RunSettings) -> RunComponents:
     """Build a run, not yet opened: nothing is written. Collective.
 
     Raises `ConfigError` or `DataError` for what cannot be run.
@@ -204,7 +205,7 @@ def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State)
 
 def assemble(
     settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
-) -> Parts:
+) -> RunComponents:
     """Put the components together."""
     supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
     averaged = [average.model for average in state.averages.values()]
@@ -213,7 +214,7 @@ def assemble(
     more: dict[str, Any] = {"precision": precision, "compiling": models.compiling, "ranks": task.ranks}
     directory = None if settings.out is None else RunDirectory(Path(settings.out))
     own: dict[str, Any] = {"disk": settings.disk, "console": console, "world": supply.world}
-    return Parts(
+    return RunComponents(
         settings=settings,
         task=task,
         whole=Whole(state, precision, plan.watch, plan.lowering),

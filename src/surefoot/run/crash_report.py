@@ -17,9 +17,9 @@ from surefoot.errors import (
     first_line,
 )
 from surefoot.run import messages
+from surefoot.run.components import RunComponents
 from surefoot.run.stop_requests import Wishes
 from surefoot.tracking.run_directory import RunDirectory
-from surefoot.train.components import Parts
 
 
 def write_report(
@@ -54,7 +54,7 @@ def write_report(
         directory.write_text(f"crash/{name}.txt", f"{problem}\n\n{text}\n")
 
 
-def told_to_others(problem: BaseException | None, parts: Parts) -> RankLostError | None:
+def told_to_others(problem: BaseException | None, parts: RunComponents) -> RankLostError | None:
     """Tell the other ranks that this one begins no further step, for a `problem` or without one; which of them was lost, where
     that is what ended it.
     """
@@ -72,7 +72,7 @@ def told_to_others(problem: BaseException | None, parts: Parts) -> RankLostError
     return lost
 
 
-def reported(problem: Exception, parts: Parts, *, step: int) -> None:
+def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
     """Keep a report in the run's directory, where there is one, once no save is in flight."""
     if parts.directory is None:
         return
@@ -97,21 +97,21 @@ def reported(problem: Exception, parts: Parts, *, step: int) -> None:
         parts.say(f"warning: {another}")
 
 
-def left(parts: Parts, *, step: int) -> None:
+def left(parts: RunComponents, *, step: int) -> None:
     """Say where a sitting was left by what is no error, such as sys.exit() in the loop's body."""
     _wait_for_save(parts)
     if parts.saved_step != parts.state.step:
         parts.say(f"left in step {step}, which is not saved\n{messages.standing(parts)}")
 
 
-def _wait_for_save(parts: Parts) -> None:
+def _wait_for_save(parts: RunComponents) -> None:
     """Wait for the save in flight, where there is one, and say so where it failed."""
     if parts.saving is not None:
         parts.saving.writer.wait()
         parts.saving.say_failure()
 
 
-def ended(parts: Parts, wishes: Wishes) -> str:
+def ended(parts: RunComponents, wishes: Wishes) -> str:
     """How a sitting ended that did not fail."""
     if wishes.ended_by is not None:
         where = f" on rank {wishes.told_rank}" if wishes.told_rank else ""

@@ -8,9 +8,9 @@ from surefoot.checkpoint.format import Contents
 from surefoot.errors import DivergedError
 from surefoot.replay.on_divergence import seen_at_hand
 from surefoot.run import messages
+from surefoot.run.components import RunComponents
 from surefoot.tracking import commands
 from surefoot.train import error_causes
-from surefoot.train.components import Parts
 from surefoot.train.loop import State
 
 
@@ -19,7 +19,7 @@ def latched(state: State, most: int) -> bool:
     return any(trained.bad_in_a_row.item() > most for trained in state.trained.values())
 
 
-def ended(parts: Parts, packed: Callable[[], Contents], *, protected: tuple[int, ...]) -> DivergedError:
+def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tuple[int, ...]) -> DivergedError:
     """Save the state as that of the last good step, where it is that; look at the first bad one, say what happened and what to try.
 
     Collective.
@@ -54,7 +54,7 @@ def ended(parts: Parts, packed: Callable[[], Contents], *, protected: tuple[int,
     return DivergedError(said, step=first, seen=seen.plain, text=seen.text if parts.world.is_main else None)
 
 
-def _nothing_changed_since(parts: Parts, step: int) -> bool:
+def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
     """Whether the steps skipped from `step` on left everything as it was, so that this is the state of that step."""
     alone = len(parts.state.trained) == 1 and parts.task.loss is not None  # other updates may have been applied
     watch = parts.whole.watch

@@ -14,10 +14,10 @@ from typing import Any, get_args
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
 from surefoot.errors import CheckpointError, ConfigError, DivergedError, first_line
+from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.panels import FILE, MOST_BYTES, Panel, Panels, fitting, written
 from surefoot.train import state_dict
-from surefoot.train.components import Parts
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.run_identity import flat
 from surefoot.train.run_settings import Makes
@@ -75,7 +75,7 @@ def made(
 class Evaluations:
     """The scores of one sitting, and which are still owed."""
 
-    def __init__(self, parts: Parts, journal: Journal) -> None:
+    def __init__(self, parts: RunComponents, journal: Journal) -> None:
         self.parts, self.journal, self.state = parts, journal, parts.state
         self.scores: dict[str, float] = {}  # the last ones
         self.first: dict[str, float] = {}  # of the run, with their step

@@ -18,11 +18,11 @@ from surefoot.diagnose.finding import SEVERITIES, Finding, worst_first
 from surefoot.diagnose.history import Collected
 from surefoot.diagnose.run_settings import Described, kinds_of_models
 from surefoot.diagnose.text import in_a_line
+from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.jsonl import streamed
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import machine_memory_bytes
-from surefoot.train.components import Parts
 
 _ASKED_AFTER = ("train", "scores")
 _TIMES_AS_LONG = 100  # as an asking took, until the next
@@ -145,7 +145,7 @@ class Remarks:
             )
 
 
-def remarks_of(parts: Parts, *, resumed: bool) -> list[Remarks]:
+def remarks_of(parts: RunComponents, *, resumed: bool) -> list[Remarks]:
     """Those of a sitting; none on ranks that do not speak, and where there is no console."""
     if parts.console is None or not parts.world.is_main:
         return []
@@ -157,7 +157,7 @@ def remarks_of(parts: Parts, *, resumed: bool) -> list[Remarks]:
     return [Remarks(described_now(parts), say=parts.say, command=command, earlier=earlier)]
 
 
-def described_now(parts: Parts) -> Described:
+def described_now(parts: RunComponents) -> Described:
     """What findings are measured by, of the run that trains now."""
     return Described(
         made=parts.described,

@@ -14,13 +14,13 @@ import torch
 from surefoot.data.buckets import Buckets
 from surefoot.diagnose.finding import Finding
 from surefoot.distributed.shards import class_name
+from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tracking.commands import by_command, diagnose_command, resume_command, typed
 from surefoot.tracking.format import duration, number
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.auto_precision import Chosen
-from surefoot.train.components import Parts
 
 _MANY_IN_BUFFERS = 1_000_000
 
@@ -29,7 +29,7 @@ _MUCH_OF_THE_START = 0.1
 _NAMED = 3  # findings at the end of a run
 
 
-def header(parts: Parts, *, chosen: Chosen) -> str:
+def header(parts: RunComponents, *, chosen: Chosen) -> str:
     """Five lines: model, data, plan, device, directory; said before the first step of a sitting. `chosen`: what "auto" came to now."""
     length, step, device = parts.length, parts.state.step, parts.device
     models = ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
@@ -77,7 +77,7 @@ def header(parts: Parts, *, chosen: Chosen) -> str:
 
 
 def ending(
-    parts: Parts,
+    parts: RunComponents,
     evaluations: Evaluations,
     *,
     skipped: int,
@@ -113,7 +113,7 @@ def ending(
     return "\n".join(lines)
 
 
-def finished(parts: Parts) -> str:
+def finished(parts: RunComponents) -> str:
     """What is said to someone who starts a finished run again."""
     where = f" in {parts.directory.path}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
@@ -121,7 +121,7 @@ def finished(parts: Parts) -> str:
     return f"this run{where} is finished: {why}. Nothing to do; for another run choose another --out"
 
 
-def standing(parts: Parts) -> str:
+def standing(parts: RunComponents) -> str:
     """Which checkpoint stands, and how to go on from it."""
     if parts.directory is None or parts.saved_step is None:
         return "nothing was saved"
@@ -185,14 +185,14 @@ def script_toml(described: dict[str, Any]) -> str:
     return tomlkit.dumps(document)
 
 
-def _at_end(parts: Parts, step: int, scores: dict[str, float]) -> list[str]:
+def _at_end(parts: RunComponents, step: int, scores: dict[str, float]) -> list[str]:
     """The scores of what is scored when a run is over, and whose weights these are."""
     whose = f"step {step:,}, the best" if step != parts.state.step else f"the last step, {step:,}"
     found = ", ".join(f"{name} {number(value)}" for name, value in scores.items())
     return [f"{found} (scored once, with the weights of {whose})"]
 
 
-def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]) -> list[str]:
+def _how_it_went(parts: RunComponents, first: dict[str, float], scores: dict[str, float]) -> list[str]:
     """How the score that counts moved in the run; nothing where none was taken."""
     watch = parts.whole.watch
     if not scores:
@@ -202,7 +202,7 @@ def _how_it_went(parts: Parts, first: dict[str, float], scores: dict[str, float]
     return _moved(watch.score, first, scores, best=(watch.step, watch.value))
 
 
-def _what_else(parts: Parts, skipped: int) -> list[str]:
+def _what_else(parts: RunComponents, skipped: int) -> list[str]:
     """What the scores do not say: a rate that was lowered, steps that were not applied."""
     told = []
     if parts.state.rate_factor < 1:
@@ -214,7 +214,7 @@ def _what_else(parts: Parts, skipped: int) -> list[str]:
     return told
 
 
-def _where_the_time_went(parts: Parts) -> list[str]:
+def _where_the_time_went(parts: RunComponents) -> list[str]:
     """The seconds of all sessions and their parts, as the page tells them, if there are any to speak of."""
     spent = parts.whole.clock.state()["total_s"]
     names = {
@@ -272,7 +272,7 @@ def _moved(
     ]
 
 
-def _next_commands(parts: Parts, directory: RunDirectory, *, best: bool, finished: bool) -> list[str]:
+def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool, finished: bool) -> list[str]:
     path = shlex.quote(str(directory.path))
     if not finished:
         return [f"saved; go on with:  {resume_command(directory)}"]

@@ -15,10 +15,10 @@ from surefoot.distributed.consistency import Comparison
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
 from surefoot.run import divergence
+from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.stop_requests import Wishes
 from surefoot.tracking.logger import Journal
-from surefoot.train.components import Parts
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import Step
 from surefoot.train.parallel_check import CHECKED_STEPS, StateCheck, check_first_pass
@@ -28,7 +28,7 @@ from surefoot.train.step_watch import UNWATCHED, Watch
 class BetweenSteps:
     """The duties of one sitting. `alone`: no code of the user's runs between its steps."""
 
-    def __init__(self, parts: Parts, wishes: Wishes) -> None:
+    def __init__(self, parts: RunComponents, wishes: Wishes) -> None:
         self.parts, self.whole, self.state, self.wishes = parts, parts.whole, parts.state, wishes
         self.journal = Journal(parts.console)
         self.evaluations = Evaluations(parts, self.journal)

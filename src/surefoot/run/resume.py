@@ -25,10 +25,10 @@ from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import CheckpointError, first_line
 from surefoot.run import messages
 from surefoot.run.checkpointing import Saving
+from surefoot.run.components import RunComponents
 from surefoot.tracking.run_directory import RunDirectory, environment
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import Chosen, settle_choices
-from surefoot.train.components import Parts
 from surefoot.train.loss_contract import loss_contract
 from surefoot.train.parallel_check import StateCheck, first_loss
 from surefoot.train.run_identity import differences
@@ -46,7 +46,7 @@ class Opened:
     loss_contract: str | None = None  # in words, if the batch is cut and the run began now
 
 
-def opened(parts: Parts, *, configuration: str | None) -> Opened:
+def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
     """Open a run, on all its ranks; rank 0 holds the directory and writes what is in it. Collective.
 
     configuration: config.toml, where it is not to be written for a script.
@@ -80,7 +80,7 @@ def opened(parts: Parts, *, configuration: str | None) -> Opened:
     return now
 
 
-def _begun(parts: Parts) -> Opened:
+def _begun(parts: RunComponents) -> Opened:
     """Settle what is left open until a run begins."""
     chosen = settle_choices(parts)
     if parts.compiling.late:
@@ -92,7 +92,7 @@ def _begun(parts: Parts) -> Opened:
     return Opened(None, chosen, *_checked(parts))
 
 
-def _checked(parts: Parts) -> tuple[StateCheck | None, str | None]:
+def _checked(parts: RunComponents) -> tuple[StateCheck | None, str | None]:
     """What looks at the first steps, after its passes if nothing can be kept any more; and the loss contract's verdict, if the
     batch is cut. Leaves everything as it was. Collective.
     """
@@ -106,14 +106,14 @@ def _checked(parts: Parts) -> tuple[StateCheck | None, str | None]:
     return check, verdict
 
 
-def _state_check(parts: Parts) -> StateCheck | None:
+def _state_check(parts: RunComponents) -> StateCheck | None:
     if not parts.settings.check_state or parts.directory is None or parts.state.step > 0:
         return None
     exact = parts.device.type == "cpu" or parts.settings.deterministic
     return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, exact)
 
 
-def _begun_in(directory: RunDirectory, saving: Saving, parts: Parts, configuration: str | None) -> Opened:
+def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, configuration: str | None) -> Opened:
     now = _begun(parts)
     state_dict.refuse_lossy(parts.state)
     parts.fingerprints = _fingerprints(parts, at_beginning=True)
@@ -130,7 +130,7 @@ def _begun_in(directory: RunDirectory, saving: Saving, parts: Parts, configurati
     return now
 
 
-def _go_on(parts: Parts, found: Contents) -> None:
+def _go_on(parts: RunComponents, found: Contents) -> None:
     """Restore a run from a checkpoint, to go on from there."""
     trainable = parts.state.trainable
     parts.continue_from(found)
@@ -146,7 +146,7 @@ def _go_on(parts: Parts, found: Contents) -> None:
     _compare_program(parts, found)
 
 
-def _warn_of_weights_not_finite(parts: Parts, checkpoint: str) -> None:
+def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
     """Say that weights just restored hold NaN or infinities: no step could mend them. Collective."""
     tensors = [
         (name, tensor)
@@ -173,7 +173,7 @@ def _warn_of_weights_not_finite(parts: Parts, checkpoint: str) -> None:
 # --- what is computed, as it was when the run began -------------------------------------------------------------------
 
 
-def _fingerprints(parts: Parts, *, at_beginning: bool) -> dict[str, Any]:
+def _fingerprints(parts: RunComponents, *, at_beginning: bool) -> dict[str, Any]:
     """Hashes of samples, of the first micro-batch and of the user's own code, and the loss of that micro-batch. Collective.
 
     `at_beginning` tells whether the models have the weights of step 0; without them, and above 2 GB of weights, no loss is
@@ -221,7 +221,7 @@ def _fingerprints(parts: Parts, *, at_beginning: bool) -> dict[str, Any]:
     return dict(parts.world.from_main(fingerprints | {"not_looked_into": list(unknown)}))
 
 
-def _has_small_loss(parts: Parts) -> bool:
+def _has_small_loss(parts: RunComponents) -> bool:
     """Whether the run has a loss, and weights that may be read once more for it."""
     weights = [each for model in parts.state.models.values() for each in model.parameters()]
     return (
@@ -229,7 +229,7 @@ def _has_small_loss(parts: Parts) -> bool:
     )
 
 
-def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
+def _at_beginning(parts: RunComponents, checkpoint: Contents) -> bool:
     """Give the models the weights and modes of step 0, and kept objects their state; False where that cannot be done, or is not
     worth it. Collective.
     """
@@ -254,7 +254,7 @@ def _at_beginning(parts: Parts, checkpoint: Contents) -> bool:
 
 
 @interprets
-def _compare_program(parts: Parts, checkpoint: Contents) -> None:
+def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
     """Settle the fingerprints that the next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
     before, now = checkpoint.saved.fingerprints, parts.fingerprints
     plateau = parts.whole.feedback
@@ -278,7 +278,7 @@ def _compare_program(parts: Parts, checkpoint: Contents) -> None:
     parts.fingerprints = {**taken, "accepted": accepted}
 
 
-def _accepted_now(parts: Parts, checkpoint: Contents) -> list[dict[str, Any]]:
+def _accepted_now(parts: RunComponents, checkpoint: Contents) -> list[dict[str, Any]]:
     """The changes that were accepted when the run went on from a checkpoint."""
     accepted: list[dict[str, Any]] = parts.fingerprints["accepted"]
     return accepted[len(checkpoint.saved.fingerprints["accepted"]) :]

@@ -17,6 +17,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import refuse_unequal
 from surefoot.report.write import report_at_end
 from surefoot.run import crash_report, messages
+from surefoot.run.components import RunComponents
 from surefoot.run.crash_report import left, reported, told_to_others
 from surefoot.run.live_findings import Remarks, remarks_of
 from surefoot.run.periodic import BetweenSteps
@@ -27,14 +28,13 @@ from surefoot.seeding import generators_held
 from surefoot.tracking.external.registry import refuse_missing
 from surefoot.tracking.record import Phase
 from surefoot.train import error_causes
-from surefoot.train.components import Parts
 from surefoot.train.loop import Step, steps
 
 
 class Sitting:
     """Opening and closing, and the loop in between; `between` does what is due there."""
 
-    def __init__(self, parts: Parts, *, configuration: str | None) -> None:
+    def __init__(self, parts: RunComponents, *, configuration: str | None) -> None:
         self.parts, self.whole, self.state = parts, parts.whole, parts.state
         self.heart = parts.world.heart
         self.configuration = configuration

@@ -10,16 +10,16 @@ from pathlib import Path
 from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import clear
+from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import settle_choices
-from surefoot.train.components import Parts
 from surefoot.train.scratch import preserved
 from surefoot.train.state_dict import Kept, Whole
 
 
 @contextmanager
-def unchanged(run: Run) -> Iterator[Parts]:
+def unchanged(run: Run) -> Iterator[RunComponents]:
     """A run as it would train now, to make steps with; whatever is done with it, afterwards it is what it was, bit for bit.
 
     That is done by a checkpoint in memory, on the host: models, optimizers, averages, loss scale, bad steps in a row, modes,
@@ -68,7 +68,7 @@ def unchanged(run: Run) -> Iterator[Parts]:
             parts.described.update(described_before)
 
 
-def _begin(parts: Parts) -> None:
+def _begin(parts: RunComponents) -> None:
     """What opening a run does before its first step."""
     settle_choices(parts)
     if parts.settings.init is not None and parts.state.step == 0:

@@ -9,9 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.report.headline import State
-from surefoot.report.series import ReportedRun
 from surefoot.tracking.run_directory import RunDirectory
+from surefoot.tracking.run_reader import RunFiles
 
 
 def resume_command(directory: RunDirectory) -> str:
@@ -54,6 +53,7 @@ def typed(program: Path, name: str | None = None) -> str:
 
 
 def by_command() -> bool:
+    """Whether this process is the command `surefoot`, and no script."""
     return Path(sys.argv[0]).name == "surefoot"
 
 
@@ -68,20 +68,20 @@ class Command:
     lines: str
 
 
-def commands(run: ReportedRun, state: State) -> list[Command]:
-    """The commands that work for a run in its state; none where nothing says how it was made."""
-    first = run.files.sessions[0] if run.files.sessions else {}
+def commands(run: RunFiles, *, finished: bool) -> list[Command]:
+    """The commands that work for a run; none if no file says how it was made."""
+    first = run.sessions[0] if run.sessions else {}
     began = _words(first.get("command"))
-    path = shlex.quote(str(run.files.path))
+    path = shlex.quote(str(run.path))
     found = []
     if began:
         found.append(Command("Make it again", _with_place(_again(began), first)))
-    by_verb = bool(began) and began[0] == "surefoot" and not run.files.config.script
-    if state != "finished":
+    by_verb = bool(began) and began[0] == "surefoot" and not run.config.script
+    if not finished:
         if by_verb:
             found.append(Command("Go on from the newest checkpoint", f"surefoot resume {path}"))
         elif began:
-            last = run.files.sessions[-1]
+            last = run.sessions[-1]
             again = _again(_words(last.get("command")) or began)
             found.append(Command("Go on from the newest checkpoint", _with_place(again, last)))
     if by_verb:

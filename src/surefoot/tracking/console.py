@@ -118,17 +118,3 @@ class Console:
 
     def _print(self, text: str) -> None:
         self.said.put(f"{visible(text)}\n")
-
-
-def screen(length: int, stream: TextIO | None = None) -> Screen:
-    """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines.
-
-    A program that a notebook starts (`!python train.py`) has a pseudo-terminal, and the notebook keeps every redrawn line.
-    """
-    shown = stream or sys.stdout
-    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
-    if shown is None or not shown.isatty() or plain:
-        return Console(length, stream)
-    from surefoot.tracking.live_terminal import Terminal
-
-    return Terminal(length, stream)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from surefoot.tracking.console import Said
+from surefoot.tracking.console import Console, Said, Screen
 from surefoot.tracking.format import compact, duration, in_line, number, visible
 from surefoot.tracking.record import OWN, Record, scores_in
 
@@ -165,6 +165,18 @@ class Terminal:
         cells += [values[name].rjust(wide[name]) for name in shown]
         lines.append(_GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME)]))
         return lines
+
+
+def screen(length: int, stream: TextIO | None = None) -> Screen:
+    """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines.
+
+    A program that a notebook starts (`!python train.py`) has a pseudo-terminal, and the notebook keeps every redrawn line.
+    """
+    shown = stream or sys.stdout
+    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
+    if shown is None or not shown.isatty() or plain:
+        return Console(length, stream)
+    return Terminal(length, stream)
 
 
 class _Guest:

@@ -27,7 +27,7 @@ from surefoot.train.precision import Precision, instruction_set
 
 if TYPE_CHECKING:  # the rest of a run has clocks
     from surefoot.data.loader import MicroBatch
-    from surefoot.train.components import Parts
+    from surefoot.train.components import Components
 
 _OTHER_SHARE = 0.01  # of a model's numbers may be in layers of kinds that were not measured
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, RMSNorm)
@@ -49,7 +49,7 @@ class Chosen:
         why = "" if self.precision is None else f" (auto: {self.precision})"
         return f"{precision.name}{', channels last' * channels_last}{why}"
 
-    def lines(self, parts: Parts) -> list[str]:
+    def lines(self, parts: Components) -> list[str]:
         """What else is to be said: whether models are compiled, what could tell more, and that the device is slow in bf16."""
         compiled = [f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})"] if self.compile else []
         profile = [
@@ -62,11 +62,11 @@ class Chosen:
         return [*compiled, *(profile if self.unknown else []), *([slow] if parts.whole.precision.emulated else [])]
 
 
-def settle_choices(parts: Parts) -> Chosen:
+def settle_choices(parts: Components) -> Chosen:
     """Settle precision, layout of images and compiling of a run that has not begun, where they are "auto". Collective.
 
     Rank 0 decides for all. What it chose is part of the run from then on. A layout is looked up beside the precision: with a
-    precision that is named, images stay as they come. Models are not compiled here: see `Parts.compile`.
+    precision that is named, images stay as they come. Models are not compiled here: see `Components.compile`.
     """
     precision, why, why_compile, silent = parts.whole.precision, None, None, False
     if precision.open:
@@ -85,7 +85,7 @@ def settle_choices(parts: Parts) -> Chosen:
     return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None)
 
 
-def _choice(parts: Parts) -> tuple[Any, ...]:
+def _choice(parts: Components) -> tuple[Any, ...]:
     facts = run_facts(parts)
     layout_open = parts.layout.open
     return astuple(
@@ -93,7 +93,7 @@ def _choice(parts: Parts) -> tuple[Any, ...]:
     )
 
 
-def _compile_choice(parts: Parts) -> tuple[bool, bool, str]:
+def _compile_choice(parts: Components) -> tuple[bool, bool, str]:
     """Whether to compile, whether that is known, and why: by facts that all ranks share."""
     on = COMPILE.get(parts.device.type)
     if parts.task.loss is None:
@@ -105,7 +105,7 @@ def _compile_choice(parts: Parts) -> tuple[bool, bool, str]:
     return on, True, f"{'faster' if on else 'no faster'} where it was measured"
 
 
-def run_facts(parts: Parts, *, unmeasured: bool = False) -> Facts | str:
+def run_facts(parts: Components, *, unmeasured: bool = False) -> Facts | str:
     """What the choice for a run depends on; else why there is nothing to look up, in words.
 
     Reads the first micro-batch for its shapes, if need be; `unmeasured`: without a row for the processor too.

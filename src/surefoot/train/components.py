@@ -20,10 +20,8 @@ from surefoot.config.parallel import Strategy
 from surefoot.data.pipeline import Supply
 from surefoot.distributed.world import World, deterministic_kernels
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.run.checkpointing import Saving
 from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.tracking.console import Screen
-from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.channels_last import Layout
 from surefoot.train.compile import Compiling, compiled
@@ -42,8 +40,8 @@ from surefoot.train.scorer import Scoring
 from surefoot.train.state_dict import Whole, packed
 
 
-@dataclass
-class Parts:
+@dataclass(kw_only=True)
+class Components:
     """The parts of one run. `whole` is what its steps change; `described` is what makes it this run and no other."""
 
     settings: RunSettings
@@ -61,13 +59,8 @@ class Parts:
     architecture: dict[str, str]  # each model as it prints itself: kinds and settings of its layers
     scored: dict[str, Any]  # fingerprints of the splits
     directory: RunDirectory | None
-    saving: Saving | None
     console: Screen | None
-    rank_log: RankLog | None  # where the console of a rank above 0 writes
     computed_again: str | None  # which blocks, in words
-    files: dict[str, str | bytes]  # of the run's directory, by name
-    example: str | None  # an input to try `surefoot predict` with
-    trackers: tuple[str, ...]  # names
     accept_change: tuple[str, ...]  # names of `checkpoint.changes.CHANGES`, in this sitting
     fingerprints: dict[str, Any] = field(default_factory=dict)  # of what is computed; empty until the run is opened
 
@@ -219,11 +212,6 @@ class Parts:
             f"{name} holds other data than before: its scores are not comparable with the earlier ones"
             for name in other
         ]
-
-    @property
-    def saved_step(self) -> int | None:
-        """The last step that is safe on disk; None where nothing is."""
-        return None if self.saving is None else self.saving.saved_step
 
     @contextmanager
     def numerics(self) -> Iterator[None]:

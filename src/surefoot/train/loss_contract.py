@@ -12,13 +12,13 @@ from torch import Tensor
 from surefoot.data.dataset_checks import rows
 from surefoot.data.loader import MicroBatch
 from surefoot.mean import Mean
-from surefoot.train.components import Parts
+from surefoot.train.components import Components
 from surefoot.train.evaluate import scored_by_batch
 from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import preserved
 
 
-def loss_contract(parts: Parts) -> tuple[bool, str]:
+def loss_contract(parts: Components) -> tuple[bool, str]:
     """Whether the loss of a batch is the count-weighted mean of its two halves', in evaluation mode; and that in words.
 
     If not, the mean is over something else than what is counted, or the loss couples samples, and gradients would depend on how
@@ -51,7 +51,7 @@ def loss_contract(parts: Parts) -> tuple[bool, str]:
     )
 
 
-def _mean(parts: Parts, batch: MicroBatch, seed: int) -> Mean:
+def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
     """The loss of a batch of each rank, called with the plain models unless all ranks must gather their weights together."""
     models = parts.state.models
     plain = models["model"] if list(models) == ["model"] else models
@@ -68,7 +68,7 @@ def _mean(parts: Parts, batch: MicroBatch, seed: int) -> Mean:
     return means[0]
 
 
-def _halves(whole: MicroBatch, parts: Parts) -> list[MicroBatch] | None:
+def _halves(whole: MicroBatch, parts: Components) -> list[MicroBatch] | None:
     size = len(whole.ids)
     count = parts.supply.count or rows
     if size < 2:

@@ -23,10 +23,10 @@ from surefoot.errors import ConfigError, first_line
 from surefoot.memory import free_bytes, in_words, parsed_bytes, peak, tensor_bytes
 from surefoot.models.layers import Dropout
 from surefoot.optim.clipping import clear
+from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
 from surefoot.run.unchanged import unchanged
 from surefoot.train import error_causes
-from surefoot.train.components import Parts
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.scratch import timed_pass
 from surefoot.tune.batch_size_search import FoundBatch, Tried, chosen, searched
@@ -163,7 +163,7 @@ class _Chosen:
 class _Trial:
     """Steps of one run with micro-batches of any size; its learning rate is 0, so that nothing diverges meanwhile."""
 
-    def __init__(self, parts: Parts, sizes: Batching) -> None:
+    def __init__(self, parts: RunComponents, sizes: Batching) -> None:
         self.parts, self.state, self.target = parts, parts.state, sizes
         self.task = replace(parts.task, factors=lambda _: 0.0)
         # compiled code is not seen where operators are counted; without it a step needs no less

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from surefoot.errors import ConfigError
 from surefoot.report.figures import COLOURS, drawing, write
+from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
 from surefoot.run.unchanged import unchanged
 from surefoot.train import error_causes
-from surefoot.train.components import Parts
 from surefoot.train.loop import State, Step, forward_backward, update
 from surefoot.tune.lr_range_test import RangeTest, averaged, check_range, diverged, far, judged, written
 
@@ -91,7 +91,7 @@ def find_lr(
     )
 
 
-def _made(parts: Parts, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
+def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
     """The steps of the test in blocks: each step's loss before its update, and whether loss and gradient were finite."""
     first, last = parts.state.step, len(rates)
     # a state of its own over the same parts: nothing that the run may have set beside them has a say in the rate
@@ -125,7 +125,7 @@ def _made(parts: Parts, rates: list[float]) -> Generator[list[tuple[float, bool]
         feed.close()
 
 
-def _base_rate(parts: Parts) -> float:
+def _base_rate(parts: RunComponents) -> float:
     """The learning rate in the settings of the first optimizer; of one that is built by a function, its first group's."""
     name, trained = next(iter(parts.state.trained.items()))
     described = parts.described["optimizer"]

@@ -11,8 +11,8 @@ from surefoot.checkpoint.format import Contents
 from surefoot.errors import CheckpointError, first_line
 from surefoot.replay.rerun import Execution, Made, execution, unlike
 from surefoot.run import divergence
+from surefoot.run.components import RunComponents
 from surefoot.tracking.record import OWN
-from surefoot.train.components import Parts
 from surefoot.verify.compare import Difference, as_largest, as_problem, judged, numbers, tensors
 from surefoot.verify.files import Checkpoint, Files
 from surefoot.verify.metrics_log import FILE, curve
@@ -25,7 +25,7 @@ _NAMED = 3  # differences of one checkpoint that are named each
 
 
 def made_again(
-    parts: Parts, files: Files, window: Window, *, tolerance: float, watch: Watching, workers: int = 0
+    parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Watching, workers: int = 0
 ) -> Outcome:
     """Make the steps of a window again and compare every record and checkpoint on the way with what came out.
 
@@ -49,7 +49,7 @@ class _Remaking:
     """What has come of a window so far."""
 
     def __init__(
-        self, parts: Parts, files: Files, window: Window, *, tolerance: float, watch: Watching, workers: int
+        self, parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Watching, workers: int
     ) -> None:
         self.parts, self.files, self.window = parts, files, window
         self.tolerance, self.watch, self.workers = tolerance, watch, workers

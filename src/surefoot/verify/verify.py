@@ -13,10 +13,10 @@ from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.reader import interpreted
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, ConfigError, DataError, first_line
+from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
 from surefoot.tracking.record import Record
 from surefoot.train import state_dict
-from surefoot.train.components import Parts
 from surefoot.train.run_identity import differences
 from surefoot.verify import records as consistency
 from surefoot.verify import text as sentences
@@ -155,7 +155,7 @@ def _of_records(files: Files) -> tuple[list[Problem], list[str]]:
     return problems, proved
 
 
-def _of_other_data(parts: Parts, files: Files) -> list[Problem]:
+def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
     """The training data and the splits that are others now."""
     told, now = files.newest, json.loads(json.dumps(parts.described["data"]))
     found = differences({"data": told.described["data"]}, {"data": now})
@@ -168,7 +168,7 @@ def _of_other_data(parts: Parts, files: Files) -> list[Problem]:
     return problems
 
 
-def _misfit(parts: Parts, files: Files) -> Problem | None:
+def _misfit(parts: RunComponents, files: Files) -> Problem | None:
     """A setting, of config.toml or of the script, or a part of a model that is not that of the run in the checkpoints."""
     try:
         parts.continue_from(files.newest.found)
@@ -181,7 +181,7 @@ def _misfit(parts: Parts, files: Files) -> Problem | None:
     return None
 
 
-def _cannot_be_made(parts: Parts, *, others: bool, misfit: Problem | None) -> str | None:
+def _cannot_be_made(parts: RunComponents, *, others: bool, misfit: Problem | None) -> str | None:
     if others:
         return "the training data are others"
     if misfit is not None:
@@ -191,7 +191,7 @@ def _cannot_be_made(parts: Parts, *, others: bool, misfit: Problem | None) -> st
     return None
 
 
-def _of_rates(parts: Parts, files: Files) -> tuple[list[Problem], list[str], list[str]]:
+def _of_rates(parts: RunComponents, files: Files) -> tuple[list[Problem], list[str], list[str]]:
     """The learning rates on the record against the schedule."""
     factors = parts.task.factors
     group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
@@ -240,7 +240,7 @@ def _without_freezing(chosen: Sequence[Window], files: Files) -> tuple[list[Wind
 
 
 def _made(
-    parts: Parts, files: Files, chosen: Sequence[Window], *, tolerance: float, watch: Watching | None
+    parts: RunComponents, files: Files, chosen: Sequence[Window], *, tolerance: float, watch: Watching | None
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     of, before = sum(window.steps for window in chosen), 0
@@ -256,7 +256,7 @@ def _made(
 
 
 def _with_those_of_steps(
-    problems: Sequence[Problem], parts: Parts, files: Files, outcomes: Sequence[Outcome]
+    problems: Sequence[Problem], parts: RunComponents, files: Files, outcomes: Sequence[Outcome]
 ) -> list[Problem]:
     """All that is wrong, with what steps that were made again have shown; nothing twice."""
     found = [*problems, *(problem for outcome in outcomes for problem in outcome.problems)]
@@ -265,7 +265,7 @@ def _with_those_of_steps(
     return [*found, *(problem for problem in more if (problem.step, problem.quantity) not in told_already)]
 
 
-def _of_targets(parts: Parts, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
+def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
     """The targets of every record, where each step that was made again counted its samples: then all steps did."""
     of_samples = parts.supply.count is None and not isinstance(parts.supply.plan, Buckets)
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
@@ -274,7 +274,7 @@ def _of_targets(parts: Parts, files: Files, outcomes: Sequence[Outcome]) -> list
 
 
 @contextmanager
-def as_before(parts: Parts) -> Iterator[None]:
+def as_before(parts: RunComponents) -> Iterator[None]:
     """Whatever is done with a run, afterwards its weights and all else that changes are what they were."""
     before = parts.packed()
     try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from surefoot.checkpoint import state_dict
 from surefoot.replay.rerun import unlike
-from surefoot.train.components import Parts
+from surefoot.run.components import RunComponents
 from surefoot.train.state_dict import file_name
 from surefoot.verify.compare import TOLERANCE, as_problem, drawn_anew, tensor
 from surefoot.verify.files import Files
@@ -91,7 +91,7 @@ def _apart(possible: Sequence[Window], *, end: int) -> list[Window]:
     return [*found, last]
 
 
-def begun(parts: Parts, files: Files) -> tuple[list[Problem], list[str], list[str]]:
+def begun(parts: RunComponents, files: Files) -> tuple[list[Problem], list[str], list[str]]:
     """Compare the weights of step 0 with those of the run as it is built now; what is wrong, what is proved, and what is not.
 
     A model that is handed over ready-made, or that was made by another version of torch, comes out of another drawing, which
