@@ -11,12 +11,6 @@ from surefoot.run import messages
 from surefoot.run.components import RunComponents
 from surefoot.tracking import commands
 from surefoot.train import error_causes
-from surefoot.train.loop import State
-
-
-def latched(state: State, most: int) -> bool:
-    """True where some optimizer has skipped more than `most` steps in a row; waits for the device."""
-    return any(trained.bad_in_a_row.item() > most for trained in state.trained.values())
 
 
 def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tuple[int, ...]) -> DivergedError:

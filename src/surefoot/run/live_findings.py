@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.diagnose.checks import Check, verdicts
@@ -26,6 +26,7 @@ from surefoot.tracking.run_directory import machine_memory_bytes
 
 _ASKED_AFTER = ("train", "scores")
 _TIMES_AS_LONG = 100  # as an asking took, until the next
+_NAMED = 3  # findings at the end of a run
 _GONE = 0.1  # of all steps: a finding that was gone for longer is said again
 
 
@@ -81,6 +82,10 @@ class Remarks:
             return []
         wrong = [each for each in found if isinstance(each, Finding) and each.severity != "note"]
         return worst_first(wrong)
+
+    def sentence(self) -> str:
+        """What is wrong at the end, in a sentence; empty if nothing is."""
+        return in_a_sentence(self.at_end(), self.command)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -145,16 +150,26 @@ class Remarks:
             )
 
 
-def remarks_of(parts: RunComponents, *, resumed: bool) -> list[Remarks]:
-    """Those of a sitting; none on ranks that do not speak, and where there is no console."""
-    if parts.console is None or not parts.world.is_main:
-        return []
+def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:
+    """Findings of a session on the console, those of earlier sessions taken as said."""
     directory = parts.directory
     earlier: Iterable[Record] = ()
     if resumed and directory is not None and directory.metrics.exists():
         earlier = streamed(directory.metrics, size_bytes=directory.metrics.stat().st_size)
     command = None if directory is None else diagnose_command(directory)
-    return [Remarks(described_now(parts), say=parts.say, command=command, earlier=earlier)]
+    return Remarks(described_now(parts), say=parts.say, command=command, earlier=earlier)
+
+
+def in_a_sentence(findings: Sequence[Finding], command: str | None) -> str:
+    """Name what is wrong at the end, and what to type to have it explained; empty if nothing is.
+
+    >>> in_a_sentence([Finding("overfitting", "warning", "", step=400), Finding("data-bound", "warning", "")], None)
+    '2 findings: overfitting since step 400, data-bound'
+    """
+    names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in findings[:_NAMED]]
+    more = [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
+    text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join([*names, *more])}"
+    return "" if not findings else text if command is None else f"{text}: {command}"
 
 
 def described_now(parts: RunComponents) -> Described:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from surefoot.data.buckets import Buckets
-from surefoot.diagnose.finding import Finding
 from surefoot.distributed.shards import class_name
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.schedules.lr_schedule import Joined, Schedule
-from surefoot.tracking.commands import by_command, diagnose_command, resume_command, typed
+from surefoot.tracking.commands import by_command, resume_command, typed
 from surefoot.tracking.format import duration, number
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.auto_precision import Chosen
@@ -25,8 +23,6 @@ from surefoot.train.auto_precision import Chosen
 _MANY_IN_BUFFERS = 1_000_000
 
 _MUCH_OF_THE_START = 0.1
-
-_NAMED = 3  # findings at the end of a run
 
 
 def header(parts: RunComponents, *, chosen: Chosen) -> str:
@@ -82,12 +78,12 @@ def ending(
     *,
     skipped: int,
     told_by: str | None = None,
-    found: Sequence[Finding] = (),
+    findings: str = "",
 ) -> str:
     """Two lines: how a sitting ended, how a score moved and where the time went; and what to look at or type next.
 
-    `skipped` counts the steps that the sitting is known not to have applied. `told_by`: a signal, and where it came. What was
-    `found` to be wrong has a line between them.
+    `skipped` counts the steps that the sitting is known not to have applied. `told_by`: a signal, and where it came. `findings`: what is
+    wrong, on a line between them.
     """
     length, step, watch, evaluation_due = parts.length, parts.state.step, parts.whole.watch, evaluations.due
     stopped = f"stopped{'' if told_by is None else f' by {told_by}'} at step {step:,} of {length.steps:,}"
@@ -104,8 +100,7 @@ def ending(
     if evaluations.at_end is not None:
         told += _at_end(parts, *evaluations.at_end)
     lines = ["; ".join([*told, *_what_else(parts, skipped), *_where_the_time_went(parts)])]
-    if found:
-        lines.append(_findings(found, parts.directory))
+    lines += [findings] if findings else []
     if parts.directory is not None:
         finished = parts.finished and not evaluation_due
         best_is_older = watch is not None and watch.value is not None and watch.step != step
@@ -228,20 +223,6 @@ def _where_the_time_went(parts: RunComponents) -> list[str]:
     times_s = {name: float(spent.get(phase, "0")) for phase, name in names.items()}
     parted = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
     return [f"{duration(sum(times_s.values()))}: {', '.join(parted)}"] if parted else []
-
-
-def _findings(found: Sequence[Finding], directory: RunDirectory | None) -> str:
-    """What is wrong by name, and what to type to have it explained.
-
-    >>> _findings([Finding("overfitting", "warning", "", step=400), Finding("data-bound", "warning", "")], None)
-    '2 findings: overfitting since step 400, data-bound'
-    """
-    names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in found[:_NAMED]]
-    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
-    told = f"{len(found)} finding{'s' * (len(found) > 1)}: {', '.join([*names, *more])}"
-    if directory is None:
-        return told
-    return f"{told}: {diagnose_command(directory)}"
 
 
 def _moved(

@@ -14,13 +14,13 @@ from surefoot.checkpoint.format import Contents
 from surefoot.distributed.consistency import Comparison
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
-from surefoot.run import divergence
+from surefoot.run import tools
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.stop_requests import Wishes
 from surefoot.tracking.logger import Journal
 from surefoot.train.layer_stats import Layers, Watched
-from surefoot.train.loop import Step
+from surefoot.train.loop import State, Step
 from surefoot.train.parallel_check import CHECKED_STEPS, StateCheck, check_first_pass
 from surefoot.train.step_watch import UNWATCHED, Watch
 
@@ -114,8 +114,8 @@ class BetweenSteps:
         self.whole.bad_steps.saw(window.skipped, done=self.state.step)
         if self.parts.world.size > 1:
             self.comparison.made(self.state.models, done=self.state.step, last=self.parts.length.steps)
-        if divergence.latched(self.state, self.parts.settings.max_bad_steps):
-            raise divergence.ended(self.parts, self._packed, protected=self._best)
+        if latched(self.state, self.parts.settings.max_bad_steps):
+            raise tools.diverged(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
         """Copy the state and write it as a checkpoint in the background."""
@@ -258,3 +258,8 @@ class BetweenSteps:
         self.state.trainable.follow()  # scores after the last step may have frozen something
         contents = self.parts.packed(evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
         return replace(contents, log=self.journal.state())
+
+
+def latched(state: State, most: int) -> bool:
+    """True where some optimizer has skipped more than `most` steps in a row; waits for the device."""
+    return any(trained.bad_in_a_row.item() > most for trained in state.trained.values())

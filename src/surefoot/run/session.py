@@ -11,15 +11,14 @@ import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from surefoot.data.leakage_check import first_look
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import refuse_unequal
-from surefoot.report.write import report_at_end
-from surefoot.run import crash_report, messages
+from surefoot.run import crash_report, messages, tools
 from surefoot.run.components import RunComponents
 from surefoot.run.crash_report import left, reported, told_to_others
-from surefoot.run.live_findings import Remarks, remarks_of
 from surefoot.run.periodic import BetweenSteps
 from surefoot.run.resume import opened
 from surefoot.run.signals import Signals, to_terminal
@@ -29,6 +28,9 @@ from surefoot.tracking.external.registry import refuse_missing
 from surefoot.tracking.record import Phase
 from surefoot.train import error_causes
 from surefoot.train.loop import Step, steps
+
+if TYPE_CHECKING:
+    from surefoot.run.live_findings import Remarks
 
 
 class Sitting:
@@ -69,7 +71,7 @@ class Sitting:
             if self.parts.directory is not None and self.parts.world.is_main:
                 self.journal.open(self.parts.directory, step=self.state.step, found=now.found)
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.described)
-            self.remarks = remarks_of(self.parts, resumed=now.found is not None)
+            self.remarks = tools.remarks_of(self.parts, resumed=now.found is not None)
             self.journal.sinks[1:1] = self.remarks  # behind the console
             if self.journal.metrics is not None and now.found is None:
                 self._look_at_data()
@@ -111,7 +113,7 @@ class Sitting:
         finally:
             self.release()
             self.heart.closed()
-            self._report()
+            tools.write_report(self.parts)
         stopped_too = isinstance(problem, Exception) and error_causes.of_compiler(problem)  # by the same signal
         if self.wishes.ended_by is not None and (problem is None or stopped_too):
             if self.wishes.ended_by == signal.SIGINT and _is_interactive():
@@ -128,12 +130,6 @@ class Sitting:
                 last_first.callback(self.parts.saving.writer.close)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
-
-    def _report(self) -> None:
-        """Write the page on the run, once all else is on disk; it never breaks what it tells of."""
-        parts = self.parts
-        if parts.settings.report and parts.directory is not None and parts.world.is_main:
-            report_at_end(parts.directory.path, warn=parts.say)
 
     def _finish(self) -> None:
         parts, evaluations = self.parts, self.evaluations
@@ -159,9 +155,9 @@ class Sitting:
             self._show()
         if went_on or self.wishes.ended_by is not None:
             self._happened(crash_report.ended(parts, self.wishes))  # first: findings know by it that the run is over
-            found = [finding for remarks in self.remarks for finding in remarks.at_end()]
-            told_by = self.wishes.told_by
-            parts.say(messages.ending(parts, evaluations, skipped=self.between.skipped, told_by=told_by, found=found))
+            findings, told_by = "; ".join(remarks.sentence() for remarks in self.remarks), self.wishes.told_by
+            skipped = self.between.skipped
+            parts.say(messages.ending(parts, evaluations, skipped=skipped, told_by=told_by, findings=findings))
 
     def _look_at_data(self) -> None:
         """Record what is seen of the data before the first step."""

@@ -10,7 +10,7 @@ import torch
 from surefoot.checkpoint.format import Contents
 from surefoot.errors import CheckpointError, first_line
 from surefoot.replay.rerun import Execution, Made, execution, unlike
-from surefoot.run import divergence
+from surefoot.run import periodic
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import OWN
 from surefoot.verify.compare import Difference, as_largest, as_problem, judged, numbers, tensors
@@ -152,7 +152,7 @@ class _Remaking:
             max(steps, default=0) > checkpoint.step
         ):  # it is that of the last good step: later ones were on record, and not applied
             return "meter/", "skipped_in_a_row"
-        latched = divergence.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
+        latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
         if latched and not checkpoint.found.saved.skipped_in_a_row:
             return "bad_in_a_row/", "skipped_in_a_row"
         return ()

@@ -1,0 +1,80 @@
+"""The size of the package may only shrink: whoever raises a number here says in the closing note what it bought."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import surefoot as sf
+
+SOURCE = Path(sf.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+TOP = {
+    "__init__.py",
+    "__init__.pyi",
+    "__main__.py",
+    "py.typed",
+    "errors.py",
+    "seeding.py",
+    "mean.py",
+    "memory.py",
+    "saved_run.py",
+}
+MAX = {
+    "lines": 48_000,  # of .py, .pyi, .html and .css
+    "files": 340,  # of .py
+    "statements": 26_000,  # without docstrings
+    "files above 260 lines": 5,
+    "lines that `import surefoot.run` loads": 19_000,
+    "modules that train/loop.py needs": 30,
+}
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def statements(path: Path) -> int:
+    """Statements of a file, without its docstrings."""
+    tree = ast.parse(path.read_text())
+    owners = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    docstrings = sum(ast.get_docstring(owner) is not None for owner in owners)
+    return sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) - docstrings
+
+
+def loaded_by(module: str) -> set[str]:
+    """Modules of ours that an import loads, in a process of its own."""
+    code = f"import sys, {module}; print(*(name for name in sys.modules if name.split('.')[0] == 'surefoot'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def file_of(module: str) -> Path:
+    path = SOURCE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def sizes() -> dict[str, int]:
+    run = loaded_by("surefoot.run.run")
+    return {
+        "lines": sum(lines(path) for kind in ("py", "pyi", "html", "css") for path in SOURCE.rglob(f"*.{kind}")),
+        "files": len(FILES),
+        "statements": sum(statements(path) for path in FILES),
+        "files above 260 lines": sum(lines(path) > 260 for path in FILES),
+        "lines that `import surefoot.run` loads": sum(lines(file_of(module)) for module in run),
+        "modules that train/loop.py needs": len(loaded_by("surefoot.train.loop")),
+    }
+
+
+def test_the_package_does_not_grow() -> None:
+    grown = {name: f"{size:,} of at most {MAX[name]:,}" for name, size in sizes().items() if size > MAX[name]}
+    assert not grown
+
+
+def test_only_nine_files_stand_at_the_top() -> None:
+    assert {path.name for path in SOURCE.iterdir() if path.is_file()} == TOP
+
+
+def test_what_a_run_imports_holds_no_tool() -> None:
+    tools = {name for name in loaded_by("surefoot.run.run") if name.split(".")[1:2] in (["diagnose"], ["report"], ["replay"])}
+    assert not tools
