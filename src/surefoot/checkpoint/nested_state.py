@@ -23,8 +23,8 @@ Named = dict[str, Tensor]
 class Stateful(Protocol):
     """An object that gives and takes its state: nested dictionaries and lists of tensors and JSON values."""
 
-    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
-    def load_state_dict(self, state: dict[str, Any], /) -> object: ...  # noqa: D102
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
 
 
 def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:

@@ -28,10 +28,10 @@ _PAUSE_S = 0.2  # at most, between two looks
 class Mail(Protocol):
     """What is needed of torch's `Store`: a mailbox of `World`."""
 
-    def set(self, key: str, value: str, /) -> None: ...  # noqa: D102
-    def get(self, key: str, /) -> bytes: ...  # noqa: D102
-    def check(self, keys: list[str], /) -> bool: ...  # noqa: D102
-    def delete_key(self, key: str, /) -> bool: ...  # noqa: D102
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def delete_key(self, key: str, /) -> bool: ...
 
 
 class Board:

@@ -49,10 +49,10 @@ class Standing:
 class Screen(Protocol):
     """Where a person follows a comparison."""
 
-    def leave(self) -> None: ...  # noqa: D102
-    def say(self, text: str) -> None: ...  # noqa: D102
-    def show(self, standing: Mapping[str, Standing]) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    def leave(self) -> None: ...
+    def say(self, text: str) -> None: ...
+    def show(self, standing: Mapping[str, Standing]) -> None: ...
+    def close(self) -> None: ...
 
 
 class Lines:

@@ -25,7 +25,7 @@ class Lengthy(Protocol):
     """A data set that says how long its samples are: (samples,) or (samples, sides), as whole numbers of tokens; or one for all."""
 
     @property
-    def lengths(self) -> Ids | int: ...  # noqa: D102
+    def lengths(self) -> Ids | int: ...
 
 
 class Buckets:

@@ -34,7 +34,7 @@ class Picture(Protocol):
     mode: str
     size: tuple[int, int]
 
-    def tobytes(self) -> bytes: ...  # noqa: D102
+    def tobytes(self) -> bytes: ...
 
 
 @runtime_checkable

@@ -50,7 +50,7 @@ class Shard(nn.Parameter):
     rows: Rows
     called: str
 
-    def __new__(cls, held: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> Self:  # noqa: D102
+    def __new__(cls, held: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> Self:
         made: Any = super().__new__(cls, held.detach(), requires_grad=requires_grad)
         made.rows, made.called = rows, called
         return made  # type: ignore[no-any-return]

@@ -22,8 +22,8 @@ _COLDEST = 1e-6  # below, the likeliest token is certain, and float32 would over
 class Caching(Protocol):
     """A model that keeps keys and values: with a cache it takes only the new tokens (B, T) and gives their logits."""
 
-    def __call__(self, tokens_BT: Tensor, cache: Any) -> Tensor: ...  # noqa: D102
-    def new_cache(self, batch: int) -> Any: ...  # noqa: D102
+    def __call__(self, tokens_BT: Tensor, cache: Any) -> Tensor: ...
+    def new_cache(self, batch: int) -> Any: ...
 
 
 def sample(

@@ -36,8 +36,8 @@ class Decodes(Protocol):
     """What turns tokens into text."""
 
     @property
-    def end(self) -> int | None: ...  # noqa: D102
-    def decode(self, ids: Sequence[int]) -> str: ...  # noqa: D102
+    def end(self) -> int | None: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 def tinted_by_loss(

@@ -23,9 +23,9 @@ class Screen(Sink, Protocol):
     def fresh_line(self) -> str:
         """What a message must begin with that is written past it, to stand on a line of its own."""
 
-    def say(self, text: str) -> None: ...  # noqa: D102
-    def started(self, spent_s: float) -> None: ...  # noqa: D102
-    def doing(self, what: str) -> None: ...  # noqa: D102
+    def say(self, text: str) -> None: ...
+    def started(self, spent_s: float) -> None: ...
+    def doing(self, what: str) -> None: ...
 
 
 class Said:

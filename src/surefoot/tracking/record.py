@@ -142,8 +142,8 @@ def scores_in(record: Record) -> dict[str, float]:
 class Sink(Protocol):
     """Somewhere records go."""
 
-    def write(self, record: Record) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    def write(self, record: Record) -> None: ...
+    def close(self) -> None: ...
 
 
 def refuse_own(names: Iterable[str]) -> None:

@@ -99,11 +99,11 @@ class Counted(Protocol):
     """A batch with the number of its targets."""
 
     @property
-    def batch(self) -> Any: ...  # noqa: D102
+    def batch(self) -> Any: ...
     @property
-    def count(self) -> int: ...  # noqa: D102
+    def count(self) -> int: ...
     @property
-    def void(self) -> bool: ...  # noqa: D102
+    def void(self) -> bool: ...
 
 
 def accuracy(model: Any, batch: Any) -> Mean:

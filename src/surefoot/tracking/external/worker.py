@@ -27,8 +27,8 @@ Ending = str  # "finished", "stopped" or "failed"
 class Package(Protocol):
     """A tracker's package, with the run in it that records go to."""
 
-    def write(self, record: Record) -> None: ...  # noqa: D102
-    def close(self, ending: Ending) -> None: ...  # noqa: D102
+    def write(self, record: Record) -> None: ...
+    def close(self, ending: Ending) -> None: ...
 
 
 def main() -> None:
