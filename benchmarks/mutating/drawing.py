@@ -54,8 +54,8 @@ def draw(
     dice = random.Random(f"{seed} {area}")
     by_kind: dict[str, list[tuple[Definition, Site]]] = {kind: [] for kind in KINDS}
     for definition in functions:
-        first = definition.file.relative_to(package).parts[0].removesuffix(".py")
-        if first in AREAS[area] and definition.function not in without:
+        module = str(definition.file.relative_to(package).with_suffix(""))
+        if f"{module}/".startswith(tuple(f"{part}/" for part in AREAS[area])) and definition.function not in without:
             for site in sorted(sites(definition)):
                 by_kind[site.kind].append((definition, site))
     for choices in by_kind.values():

@@ -12,11 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AREAS = {
-    "loop": ("loop", "loss_sum", "means", "losses", "head_loss", "batch_statistics", "meter", "precision"),
+    "loop": (
+        "train/loop",
+        "train/loss_accumulator",
+        "mean",
+        "losses",
+        "train/batch_norm_buffers",
+        "train/meter",
+        "train/precision",
+    ),
     "checkpoint": ("checkpoint",),
     "data": ("data",),
-    "optimizers": ("optim", "schedules", "plateau"),
-    "evaluation": ("evaluate", "evaluations", "scores_together", "stopping", "verifying", "diagnosis"),
+    "optimizers": ("optim", "schedules", "train/plateau"),
+    "evaluation": (
+        "train/evaluate",
+        "run/evaluation",
+        "train/distributed_eval",
+        "train/early_stopping",
+        "verify",
+        "diagnose",
+    ),
 }
 """Of each area the files and folders of the package, from which `draw` takes mutants."""
 

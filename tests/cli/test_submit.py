@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_batch_script import PROGRAM, TESTS, weights
 
 from fake_slurm import Job, installed, submitted
+from launch.test_batch_script import PROGRAM, TESTS, weights
 from rank_processes import forks, on_ranks
 from surefoot.cli import main as command_line
 from surefoot.cli.main import main

@@ -22,6 +22,7 @@ from surefoot.config.settings_table import settings_table, texts_of
 from surefoot.config.train_settings import Role, TrainSettings, default, names_of, setting, shared_by_ranks
 from surefoot.diagnose.run_settings import Described
 from surefoot.recipes import gpt, images, translation
+from waiting import HANG_S
 
 DOCS = Path(__file__).parents[2] / "docs"
 ORDER = re.findall(
@@ -213,7 +214,7 @@ def started(copy: Path, directory: Path, *arguments: str, **environment: str) ->
 
 
 def printed(copy: Path, directory: Path, *arguments: str) -> str:
-    return started(copy, directory, *arguments).communicate(timeout=300)[0]
+    return started(copy, directory, *arguments).communicate(timeout=HANG_S)[0]
 
 
 @pytest.mark.slow
@@ -259,6 +260,6 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
         )
         for rank in (0, 1)
     ]
-    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    said = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
     assert "rate_times: rank 0 has 0.0, rank 1 has 1.0" in said[0], said
     assert [rank.returncode for rank in ranks] == [2, 2], said

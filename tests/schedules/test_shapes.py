@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from surefoot.cli.pictures import schedules
 
 import small_runs
 import surefoot as sf
+from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.recipes.optimizer_settings import Schedule as Flags
 from surefoot.schedules.curves import SHAPES, Factors, Fall, Shape

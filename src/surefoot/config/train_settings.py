@@ -226,6 +226,11 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
     )
 
 
+def _directory(value: Any, *, setting: str) -> None:
+    if not str(value):
+        raise ConfigError(f"{setting} is empty: give the path of the run's directory, or leave it out to save nothing")
+
+
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class TrainSettings(Declared):
@@ -282,7 +287,7 @@ class TrainSettings(Declared):
     """Experiment trackers that get the records too: "wandb", "mlflow", "trackio", or several, "wandb,mlflow"."""
     report: bool = setting(True, observer=True)
     """Write report.html, a page on the run, when it ends."""
-    out: str | Path | None = setting(None, observer=True)
+    out: str | Path | None = setting(None, check=_directory, observer=True)
     """The run's directory. It resumes if a checkpoint is there. None: nothing is written."""
     save_every: str = setting("5 min", check=partial(every, time=True), cadence=True)
     """How often a checkpoint is written, in steps or time; always at the start and the end."""

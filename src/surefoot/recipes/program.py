@@ -93,8 +93,10 @@ class Program:
 def find_program(name: str) -> Program:
     """The recipe called `name`, or the function of "FILE.py:function"."""
     if name in NAMES:
-        config, build = (importlib.import_module(f"surefoot.recipes.{name}.{part}") for part in ("config", "build"))
-        return Program(build.build, config.Config, {"kind": "recipe", "recipe": name}, {**vars(config), **vars(build)})
+        config, recipe = (importlib.import_module(f"surefoot.recipes.{name}.{part}") for part in ("config", "recipe"))
+        return Program(
+            recipe.build, config.Config, {"kind": "recipe", "recipe": name}, {**vars(config), **vars(recipe)}
+        )
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
         return _in_file(Path(path), function or "build")

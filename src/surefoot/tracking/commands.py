@@ -8,9 +8,11 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from surefoot.tracking.run_directory import RunDirectory
-from surefoot.tracking.run_reader import RunFiles
+if TYPE_CHECKING:
+    from surefoot.tracking.run_directory import RunDirectory  # imports torch
+    from surefoot.tracking.run_reader import RunFiles
 
 
 def resume_command(directory: RunDirectory) -> str:

@@ -225,10 +225,8 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
     gradients = trained.gradients()
     step.norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
-    factor_of_scale = None if scale is None else scale.scale
-    skipped = skipped_where_bad(
-        norm, loss, trained.bad_in_a_row, most=task.settings.max_bad_steps, loss_scale=factor_of_scale
-    )
+    most, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
+    skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=most, loss_scale=factor_of_scale)
     step.clipped[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     rate = task.factors(step.index) * step.state.rate_factor
     for group in trained.optimizer.param_groups:

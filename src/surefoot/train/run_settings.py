@@ -56,11 +56,6 @@ def _splits(value: Any, *, setting: str) -> None:
             )
 
 
-def _out(value: Any, *, setting: str) -> None:
-    if not str(value):
-        raise ConfigError(f"{setting} is empty: give the path of the run's directory, or leave it out to save nothing")
-
-
 def _accept_change(value: Any, *, setting: str) -> None:  # noqa: ARG001
     change_names(value)
 
