@@ -144,7 +144,7 @@ def test_a_campaign_whose_tests_fail_without_any_mutant_says_so(tool: Any, proje
 
 
 def test_what_is_drawn_is_found_again_in_its_own_toml(tool: Any, project: Path) -> None:
-    (project / "src/small/counting.py").rename(project / "src/small/means.py")
+    (project / "src/small/counting.py").rename(project / "src/small/mean.py")
     functions = tool.stored.definitions(project / "src")
     drawn = tool.drawing.draw(functions, project / "src/small", "loop", seed=0, count=1)
     (project / "mutants.toml").write_text("\n\n".join(tool.campaign.as_toml(mutant) for mutant in drawn))

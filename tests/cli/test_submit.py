@@ -61,7 +61,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
         "exclusive",
     ]
     Path("mine.toml").write_text("seed = 3\n")
-    main(["submit", "gpt", *TWO, *asked, "--keep", "2", "--config", "mine.toml"])
+    main(["submit", "gpt", *TWO, *asked, "--keep-last", "2", "--config", "mine.toml"])
     said = capsys.readouterr().out
     text = script(cluster, said)
     wanted = (

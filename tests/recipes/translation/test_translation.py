@@ -21,6 +21,7 @@ from surefoot.generate.beam import BEGIN, END
 from surefoot.recipes import translation
 from surefoot.recipes.translation import corpus
 from surefoot.recipes.translation.predict import judged, sentences_of, translated
+from surefoot.recipes.translation.recipe import _refuse_wrong as refuse_wrong
 from surefoot.tracking.jsonl import records
 
 ONES = {
@@ -436,7 +437,7 @@ def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
     asked.optimizer.spec()
     asked.schedule.spec()
-    translation._refuse_wrong(asked)
+    refuse_wrong(asked)
 
 
 @pytest.mark.parametrize(("name", "millions"), [("base", 63.1), ("big", 214.3)])
