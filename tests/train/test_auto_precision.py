@@ -406,7 +406,7 @@ class Compiled(nn.Module):
 def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table says that compiling gains; nothing is really compiled."""
     monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": True})
-    for where in ("parts", "build"):
+    for where in ("train.components", "run.build"):
         monkeypatch.setattr(
             f"surefoot.{where}.compiled", lambda models: {name: Compiled(held) for name, held in models.items()}
         )
