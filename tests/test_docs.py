@@ -39,7 +39,9 @@ def commands(page: Path) -> list[list[str]]:
 def test_every_block_is_of_a_kind_that_some_test_runs() -> None:
     for page in PAGES:
         for language, text in blocks(page):
-            assert language in ("console", "toml") or (language == "python" and page.name in RUN_ELSEWHERE), page
+            assert language in ("console", "toml", "text") or (language == "python" and page.name in RUN_ELSEWHERE), (
+                page
+            )
             assert language != "console" or all(line.startswith("$ ") for line in text.splitlines()), page
 
 
@@ -120,3 +122,11 @@ def test_settings_files_can_be_read(page: Path) -> None:
 def test_every_link_leads_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_page_on_the_architecture_names_files_that_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([a-z_0-9]+/[a-z_0-9/]*(?:\.py)?)`", page)
+    places = [ROOT / "src" / "surefoot", ROOT]
+    assert len(named) > 40
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []

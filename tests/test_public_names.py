@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -10,12 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
 import surefoot
 
 SOURCE = Path(surefoot.__file__).parent
 STUBS = sorted(SOURCE.rglob("__init__.pyi"))
-NOT_LAZY_YET = {"config", "diagnosis", "heartbeat", "optimizers", "scaling", "sinks"}
 
 PROBE = """
 import importlib, json, os, sys
@@ -92,10 +94,30 @@ def test_packages_that_hand_names_on_do_it_lazily() -> None:
         for line in ast.parse(init.read_text()).body
         if isinstance(line, ast.ImportFrom) and (line.module or "").startswith("surefoot")
     }
-    assert eager <= NOT_LAZY_YET
+    assert eager == set()
 
 
 def test_the_version_is_that_of_the_package_and_other_names_are_refused() -> None:
     assert surefoot.__version__ == version("surefoot")
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = surefoot.no_such_name  # type: ignore[attr-defined]
+
+
+def test_every_public_name_and_method_says_what_it_is() -> None:
+    silent = []
+    for stub in STUBS:
+        package = importlib.import_module(package_of(stub))
+        for module, name in names_in(stub):
+            public = getattr(package, name)
+            if module is None or not callable(public):
+                continue
+            members = (
+                vars(public).items() if inspect.isclass(public) and not issubclass(public, torch.nn.Module) else ()
+            )
+            spoken = {name: public} | {f"{name}.{own}": value for own, value in members if not own.startswith("_")}
+            silent += [
+                f"{package.__name__}.{title}"
+                for title, value in spoken.items()
+                if (callable(value) or isinstance(value, property)) and not inspect.getdoc(value)
+            ]
+    assert silent == []
