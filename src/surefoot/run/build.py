@@ -32,15 +32,12 @@ from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import Screen
 from surefoot.tracking.external.registry import trackers_of
-from surefoot.tracking.live_terminal import screen
 from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, checked_files
-from surefoot.train.activation_checkpointing import compute_again, in_words
 from surefoot.train.channels_last import Layout, layout
 from surefoot.train.compile import Compiling, compiled, compiling
 from surefoot.train.early_stopping import Watch, watched
 from surefoot.train.loop import State, Task
-from surefoot.train.parallel_check import check_first_pass
 from surefoot.train.plateau import Feedback, feedback
 from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
@@ -87,7 +84,7 @@ def build(settings: RunSettings) -> RunComponents:
     world, parallel = join_world(settings)
     plan = plan_data(settings, world)
     log = None if world.is_main else RankLog()
-    console = screen(plan.times.length.steps, log) if settings.console else None
+    console = _console(plan.times.length.steps, log) if settings.console else None
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.supply)
     models = shard_models(models, plan.supply)
@@ -142,6 +139,8 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     architecture = {name: assembly.printed(model) for name, model in models.items()}
     recomputed, how = None, settings.activation_checkpointing
     if how != "off":  # after averages have copied the models: these compute no gradient
+        from surefoot.train.activation_checkpointing import compute_again, in_words
+
         recomputed = in_words(how, compute_again(models, how, blocks=settings.checkpointed_blocks))
     precision, compiles = chosen_precision(settings.precision, device), compiling(settings.compile)
     return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
@@ -153,6 +152,8 @@ def check_first_batch(settings: RunSettings, models: Models, supply: Supply) -> 
     is_sharded = parallel.kind == "fsdp"
     if settings.loss is None or world.on_paper or not (world.size > 1 or is_sharded):
         return
+    from surefoot.train.parallel_check import check_first_pass
+
     by_itself = [part for model in models.by_name.values() for part in gathered(model, parallel)] if is_sharded else ()
     check_first_pass(
         models.by_name,
@@ -266,6 +267,12 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "data": {"plan": supply.plan.described(), **fingerprint(supply.dataset)},
     }
     return identity_of(settings, resolved)
+
+
+def _console(steps: int, log: RankLog | None) -> Screen:
+    from surefoot.tracking.live_terminal import screen
+
+    return screen(steps, log)
 
 
 def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:

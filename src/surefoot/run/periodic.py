@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Contents
 from surefoot.distributed.consistency import Comparison
@@ -21,8 +21,10 @@ from surefoot.run.stop_requests import Wishes
 from surefoot.tracking.logger import Journal
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
-from surefoot.train.parallel_check import CHECKED_STEPS, StateCheck, check_first_pass
 from surefoot.train.step_watch import UNWATCHED, Watch
+
+if TYPE_CHECKING:
+    from surefoot.train.state_check import StateCheck
 
 
 class BetweenSteps:
@@ -51,7 +53,7 @@ class BetweenSteps:
     def started(self) -> None:
         """The loop runs from here on."""
         self.looped_at = self.whole.clock.now()
-        self.later_step = self.state.step + (1 if self.state_check is None else CHECKED_STEPS)
+        self.later_step = self.state.step + (1 if self.state_check is None else self.state_check.steps)
         self.whole.clock.first_steps += range(self.state.step, self.later_step)
         if self.parts.console is not None:
             self.parts.console.started(self.whole.clock.all_s())
@@ -129,13 +131,13 @@ class BetweenSteps:
         watch: Watch = (
             self.layers.watch(index) if self.parts.timetable.every["watch_every"].due(index + 1) else UNWATCHED
         )
-        if self.state_check is not None and index < CHECKED_STEPS:
+        if self.state_check is not None and index < self.state_check.steps:
             self.state_check.inner, watch = watch, self.state_check
         return watch
 
     def made(self, step: Step) -> None:
         """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
-        if self.state_check is not None and step.index < CHECKED_STEPS:
+        if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
         self.whole.meter.add(step)
         if step.index == self.later_step - 1:
@@ -224,6 +226,8 @@ class BetweenSteps:
             )
         if parts.world.size > 1:
             if parts.task.loss is not None:
+                from surefoot.train.parallel_check import check_first_pass
+
                 models, first = self.state.models, parts.supply.first(self.state.step)
                 precision, unused = self.whole.precision, parts.parallel.unused
                 check_first_pass(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from torch import nn
 from surefoot.checkpoint import state_dict as contents
 from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 from surefoot.checkpoint.format import Contents
-from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.toml import with_choices
 from surefoot.config.user_code import text_hashes
@@ -29,9 +28,10 @@ from surefoot.run.components import RunComponents
 from surefoot.tracking.run_directory import RunDirectory, environment
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import Chosen, settle_choices
-from surefoot.train.loss_contract import loss_contract
-from surefoot.train.parallel_check import StateCheck, first_loss
 from surefoot.train.run_identity import differences
+
+if TYPE_CHECKING:
+    from surefoot.train.state_check import StateCheck
 
 _MAX_WEIGHT_BYTES = 2 << 30  # up to which the loss is compared at a resume, for which the weights of step 0 are read
 
@@ -86,6 +86,8 @@ def _begun(parts: RunComponents) -> Opened:
     if parts.compiling.late:
         parts.compile()
     if parts.settings.init is not None and parts.state.step == 0:
+        from surefoot.checkpoint.init_weights import load_initial_weights
+
         parts.say(load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world))
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])
@@ -100,6 +102,8 @@ def _checked(parts: RunComponents) -> tuple[StateCheck | None, str | None]:
     if check is not None and parts.whole.kept.is_complete:
         check.check_passes((parts.task.loss, parts.supply.first()))
     if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
+        from surefoot.train.loss_contract import loss_contract
+
         with suppress(Exception):  # it will come again in the first step, where it is explained and reported
             holds, words = loss_contract(parts)
             verdict = f"loss    contract {words}" if holds else f"warning: {words}"
@@ -109,6 +113,8 @@ def _checked(parts: RunComponents) -> tuple[StateCheck | None, str | None]:
 def _state_check(parts: RunComponents) -> StateCheck | None:
     if not parts.settings.check_state or parts.directory is None or parts.state.step > 0:
         return None
+    from surefoot.train.state_check import StateCheck
+
     exact = parts.device.type == "cpu" or parts.settings.deterministic
     return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, exact)
 
@@ -213,6 +219,8 @@ def _fingerprints(parts: RunComponents, *, at_beginning: bool) -> dict[str, Any]
             }
     possible = at_beginning and _has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
+        from surefoot.train.state_check import first_loss
+
         user_state = parts.whole.kept.objects
         value, fingerprints["draws"] = first_loss(
             models, loss, micro_batch, key=task.key, precision=task.precision, user_state=user_state

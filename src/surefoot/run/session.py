@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from surefoot.data.leakage_check import first_look
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import refuse_unequal
 from surefoot.run import crash_report, messages, tools
@@ -26,7 +25,6 @@ from surefoot.run.stop_requests import Wishes
 from surefoot.seeding import generators_held
 from surefoot.tracking.external.registry import refuse_missing
 from surefoot.tracking.record import Phase
-from surefoot.train import error_causes
 from surefoot.train.loop import Step, steps
 
 if TYPE_CHECKING:
@@ -114,8 +112,7 @@ class Sitting:
             self.release()
             self.heart.closed()
             tools.write_report(self.parts)
-        stopped_too = isinstance(problem, Exception) and error_causes.of_compiler(problem)  # by the same signal
-        if self.wishes.ended_by is not None and (problem is None or stopped_too):
+        if self.wishes.ended_by is not None and (problem is None or _is_of_compiler(problem)):  # by the same signal
             if self.wishes.ended_by == signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt from problem
             raise SystemExit(128 + self.wishes.ended_by) from problem
@@ -161,6 +158,8 @@ class Sitting:
 
     def _look_at_data(self) -> None:
         """Record what is seen of the data before the first step."""
+        from surefoot.data.leakage_check import first_look
+
         supply, splits = self.parts.supply, self.parts.scoring.splits
         looked = first_look(supply.dataset, {name: split.dataset for name, split in splits.items()}, seed=supply.seed)
         alike = [name for name, split in splits.items() if split.loss]
@@ -221,6 +220,8 @@ class Sitting:
                 watch=self.between.watch,
             )
         except Exception as problem:
+            from surefoot.train import error_causes
+
             cause = error_causes.explained(problem, step=self._step, micro_batches=parts.supply.again(self._step))
             if cause is None:
                 raise
@@ -243,6 +244,12 @@ class Sitting:
     def _step(self) -> int:
         """The step that was last begun, whether its end was reached or not."""
         return self.state.step if self.feed.latest is None else self.feed.latest
+
+
+def _is_of_compiler(problem: BaseException) -> bool:
+    from surefoot.train.error_causes import of_compiler
+
+    return isinstance(problem, Exception) and of_compiler(problem)
 
 
 def _is_interactive() -> bool:

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import clear
 from surefoot.run.components import RunComponents
@@ -72,6 +71,8 @@ def _begin(parts: RunComponents) -> None:
     """What opening a run does before its first step."""
     settle_choices(parts)
     if parts.settings.init is not None and parts.state.step == 0:
+        from surefoot.checkpoint.init_weights import load_initial_weights
+
         load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world)
         for name, average in parts.state.averages.items():
             average.restart(parts.state.models[name])

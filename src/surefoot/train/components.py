@@ -26,7 +26,6 @@ from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.channels_last import Layout
 from surefoot.train.compile import Compiling, compiled
 from surefoot.train.loop import State, Task
-from surefoot.train.parallel_check import make_ready
 from surefoot.train.run_identity import (
     differences,
     flat,
@@ -113,9 +112,12 @@ class Components:
         )
 
     def make_ready(self) -> None:
-        """Make passes of several ranks alike from the first step on (`first_pass.make_ready`). Collective."""
-        user_state = self.whole.kept.objects
-        make_ready(self.task, self.state, self.supply.first, user_state=user_state, world=self.world)
+        """Make passes of several ranks alike from the first step on (`parallel_check.make_ready`). Collective."""
+        if self.world.size > 1:
+            from surefoot.train.parallel_check import make_ready
+
+            user_state = self.whole.kept.objects
+            make_ready(self.task, self.state, self.supply.first, user_state=user_state, world=self.world)
 
     def machine(self) -> dict[str, Any]:
         """What equal bits depend on besides the configuration."""

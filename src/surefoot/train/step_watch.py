@@ -7,11 +7,12 @@ device, and nothing changes what it sees. What was seen is read in `train/layer_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from surefoot.data.loader import MicroBatch
+if TYPE_CHECKING:
+    from surefoot.data.loader import MicroBatch
 
 Loss = Callable[[Any, Any], Any]
 
