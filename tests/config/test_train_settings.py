@@ -82,7 +82,7 @@ def test_a_new_default_keeps_check_text_and_role() -> None:
 def test_the_defaults_that_a_recipe_changes_are_these() -> None:
     own = {field.name: field.default for field in dataclasses.fields(TrainSettings)}
     changed = {
-        (kind.__module__.rpartition(".")[2], field.name): field.default
+        (kind.__module__.split(".")[2], field.name): field.default
         for kind in (sf.Run, gpt.Config, images.Config, translation.Config)
         for field in dataclasses.fields(kind)
         if field.name in own and field.default != own[field.name]

@@ -280,13 +280,13 @@ def test_the_configuration_of_a_run_holds_what_was_chosen(
     file = tmp_path / "program.py"
     file.write_text(
         "import sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "import surefoot as sf\nfrom surefoot.config import TrainSettings, default\n"
-        "from dataclasses import dataclass\nimport test_pace\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import surefoot as sf\nfrom surefoot.config.train_settings import TrainSettings, default\n"
+        "from dataclasses import dataclass\nimport test_auto_precision\n"
         "@dataclass(kw_only=True)\n"
         "class Config(TrainSettings):\n    length: str = default('4 steps')\n    batch_size: int | str = default(16)\n"
         "def build(config: Config) -> sf.Run:\n"
-        "    return test_pace.built(**(config.train_settings() | {'console': False}))\n"
+        "    return test_auto_precision.built(**(config.train_settings() | {'console': False}))\n"
     )
     out = tmp_path / "run"
     typed = ["train", f"{file}:build", "--out", str(out), "--compile", "auto", "--report", "False"]
@@ -406,7 +406,7 @@ class Compiled(nn.Module):
 def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table says that compiling gains; nothing is really compiled."""
     monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": True})
-    for where in ("parts", "build"):
+    for where in ("train.components", "run.build"):
         monkeypatch.setattr(
             f"surefoot.{where}.compiled", lambda models: {name: Compiled(held) for name, held in models.items()}
         )

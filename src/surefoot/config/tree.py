@@ -28,7 +28,7 @@ STAYS: Mapping[str, Any] = {"stays": True}
 def flatten(config: Any) -> dict[str, Any]:
     """Dotted names and values of a configuration, in the order of its fields.
 
-    >>> from surefoot.config import TrainSettings
+    >>> from surefoot.config.train_settings import TrainSettings
     >>> flatten(TrainSettings(length="2 epochs", batch_size=8))["length"]
     '2 epochs'
     """
@@ -48,7 +48,7 @@ def unflatten(values: Mapping[str, Any], kind: type[T], *, where: str = "setting
     `where` is where the values were found, for messages. Raises one `ConfigError` for all unknown names,
     values of another type, and names that have neither value nor default.
 
-    >>> from surefoot.config import TrainSettings
+    >>> from surefoot.config.train_settings import TrainSettings
     >>> unflatten({"length": "2 epochs", "batch_size": 8, "ema": 0.5}, TrainSettings).ema
     0.5
     """
@@ -66,7 +66,7 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
     A preset's settings of an optimizer are for that one: where a later layer changes a field that `LEADS`, what earlier ones
     say of the fields beside it is forgotten.
 
-    >>> from surefoot.config import TrainSettings
+    >>> from surefoot.config.train_settings import TrainSettings
     >>> layers = [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})]
     >>> config, origins = layered(TrainSettings, layers)
     >>> config.seed, origins["seed"], origins["length"], origins["clip"]
