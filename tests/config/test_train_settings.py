@@ -18,12 +18,16 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.config.settings_table import settings_table, texts_of
-from surefoot.config.train_settings import Role, TrainSettings, default, names_of, setting, shared_by_ranks
+from surefoot.config.setting import Role, default, names_of, setting, shared_by_ranks
+from surefoot.config.train_settings import TrainSettings
 from surefoot.diagnose.run_settings import Described
 from surefoot.recipes import gpt, images, translation
 
 DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+
+from write_settings import settings_table, texts_of  # noqa: E402
+
 ORDER = re.findall(
     r"\w+",
     """

@@ -14,7 +14,8 @@ from surefoot.checkpoint.changes import change_names
 from surefoot.config.intervals import Timetable, timetable
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
-from surefoot.config.train_settings import clipping, identity_of, shared_by_ranks
+from surefoot.config.setting import identity_of, shared_by_ranks
+from surefoot.config.train_settings import clipping
 from surefoot.data import order_build
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.data.pipeline import Supply

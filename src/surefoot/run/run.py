@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from surefoot.checkpoint.format import Contents
-from surefoot.config.train_settings import ordered
+from surefoot.config.setting import ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.errors import ConfigError
 from surefoot.run.build import build

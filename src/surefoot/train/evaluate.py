@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.distributed_eval import as_recorded, scores_together
 from surefoot.train.precision import Precision
 
-_LARGEST_EXPONENT = 709.0  # math.exp of more overflows
 Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
 
 
@@ -104,26 +102,6 @@ class Counted(Protocol):
     def count(self) -> int: ...
     @property
     def void(self) -> bool: ...
-
-
-def accuracy(model: Any, batch: Any) -> Mean:
-    """The fraction of samples whose largest output is the labelled one; `batch` is (inputs, labels).
-
-    Outputs are (B, C) or (B, C, ...), labels (B,) or (B, ...); labels below 0 are not counted.
-    """
-    inputs, labels = batch
-    guesses = model(inputs).argmax(dim=1)
-    counted = labels >= 0
-    return Mean(((guesses == labels) & counted).sum(), counted.sum())
-
-
-def perplexity(scores: Mapping[str, float]) -> float:
-    """The exponential of the mean loss in nats; infinite where that is. Only of a loss that is not smoothed.
-
-    >>> round(perplexity({"loss": math.log(50.0)}), 6)
-    50.0
-    """
-    return math.exp(scores["loss"]) if scores["loss"] < _LARGEST_EXPONENT else math.inf
 
 
 def scored(

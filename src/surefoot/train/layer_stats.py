@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -120,26 +119,12 @@ def _count(result: Any, of_batch: int) -> Tensor | float:
     return part.detached().count if isinstance(part, Mean) else of_batch
 
 
-@dataclass
-class Seen:
-    """Which trained parameters have had a gradient in some watched step, over all sittings of a run."""
-
-    names: set[str] = field(default_factory=set)
-
-    def state(self) -> list[str]:
-        """What a checkpoint holds of it."""
-        return sorted(self.names)
-
-    def load_state(self, state: Sequence[str]) -> None:
-        """Put back what `state` gave."""
-        self.names = set(state)
-
-
 class Layers:
     """Makes what watches a step, and reads it.
 
     trained: the parameters of each optimizer, as this rank holds them, by the name of its model.
     local_times: as in `parallel.Ranks`. compiled: modules are then not looked at, for a hook in a graph makes it another one.
+    seen: which parameters have had a gradient in some watched step, over all sessions; added to.
     """
 
     def __init__(
@@ -150,7 +135,7 @@ class Layers:
         world: World,
         local_times: float | None,
         compiled: bool,
-        seen: Seen,
+        seen: set[str],
     ) -> None:
         self.world, self.local_times, self.seen = world, local_times, seen
         before = {name: f"{name}." if len(models) > 1 else "" for name in models}
@@ -180,7 +165,7 @@ class Layers:
         gradients = {name: self._norm("gradient", name, told) for name in told[0]["gradient"]}
         if not told[0]["weight"]:
             return None
-        self.seen.names |= {name for name, norm in gradients.items() if norm != 0}
+        self.seen.update(name for name, norm in gradients.items() if norm != 0)
         record: Record = {
             "kind": "layers",
             "step": watched.index + 1,
@@ -194,7 +179,7 @@ class Layers:
         noise = _noise(told[0]["noise"], gradients)
         if noise is not None:
             record["noise"] = noise
-        record["never_updated"] = [name for name in self.rows if name not in self.seen.names]
+        record["never_updated"] = [name for name in self.rows if name not in self.seen]
         return record
 
     def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from torch import nn
 from surefoot.checkpoint.changes import change_names
 from surefoot.checkpoint.filesystem import DISK, Files
 from surefoot.config.parallel import Kind, Strategy
-from surefoot.config.train_settings import TrainSettings, ordered, setting
+from surefoot.config.setting import ordered, setting
+from surefoot.config.train_settings import TrainSettings
 from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
 from surefoot.optim.specs import OptimizerSpec

@@ -166,7 +166,7 @@ def split_scores(
     `precision` is that of the passes, as in `Run`. A split that scores the run's loss has none here: `Split(..., loss=False)`.
 
     >>> import torch
-    >>> from surefoot.train.evaluate import accuracy
+    >>> from surefoot.metrics.classification import accuracy
     >>> data = torch.eye(3), torch.tensor([0, 1, 0])
     >>> split_scores(nn.Identity(), Split(data, scores=accuracy, loss=False), device="cpu")
     {'accuracy': 0.6666666666666666}

@@ -19,7 +19,6 @@ from surefoot.distributed.shards import Rows
 from surefoot.distributed.world import device_called
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.train.early_stopping import Watch
-from surefoot.train.layer_stats import Seen
 from surefoot.train.loop import State
 from surefoot.train.meter import BadSteps, Meter
 from surefoot.train.plateau import Feedback
@@ -64,7 +63,7 @@ class Whole:
     bad_steps: BadSteps = field(default_factory=BadSteps)
     clock: Clock = field(default_factory=Clock)
     kept: Kept = field(default_factory=Kept)
-    seen: Seen = field(default_factory=Seen)
+    seen: set[str] = field(default_factory=set)  # parameters that have had a gradient in some watched step
 
 
 def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
@@ -115,7 +114,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         plateau=None if whole.feedback is None else whole.feedback.state(),
         skipped_in_a_row=whole.bad_steps.in_a_row,
         clock=whole.clock.state(),
-        seen=whole.seen.state(),
+        seen=sorted(whole.seen),
         kept=kept,
     )
     return Contents(state.step, files, saved.to_json(), pieces=pieces)
@@ -183,7 +182,8 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
         whole.meter.logged = []
     whole.bad_steps.in_a_row = list(saved.skipped_in_a_row)
     whole.clock.load_state(saved.clock)
-    whole.seen.load_state(saved.seen)
+    whole.seen.clear()
+    whole.seen.update(saved.seen)
     if whole.watch is not None:
         whole.watch.load_state(saved.watch)
     if whole.feedback is not None:
