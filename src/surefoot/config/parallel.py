@@ -106,7 +106,6 @@ def fsdp(
 
 
 def strategy_of(setting: Kind, sharding: Sharding) -> Strategy:
-    """Both settings of the command line as one."""
     held: dict[str, Any] = {field.name: vars(sharding)[field.name] for field in fields(Sharding)}
     return Strategy(kind=setting, **held)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.changes import change_names
-from surefoot.config.intervals import Timetable, timetable
+from surefoot.config.intervals import timetable
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
@@ -27,53 +26,24 @@ from surefoot.optim.build import Decided
 from surefoot.optim.specs import OptimizerSpec
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Saving, began_with
-from surefoot.run.components import RunComponents
+from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.validate import check_settings, json_settings
-from surefoot.schedules.lr_schedule import Joined, Schedule, constant
+from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.train.channels_last import Layout, layout
-from surefoot.train.compile import Compiling, compiled, compiling
-from surefoot.train.early_stopping import Watch, watched
+from surefoot.train.compile import compiled, compiling
+from surefoot.train.components import printed
+from surefoot.train.early_stopping import watched
 from surefoot.train.loop import State, Task
-from surefoot.train.plateau import Feedback, feedback
-from surefoot.train.precision import Precision
+from surefoot.train.plateau import feedback
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings
 from surefoot.train.scorer import Scoring
 from surefoot.train.state_dict import Whole
-
-if TYPE_CHECKING:
-    from surefoot.distributed.fsdp import Fsdp
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run is to do with its data: which samples a step sees, what is due when, at which rates, and what steers it."""
-
-    supply: Supply
-    times: Timetable
-    schedule: Schedule | Joined  # in steps
-    watch: Watch | None
-    lowering: Feedback | None
-
-
-@dataclass(frozen=True)
-class Models:
-    """The models, how they compute, and how each is trained."""
-
-    by_name: dict[str, nn.Module]
-    precision: Precision
-    compiling: Compiling
-    parallel: Strategy
-    decisions: dict[str, Decided]  # parameter groups
-    architecture: dict[str, str]
-    recomputed: str | None  # which blocks, in words
-    notes: list[str]
-    fsdp: Fsdp | None = None  # what has sharded them
 
 
 def build(settings: RunSettings) -> RunComponents:
@@ -137,7 +107,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
         models, more = assembly.with_synchronised_norms(models, plan.supply.sizes, world)
         notes += more
     decisions = assembly.decided(models, optimizer, clip=clipping(settings.clip), ema=settings.ema)
-    architecture = {name: assembly.printed(model) for name, model in models.items()}
+    architecture = {name: printed(model) for name, model in models.items()}
     recomputed, how = None, settings.activation_checkpointing
     if how != "off":  # after averages have copied the models: these compute no gradient
         from surefoot.train.activation_checkpointing import compute_again, in_words
@@ -179,7 +149,6 @@ def shard_models(models: Models, supply: Supply) -> Models:
 
 
 def build_state(settings: RunSettings, models: Models, world: World) -> State:
-    """Build optimizers and averages: all that steps change."""
     clip = clipping(settings.clip)
     return assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
 
@@ -208,7 +177,6 @@ def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State)
 def assemble(
     settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
 ) -> RunComponents:
-    """Put the components together."""
     supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
     averaged = [average.model for average in state.averages.values()]
     laid = layout(settings.channels_last, [*state.models.values(), *averaged])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -128,8 +127,6 @@ def decided(
     for name, spec in named.items():
         found[name] = _decided(name, models, spec, clip=clip)
         own_mean = isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
-        if isinstance(spec, OptimizerSpec) and own_mean and ema is not None:
-            raise _nothing_to_average(ema, spec.name)
         if own_mean or ema is not None:
             found[name] = replace(found[name], twin=twin_of(models[name]))
     return found
@@ -192,10 +189,7 @@ def spread_models(
     for decision in decisions.values():
         if isinstance(decision.spec, OptimizerSpec):
             sharding.refuse_name(decision.spec.name)
-    from surefoot.distributed.fsdp import (
-        Fsdp,
-        sharded,  # which imports seconds of torch
-    )
+    from surefoot.distributed.fsdp import Fsdp, sharded  # imports seconds of torch
 
     fsdp = Fsdp(world, parallel, nominal, {})
     found: dict[str, Decided] = {}
@@ -256,20 +250,15 @@ def built_state(
 def _averages(
     model: nn.Module, decision: Decided, optimizer: torch.optim.Optimizer, ema: float | None
 ) -> Averages | None:
-    """What is evaluated in the model's place; None where that is the model itself."""
     twin, kind = decision.twin, kind_of(optimizer)
     if kind is not None and kind.average is not None:
         if ema is not None:
-            raise _nothing_to_average(ema, kind.name)
+            raise ConfigError(
+                f"ema = {ema:g} with {kind.name}: that evaluates a mean of its weights already, so there is nothing to average\n"
+                "  leave ema out (--ema None)"
+            )
         return kind.average(twin or twin_of(model), optimizer)
     return None if ema is None or twin is None else Ema(twin, ema, trained=set(decision.parameters))
-
-
-def _nothing_to_average(ema: float, name: str | None) -> ConfigError:
-    return ConfigError(
-        f"ema = {ema:g} with {name}: that evaluates a mean of its weights already, so there is nothing to average\n"
-        "  leave ema out (--ema None)"
-    )
 
 
 def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:
@@ -281,9 +270,3 @@ def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> lis
         for kind in kinds
         if kind is not None and kind.average is not None and shape != "constant"
     ]
-
-
-def printed(model: nn.Module) -> str:
-    """A model as it prints itself, without addresses, and its parts that are in evaluation mode."""
-    parts = [name for name, part in model.named_modules() if not part.training]
-    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *(f"{name} in evaluation mode" for name in parts)])

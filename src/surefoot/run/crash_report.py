@@ -105,7 +105,6 @@ def left(parts: RunComponents, *, step: int) -> None:
 
 
 def _wait_for_save(parts: RunComponents) -> None:
-    """Wait for the save in flight, where there is one, and say so where it failed."""
     if parts.saving is not None:
         parts.saving.writer.wait()
         parts.saving.say_failure()

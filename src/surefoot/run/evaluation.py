@@ -17,8 +17,8 @@ from surefoot.errors import CheckpointError, ConfigError, DivergedError, first_l
 from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.panels import FILE, MOST_BYTES, Panel, Panels, fitting, written
-from surefoot.train import state_dict
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
+from surefoot.train.model_weights import weights_of
 from surefoot.train.run_identity import flat
 from surefoot.train.run_settings import Makes
 
@@ -85,17 +85,14 @@ class Evaluations:
 
     @interprets
     def resumed(self, found: Contents) -> None:
-        """Go on with what a checkpoint says is owed."""
         self.due = found.saved.evaluation_due
         self.first = {name: float(value) for name, value in found.saved.first_scores.items()}
         self.ended = found.saved.ended and self.parts.finished  # a run that was made longer has another end
 
     def scores_due(self, done: int) -> bool:
-        """Whether a split is to be scored after so many steps."""
         return bool(self.parts.scoring.names(at_end=False)) and self.parts.timetable.evaluate_due(done)
 
     def sample_due(self, done: int) -> bool:
-        """Whether a sample is to be shown after so many steps."""
         return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
 
     def end_due(self) -> bool:
@@ -132,7 +129,7 @@ class Evaluations:
         parts, best = self.parts, self._best()
         names = parts.scoring.names(at_end=True)
         try:
-            with nullcontext() if best is None else state_dict.weights_of(self.state, best):
+            with nullcontext() if best is None else weights_of(self.state, best):
                 found = parts.scoring.scores(names, stop=self._told(names, stop))
         except EvaluationStoppedError:
             parts.say(f"the evaluation of {', '.join(names)} is left to the resume")
@@ -147,7 +144,6 @@ class Evaluations:
             parts.saving.asked = True
 
     def sample(self) -> None:
-        """Record a sample, made by rank 0; one that cannot be made ends no run."""
         assert self.parts.settings.sample_fn is not None
         if not self.parts.world.is_main:  # sharded weights are gathered by all
             self.parts.scoring.sample(lambda _: "")
@@ -198,7 +194,6 @@ class Evaluations:
         self.journal.show({"kind": "outcome", "step": self.state.step, **outcome})
 
     def _told(self, names: Sequence[str], stop: Callable[[], bool]) -> Callable[[], bool]:
-        """Before each batch, tell whoever watches what is being done; and `stop`."""
         what = f"evaluating {', '.join(names)}"
         self.parts.doing(what)
 

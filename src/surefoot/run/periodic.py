@@ -45,13 +45,11 @@ class BetweenSteps:
         self.changes: set[str] = set()  # of what is trained, as they were said
 
     def opened(self, state_check: StateCheck | None) -> None:
-        """Begin where the run stands now."""
         self.state_check, self.first_step = state_check, self.state.step
         self.comparison = Comparison(self.parts.world, self.parts.timetable.every["compare_ranks_every"])
         self.layers, self.flags = self._layers(), self.state.trainable.flags
 
     def started(self) -> None:
-        """The loop runs from here on."""
         self.looped_at = self.whole.clock.now()
         self.later_step = self.state.step + (1 if self.state_check is None else self.state_check.steps)
         self.whole.clock.first_steps += range(self.state.step, self.later_step)
@@ -73,7 +71,6 @@ class BetweenSteps:
         return False
 
     def evaluate_due(self, done: int) -> bool:
-        """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
         return self.evaluations.scores_due(done) or self.evaluations.sample_due(done)
 
     def log_due(self, done: int) -> bool:
@@ -86,7 +83,6 @@ class BetweenSteps:
         return saving is not None and (done == self.parts.length.steps or self.wishes.save or saving.due(done))
 
     def evaluate(self, step: Step) -> None:
-        """Score every split after a step, record it, and watch the score that decides what is best; show a sample."""
         self._evaluate()
         if self.evaluations.scores_due(step.index + 1):
             step.scores = self.evaluations.scores
@@ -101,7 +97,7 @@ class BetweenSteps:
         trained_s = times["training_s"] + times["waiting_s"]
         counted = values.get("targets", 0.0) - values.get(
             "starting_targets", 0.0
-        )  # as those seconds, without first steps
+        )  # first steps are not in those seconds
         if counted > 0 and trained_s > 0:
             values["targets_per_s"] = counted / trained_s
         first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
@@ -120,17 +116,14 @@ class BetweenSteps:
             raise tools.diverged(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
-        """Copy the state and write it as a checkpoint in the background."""
         assert self.parts.saving is not None  # save_due says so
         self._keep_directory()
         self.wishes.saved()
         self.parts.saving.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
-        """What looks at a step, where one is due to be looked at when it is made."""
-        watch: Watch = (
-            self.layers.watch(index) if self.parts.timetable.every["watch_every"].due(index + 1) else UNWATCHED
-        )
+        due = self.parts.timetable.every["watch_every"].due(index + 1)
+        watch: Watch = self.layers.watch(index) if due else UNWATCHED
         if self.state_check is not None and index < self.state_check.steps:
             self.state_check.inner, watch = watch, self.state_check
         return watch
@@ -141,9 +134,7 @@ class BetweenSteps:
             self.state_check.check_step(step)
         self.whole.meter.add(step)
         if step.index == self.later_step - 1:
-            self.looped_at = (
-                self.whole.clock.now()
-            )  # what comes once is over: by later steps the time that is left is told
+            self.looped_at = self.whole.clock.now()  # what comes once is over: later steps tell the time that is left
         if isinstance(step.watch, Watched):
             seen = self.layers.read(step.watch, count=step.count)
             if seen is not None:
@@ -152,7 +143,6 @@ class BetweenSteps:
     # --- asked by whoever holds the sitting ----------------------------------------------------------------------
 
     def ask_to_save(self) -> None:
-        """Have a checkpoint written when the step that is being made, or its body, is over."""
         if self.parts.saving is None:
             raise ConfigError("this run has no directory to save to: give Run(out=...)")
         self.wishes.asked_to_save = True
@@ -179,7 +169,6 @@ class BetweenSteps:
             self.save_last()
 
     def save_last(self) -> None:
-        """Have what the run is now on disk before this returns, where it is saved at all."""
         if self.parts.saving is not None:
             self._keep_directory()
             self.parts.saving.finish(self.state.step, self._packed, protected=self._best)
@@ -265,5 +254,5 @@ class BetweenSteps:
 
 
 def latched(state: State, most: int) -> bool:
-    """True where some optimizer has skipped more than `most` steps in a row; waits for the device."""
+    """Whether some optimizer has skipped more than `most` steps in a row; waits for the device."""
     return any(trained.bad_in_a_row.item() > most for trained in state.trained.values())

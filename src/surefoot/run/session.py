@@ -118,7 +118,6 @@ class Sitting:
             raise SystemExit(128 + self.wishes.ended_by) from problem
 
     def release(self) -> None:
-        """Give signals, settings and files back."""
         with ExitStack() as last_first:  # each of them, whichever fails
             if self.parts.directory is not None:
                 last_first.callback(self.parts.directory.close)
@@ -157,7 +156,6 @@ class Sitting:
             parts.say(messages.ending(parts, evaluations, skipped=skipped, told_by=told_by, findings=findings))
 
     def _look_at_data(self) -> None:
-        """Record what is seen of the data before the first step."""
         from surefoot.data.leakage_check import first_look
 
         supply, splits = self.parts.supply, self.parts.scoring.splits
@@ -171,7 +169,6 @@ class Sitting:
         self.journal.write({"kind": "event", "step": self.state.step, "what": what, **times})
 
     def _show(self) -> None:
-        """What is shown of a run that is over, when all of it is safe."""
         if self.parts.settings.panels_fn is not None and self.parts.directory is not None:
             self.whole.clock.enter("evaluating")
             self.evaluations.show(stop=lambda: self.signals.stop is not None)
@@ -181,7 +178,6 @@ class Sitting:
     # --- the loop ------------------------------------------------------------------------------------------------
 
     def steps(self, *, opened: bool) -> Iterator[Step]:
-        """The steps that are left, made or (`opened`) to be made."""
         if self.running is not None:
             self.running.close()
         self.between.catch_up()

@@ -119,5 +119,4 @@ class BatchStatistics:
         self.before, self.changes, self.passes = [], [], 0
 
     def tensors(self) -> list[Tensor]:
-        """The buffers as they are."""
         return [buffer for module, name in self.owners if (buffer := module._buffers[name]) is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch import nn
 
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
@@ -65,22 +67,18 @@ class Components:
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
         return self.world.device
 
     @property
     def state(self) -> State:
-        """Models, optimizers and the number of steps made."""
         return self.whole.state
 
     @property
     def length(self) -> Length:
-        """How long the run is."""
         return self.timetable.length
 
     @property
     def compiled(self) -> bool:
-        """Whether the models are compiled; not yet where that is left open."""
         return self.compiling.on
 
     @property
@@ -174,7 +172,6 @@ class Components:
             self.compile()
 
     def follow_trainable(self) -> None:
-        """Train what is trainable now, on this rank and with the others; what all of them have frozen must be the same."""
         self.state.trainable.follow()
         self.task.ranks.follow_trainable()
 
@@ -232,6 +229,11 @@ class Components:
             self.console.doing(what)
 
     def say(self, text: str) -> None:
-        """A line of prose on the console, where there is one."""
         if self.console is not None:
             self.console.say(text)
+
+
+def printed(model: nn.Module) -> str:
+    """A model as it prints itself, without addresses, and its parts that are in evaluation mode."""
+    parts = [name for name, part in model.named_modules() if not part.training]
+    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *(f"{name} in evaluation mode" for name in parts)])

@@ -44,12 +44,10 @@ class Watched:
         self.factors: dict[str, Tensor | float] = {}
         self.weights: Named = {}  # before the update
         self.updates: Named = {}
-        self.rows_used: dict[
-            str, tuple[Tensor, int]
-        ] = {}  # of how many: rows of a matrix's gradient that are not all zero
-        self.first: tuple[Tensor | float, Tensor] | None = (
-            None  # targets of the first micro-batch, and norm of its gradient
-        )
+        # rows of a matrix's gradient that are not all zero, of how many
+        self.rows_used: dict[str, tuple[Tensor, int]] = {}
+        # targets of the first micro-batch, and norm of its gradient
+        self.first: tuple[Tensor | float, Tensor] | None = None
         self.passes = 0
         self._copies: dict[str, list[Tensor]] = {}
 
@@ -99,7 +97,6 @@ class Watched:
 
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
-    """Of each; in float32 at least, whatever the tensors are in."""
     found: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(held.dtype for held in tensors):
         places = [place for place, held in enumerate(tensors) if held.dtype == dtype]
@@ -114,7 +111,6 @@ def _rows_used(gradient: Tensor) -> tuple[Tensor, int]:
 
 
 def _count(result: Any, of_batch: int) -> Tensor | float:
-    """Over how much a loss was taken: what it says itself, or else its micro-batch."""
     part = result[0] if isinstance(result, tuple) else result
     return part.detached().count if isinstance(part, Mean) else of_batch
 
@@ -152,7 +148,6 @@ class Layers:
             self.modules |= {before[model] + name: held for name, held in observed(module).items()}
 
     def watch(self, index: int) -> Watched:
-        """What watches one step."""
         activity = Activity(self.modules) if self.modules else None
         return Watched(index, self.parameters, activity=activity, local_times=self.local_times)
 
@@ -218,7 +213,6 @@ class Layers:
 
 
 def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
-    """What modules gave out, on all ranks together."""
     names = dict.fromkeys(name for own in told for name in own["modules"])
     held = {name: [own["modules"][name] for own in told if name in own["modules"]] for name in names}
     flat = {name: [own for own in owns if own["flat"] is not None] for name, owns in held.items()}
@@ -253,10 +247,12 @@ def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Recor
 
 
 def _fetched(numbers: Mapping[str, Tensor]) -> dict[str, float]:
+    return dict(zip(numbers, _together(list(numbers.values())), strict=True))
+
+
+def _together(numbers: list[Tensor]) -> list[float]:
     """On the host, all at once."""
-    if not numbers:
-        return {}
-    return dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
+    return list(torch.stack(numbers).tolist()) if numbers else []
 
 
 def _fetched_modules(found: Mapping[str, Found]) -> dict[str, Any]:
@@ -270,7 +266,3 @@ def _fetched_modules(found: Mapping[str, Found]) -> dict[str, Any]:
         }
         for name, each in found.items()
     }
-
-
-def _together(numbers: Sequence[Tensor]) -> list[float]:
-    return list(_fetched({str(place): number for place, number in enumerate(numbers)}).values())

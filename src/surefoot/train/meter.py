@@ -134,14 +134,12 @@ class Meter:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the rows not yet logged."""
         return {
             "rows": self.table(),
             **{f"logged/{name}": table for name, table in self.logged_table().items()},
         }
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
         self.rows = []
         for index, loss, count, norm, clipped, skipped in tensors["rows"]:
             measured = not bool(torch.isnan(skipped))

@@ -27,7 +27,6 @@ class Handed:
         self.model, self.name, self.watch = model, name, watch
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The model's outputs; what happens meanwhile is inside of its call."""
         self.watch.calls[self.name] += 1
         self.watch.inside += 1
         try:
@@ -50,7 +49,6 @@ class Watched:
         self.loss, self.watch = loss, watch
 
     def __call__(self, given: Any, batch: Any) -> Any:
-        """What the loss returns."""
         with self.watch.watching():
             return self.loss(given, batch)
 
@@ -94,7 +92,6 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Take notice until the block is left."""
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._entered).remove)
             if self.sharded:
@@ -119,7 +116,6 @@ class Watch:
         ]
 
     def outside_problems(self) -> list[str]:
-        """What was used outside of the models' calls."""
         if not self.outside:
             return []
         shown = [f"{what} in {where}" for where, what in self.outside.items()]

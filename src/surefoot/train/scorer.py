@@ -123,7 +123,6 @@ class Scoring:
             del self.splits[name]
 
     def sample(self, make: Callable[[Any], str]) -> str:
-        """What `make` says of the model, under random numbers of its own; every rank asks, where there are several."""
         return self._told(make, stream="sample")
 
     def panels(self, make: Callable[[Any], Made]) -> Made:
@@ -138,7 +137,6 @@ class Scoring:
             return make(model)
 
     def models(self) -> dict[str, nn.Module]:
-        """The models that are scored, with the live buffers."""
         averages = self.state.averages
         for name, average in averages.items():
             average.refresh(self.state.models[name])

@@ -1,29 +1,37 @@
-"""Passes and updates when a run begins, after which all is as it was: do they change what no checkpoint holds?
+"""Passes and updates when a run begins or goes on, after which all is as it was: is what it computes what its checkpoints say?
 
-What a model, a loss or an optimizer remembers beside its checkpoint is lost with the process, and is refused by name.
+What a model, a loss or an optimizer remembers beside its checkpoint is lost with the process, and is refused by name. And
+hashes tell at a resume whether samples, loss and code are what they were (`fingerprints`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.checkpoint.unsaved import NotPutBackError, Observation, changes, refuse_unsaved, same
+from surefoot.config.user_code import text_hashes
+from surefoot.data.fingerprints import all_within, hash_of, hashes_of_samples
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.shards import held_of, holders
 from surefoot.distributed.strategy import Alone
 from surefoot.distributed.world import World
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators
+from surefoot.train.components import Components
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
 from surefoot.train.precision import Precision
 from surefoot.train.scratch import eagerly, preserved
 from surefoot.train.step_watch import UNWATCHED, Watch
+
+_MAX_WEIGHT_BYTES = 2 << 30  # up to which the loss is compared at a resume, for which the weights of step 0 are read
 
 
 @dataclass
@@ -72,17 +80,14 @@ class StateCheck:
         self.losses, self.updates = [], []
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
-        """The loss as `inner` has it called."""
         self.losses.append((loss, micro_batches[0]))
         return self.inner.over(loss, micro_batches)
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
-        """An update begins."""
         self.inner.before(names, factor)
         self.updates.append([self._observed()])
 
     def after(self, names: Iterable[str]) -> None:
-        """It is over."""
         self.updates[-1].append(self._observed())
         self.inner.after(names)
 
@@ -135,3 +140,59 @@ def first_loss(
                 continue
             return value, not all(torch.equal(state(), was) for state, was in zip(generators, before, strict=True))
     return None, False
+
+
+def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
+    """Hashes of samples, of the first micro-batch and of the user's own code, and the loss of that micro-batch. Collective.
+
+    `at_beginning` tells whether the models have the weights of step 0; without them, and above 2 GB of weights, no loss is
+    computed. All ranks pass the same micro-batch; what rank 0 finds counts.
+    """
+    parts.doing("looking at what is computed")
+    supply, task, models, loss = parts.supply, parts.task, parts.state.models, parts.task.loss
+    unknown: dict[str, None] = {}
+    hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
+    splits = parts.scoring.splits.items()
+    found: dict[str, Any] = {
+        "machine": parts.machine(),
+        "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
+        "samples": hashed(supply.dataset),
+        "splits": {name: hashed(split.dataset) for name, split in splits},
+        "micro_batch": None,
+        "loss": None,
+        "draws": False,
+        "failed": False,
+        "sources": {
+            "loss": text_hashes([*(loss.modules() if isinstance(loss, nn.Module) else [loss]), supply.count]),
+            "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
+            "collate": text_hashes([supply.collate]),
+            "data": text_hashes(all_within(supply.dataset)),
+            "optimizer": text_hashes(trained.optimizer for trained in parts.state.trained.values()),
+        },
+        "accepted": [],
+    }
+    micro_batch = supply.beginning()
+    if micro_batch is not None:
+        with suppress(Exception):  # of the user's objects in it
+            sha256 = hash_of(micro_batch.batch, unknown)
+            found["micro_batch"] = {
+                "sha256": sha256,
+                "count": micro_batch.count,
+                "samples": len(micro_batch.ids),
+            }
+    possible = at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
+    if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
+        user_state = parts.whole.kept.objects
+        value, found["draws"] = first_loss(
+            models, loss, micro_batch, key=task.key, precision=task.precision, user_state=user_state
+        )
+        found |= {"loss": None if value is None else repr(value), "failed": value is None}
+    return dict(parts.world.from_main(found | {"not_looked_into": list(unknown)}))
+
+
+def has_small_loss(parts: Components) -> bool:
+    """Whether the run has a loss, and weights that may be read once more for it."""
+    weights = [each for model in parts.state.models.values() for each in model.parameters()]
+    return (
+        parts.task.loss is not None and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
+    )
