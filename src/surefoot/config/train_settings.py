@@ -66,6 +66,13 @@ def _decay(value: Any, *, setting: str) -> None:
         raise ConfigError(f"{setting} = {value!r}: a number from 0 to below 1 is needed, such as 0.999")
 
 
+def _out(value: Any, *, setting: str) -> None:
+    if (problem := type_problem(setting, value, str | Path, shown=repr)) is not None:
+        raise ConfigError(problem)
+    if not str(value):
+        raise ConfigError(f"{setting} is empty: give the path of the run's directory, or leave it out to save nothing")
+
+
 _length = partial(planned, samples_per_epoch=_ANY_LENGTH.samples_per_epoch, batch_size=_ANY_LENGTH.batch_size)
 
 ClipKind = Literal["norm", "value", "adaptive", "auto", "off"]
@@ -160,7 +167,7 @@ class TrainSettings(Declared):
     """Experiment trackers that get the records too: "wandb", "mlflow", "trackio", or several, "wandb,mlflow"."""
     report: bool = setting(True, observer=True)
     """Write report.html, a page on the run, when it ends."""
-    out: str | Path | None = setting(None, observer=True)
+    out: str | Path | None = setting(None, check=_out, observer=True)
     """The run's directory. It resumes if a checkpoint is there. None: nothing is written."""
     save_every: str = setting("5 min", check=partial(every, time=True), cadence=True)
     """How often a checkpoint is written, in steps or time; always at the start and the end."""

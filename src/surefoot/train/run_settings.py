@@ -1,10 +1,10 @@
-"""The panels of a run: made of its model by the run's own function, within limits, and written whole or not at all."""
+"""The keywords of `Run`: the settings of every run, and what only a script can give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -22,10 +22,6 @@ from surefoot.train.early_stopping import EarlyStopping
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
 from surefoot.train.plateau import Plateau
-
-if TYPE_CHECKING:
-    pass
-
 
 Makes = Callable[[Any], Iterable[Panel]]
 
@@ -55,11 +51,6 @@ def _splits(value: Any, *, setting: str) -> None:
             raise ConfigError(
                 f"{setting}[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"
             )
-
-
-def _out(value: Any, *, setting: str) -> None:
-    if not str(value):
-        raise ConfigError(f"{setting} is empty: give the path of the run's directory, or leave it out to save nothing")
 
 
 def _accept_change(value: Any, *, setting: str) -> None:  # noqa: ARG001
