@@ -88,10 +88,8 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
     return [f"{name} {how}" for name in found]
 
 
-def with_synchronised_norms(
-    models: Mapping[str, nn.Module], sizes: Batching, world: World
-) -> tuple[dict[str, nn.Module], list[str]]:
-    """The models with batch normalisation over all ranks, and what is to be said of that.
+def with_synchronised_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
+    """The models with batch normalisation over all ranks.
 
     `ConfigError` where a rank could have nothing to normalise: the others would wait for it.
     """
@@ -100,7 +98,7 @@ def with_synchronised_norms(
             "sync_batch_norm: of batches by tokens some micro-batches may be empty, and ranks would wait for each other\n"
             "  leave it out, or give batch_size in samples"
         )
-    return synchronised(models), ["sync_batch_norm changes nothing in one process"] if world.size == 1 else []
+    return synchronised(models)
 
 
 def decided(
@@ -164,7 +162,6 @@ def _decided(
 
 
 def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError:
-    """One optimizer for several models is each one's; a teacher that is frozen needs none."""
     others = [each for each, model in models.items() if any(held.requires_grad for held in model.parameters())]
     if not others:
         kind = type(models[name]).__name__
@@ -208,12 +205,7 @@ def spread_models(
 
 
 def built_state(
-    models: dict[str, nn.Module],
-    decisions: Mapping[str, Decided],
-    *,
-    clip: Clip,
-    ema: float | None,
-    world: World,
+    models: dict[str, nn.Module], decisions: Mapping[str, Decided], *, clip: Clip, ema: float | None, world: World
 ) -> State:
     """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
     state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world))
@@ -226,10 +218,9 @@ def built_state(
             state.averages[name] = average
 
     def rebuild(name: str, trained: set[str]) -> None:
-        known = set(state.trained[name].parameters)
         spec, twin = decisions[name].spec, decisions[name].twin
         decision = replace(_decided(name, models, spec, clip=clip, trained=trained), twin=twin)
-        joining = set(decision.parameters) - known
+        joining = set(decision.parameters) - set(state.trained[name].parameters)
         clear([*joining])  # of gradients of a step that did not train them
         if twin is not None:
             twin.copy_parameters(joining)

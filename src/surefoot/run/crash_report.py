@@ -9,13 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from surefoot.config.paths import make_no_follow
-from surefoot.errors import (
-    CheckpointError,
-    DivergedError,
-    RankLostError,
-    SurefootError,
-    first_line,
-)
+from surefoot.errors import CheckpointError, DivergedError, RankLostError, SurefootError, first_line
 from surefoot.run import messages
 from surefoot.run.components import RunComponents
 from surefoot.run.stop_requests import Wishes

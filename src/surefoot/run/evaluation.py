@@ -9,18 +9,20 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
 from surefoot.errors import CheckpointError, ConfigError, DivergedError, first_line
 from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
-from surefoot.tracking.panels import FILE, MOST_BYTES, Panel, Panels, fitting, written
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.model_weights import weights_of
 from surefoot.train.run_identity import flat
 from surefoot.train.run_settings import Makes
+
+if TYPE_CHECKING:
+    from surefoot.tracking.panels import Panel
 
 LONGEST_S = 60.0  # after which no further panel is begun
 
@@ -48,6 +50,8 @@ def made(
     >>> made(lambda model: 1 / 0, None).told
     ('no panels: ZeroDivisionError: division by zero',)
     """
+    from surefoot.tracking.panels import MOST_BYTES, Panel, fitting
+
     found: list[Panel] = []
     told: list[str] = []
     begun = now()
@@ -161,6 +165,8 @@ class Evaluations:
 
         Given up where `stop`, which is asked on rank 0 alone, says so.
         """
+        from surefoot.tracking.panels import FILE, Panels, written
+
         parts, make, what = self.parts, self.parts.settings.panels_fn, "making the report's panels"
         assert make is not None
         assert parts.directory is not None

@@ -72,12 +72,7 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
 
 
 def ending(
-    parts: RunComponents,
-    evaluations: Evaluations,
-    *,
-    skipped: int,
-    told_by: str | None = None,
-    findings: str = "",
+    parts: RunComponents, evaluations: Evaluations, *, skipped: int, told_by: str | None = None, findings: str = ""
 ) -> str:
     """Two lines: how a sitting ended, how a score moved and where the time went; and what to look at or type next.
 

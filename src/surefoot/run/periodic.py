@@ -95,9 +95,8 @@ class BetweenSteps:
         times = self.whole.clock.window()
         values: dict[str, Any] = dict(window.values)
         trained_s = times["training_s"] + times["waiting_s"]
-        counted = values.get("targets", 0.0) - values.get(
-            "starting_targets", 0.0
-        )  # first steps are not in those seconds
+        # first steps are not in those seconds
+        counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
         if counted > 0 and trained_s > 0:
             values["targets_per_s"] = counted / trained_s
         first = next(iter(self.state.trained.values())).optimizer.param_groups[0]

@@ -142,9 +142,7 @@ class Sitting:
             parts.doing("saving")
             self.between.save_last()
         due = evaluations.due
-        went_on = (
-            self.state.step > self.between.first_step or bool(evaluations.scores) or evaluations.at_end is not None
-        )
+        went_on = self.state.step > self.between.first_step or evaluations.scores or evaluations.at_end is not None
         if went_on and self.state.step >= parts.length.steps and parts.settings.sample_fn is not None and not due:
             evaluations.sample()
         if went_on and parts.finished and not due and self.wishes.ended_by is None:

@@ -16,11 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from surefoot.distributed.blocks import blocks_of
 from surefoot.errors import ConfigError

@@ -215,10 +215,7 @@ def _judged_alone(
 def _counted(
     model: Any, batch: Counted, *, loss: Callable[[Any, Any], Any] | None, scores: Sequence[Score]
 ) -> dict[str, Mean]:
-    """The loss and all scores of one batch."""
-    found: dict[str, Mean] = {}
-    if loss is not None:
-        found |= _losses(loss(model, batch.batch), batch.count)
+    found = {} if loss is None else _losses(loss(model, batch.batch), batch.count)
     for score in scores:
         found |= _means(score(model, batch.batch), score.__name__)
     return found
@@ -227,10 +224,9 @@ def _counted(
 def _means(result: Any, name: str) -> Mapping[str, Mean]:
     """What a score function returned, by name; `ConfigError` where it is no counted mean."""
     means = {name: result} if isinstance(result, Mean) else result
-    wrong = (
-        means if not isinstance(means, Mapping) else next((v for v in means.values() if not isinstance(v, Mean)), None)
-    )
-    if wrong is not None or not isinstance(means, Mapping):
+    given = means.values() if isinstance(means, Mapping) else [means]
+    wrong = next((value for value in given if not isinstance(value, Mean)), None)
+    if wrong is not None:
         raise ConfigError(
             f"the score {name!r} returned a {type(wrong).__name__}, which says not over how many samples it is a mean\n"
             "  return surefoot.Mean(total, count): the sum over the batch, and how many were added; or a dictionary of them"

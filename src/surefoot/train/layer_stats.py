@@ -1,13 +1,13 @@
-"""One step, watched while it is made: the sizes of each parameter's gradient, weights and update, on the device.
+"""The sizes of each parameter's gradient, weights and update in a step that is watched (`train/step_watch.py`), layer by layer.
 
-The loop hands a `Watch` what there is to see; `UNWATCHED` sees nothing, and most steps have that. Nothing here waits for the
-device, and nothing changes what it sees. What was seen is read in `train/layer_stats.py`, when the step is over.
+While the step is made they stay on the device and nothing changes what it sees; `Layers.read` waits, when the step is over.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -61,11 +61,8 @@ class Watched:
         def watched(model: Any, batch: Any) -> Any:
             if several and len(counted) == 1:
                 self.first = counted[0], gradient_norm(self._gradients(), factor=1.0)
-            if self.activity is None:
+            with self.activity or nullcontext():
                 result = loss(model, batch)
-            else:
-                with self.activity:
-                    result = loss(model, batch)
             counted.append(_count(result, next(held.count for held in micro_batches if held.batch is batch)))
             return result
 

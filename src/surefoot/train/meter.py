@@ -134,10 +134,7 @@ class Meter:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        return {
-            "rows": self.table(),
-            **{f"logged/{name}": table for name, table in self.logged_table().items()},
-        }
+        return {"rows": self.table(), **{f"logged/{name}": table for name, table in self.logged_table().items()}}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         self.rows = []

@@ -66,9 +66,8 @@ class Watch:
         self.inside = 0
         self.running = False  # from a loss's call to its return
         self.outside: dict[str, str] = {}  # what was used, by the user's line
-        self.displaced: dict[
-            str, str
-        ] = {}  # weights that were used while their module was not called, by what that is called
+        # weights that were used while their module was not called, by what that is called
+        self.displaced: dict[str, str] = {}
         self.differentiated = False  # the loss took gradients of gradients
         self.order: list[str] = []  # of what is gathered, as it was called
         self.at_work: Counter[int] = Counter()

@@ -82,12 +82,7 @@ def check_first_pass(
 
 
 def make_ready(
-    task: Task,
-    state: State,
-    first: Callable[[int], MicroBatch | None],
-    *,
-    user_state: Mapping[str, Any],
-    world: World,
+    task: Task, state: State, first: Callable[[int], MicroBatch | None], *, user_state: Mapping[str, Any], world: World
 ) -> None:
     """If several ranks share a step: one pass that counts nothing, after which all passes are alike. Collective.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -17,13 +17,15 @@ from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
 from surefoot.optim.specs import OptimizerSpec
 from surefoot.schedules.lr_schedule import Joined, Schedule
-from surefoot.tracking.panels import Panel
 from surefoot.train.early_stopping import EarlyStopping
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
 from surefoot.train.plateau import Plateau
 
-Makes = Callable[[Any], Iterable[Panel]]
+if TYPE_CHECKING:
+    from surefoot.tracking.panels import Panel
+
+Makes = Callable[[Any], "Iterable[Panel]"]
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -105,10 +107,7 @@ class RunSettings(TrainSettings):
     about_data: Sequence[str] = setting((), observer=True)
     """Lines on the data that `surefoot plan` shows; the start of a run shows the first."""
     accept_change: str | Sequence[str] | None = setting(
-        None,
-        check=_accept_change,
-        one_session=True,
-        after="check_state",
+        None, check=_accept_change, one_session=True, after="check_state"
     )
     """What may compute something else than before, from this session on: "loss", "model", "collate", "data" or "optimizer"."""
     disk: Files = setting(DISK, per_rank=True)

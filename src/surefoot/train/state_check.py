@@ -175,11 +175,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     if micro_batch is not None:
         with suppress(Exception):  # of the user's objects in it
             sha256 = hash_of(micro_batch.batch, unknown)
-            found["micro_batch"] = {
-                "sha256": sha256,
-                "count": micro_batch.count,
-                "samples": len(micro_batch.ids),
-            }
+            found["micro_batch"] = {"sha256": sha256, "count": micro_batch.count, "samples": len(micro_batch.ids)}
     possible = at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
         user_state = parts.whole.kept.objects
