@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import Strategy
@@ -45,11 +46,10 @@ def built_models(
     They are converted where the number format needs that.
     """
     named = model if isinstance(model, Mapping) else {"model": model}
-    key = stream_key(seed, "model")
     built: dict[str, nn.Module] = {}
     for place, (name, source) in enumerate(named.items()):
         with untouched(), device if device.type == "meta" else nullcontext():  # on paper nothing is allocated
-            seed_generators(fold(key, place))
+            seed_generators(fold(stream_key(seed, "model"), place))
             found = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
         if not isinstance(found, nn.Module):
             raise ConfigError(
@@ -89,10 +89,7 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
 
 
 def with_synchronised_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
-    """The models with batch normalisation over all ranks.
-
-    `ConfigError` where a rank could have nothing to normalise: the others would wait for it.
-    """
+    """The models with batch normalisation over all ranks; `ConfigError` where a rank could have nothing to normalise."""
     if sizes.unit == "tokens":
         raise ConfigError(
             "sync_batch_norm: of batches by tokens some micro-batches may be empty, and ranks would wait for each other\n"
@@ -164,8 +161,9 @@ def _decided(
 def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError:
     others = [each for each, model in models.items() if any(held.requires_grad for held in model.parameters())]
     if not others:
-        kind = type(models[name]).__name__
-        return ConfigError(f"{kind} has no trainable parameter: nothing to train (is every requires_grad False?)")
+        return ConfigError(
+            f"{type(models[name]).__name__} has no trainable parameter: nothing to train (is every requires_grad False?)"
+        )
     wanted = ", ".join(f"{each!r}: ..." for each in others)
     return ConfigError(
         f"{name} has no trainable parameter, and an optimizer was given for it ({', '.join(models)})\n"
@@ -238,9 +236,7 @@ def built_state(
     return state
 
 
-def _averages(
-    model: nn.Module, decision: Decided, optimizer: torch.optim.Optimizer, ema: float | None
-) -> Averages | None:
+def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: float | None) -> Averages | None:
     twin, kind = decision.twin, kind_of(optimizer)
     if kind is not None and kind.average is not None:
         if ema is not None:
@@ -255,9 +251,9 @@ def _averages(
 def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
     shape = schedule.described()["shape"]
-    kinds = [kind_of(trained.optimizer) for trained in optimizers.values()]
+    kinds = [kind_of(trained.optimizer) for trained in optimizers.values() if shape != "constant"]
     return [
         f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=surefoot.constant(...), or --schedule.name constant"
         for kind in kinds
-        if kind is not None and kind.average is not None and shape != "constant"
+        if kind is not None and kind.average is not None
     ]

@@ -8,10 +8,10 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError as RecomputedOtherwise
 
 from surefoot.data.loader import MicroBatch
@@ -99,17 +99,9 @@ def _ids_where(micro_batches: Sequence[MicroBatch], where: Callable[[Tensor], Te
     """Ids of the samples for which `where` is true somewhere in a row of some tensor; it is None for tensors of another kind."""
     ids: set[int] = set()
     for micro_batch in micro_batches:
-        for tensor in _tensors(micro_batch.batch):
-            if tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
+        for tensor in pytree.tree_leaves(micro_batch.batch):
+            if isinstance(tensor, Tensor) and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
                 places = where(tensor.reshape(len(tensor), -1))
                 rows = [] if places is None else places.any(dim=1).nonzero().flatten().tolist()
                 ids.update(int(micro_batch.ids[row]) for row in rows)
     return sorted(ids)
-
-
-def _tensors(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch]
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    return [tensor for part in batch for tensor in _tensors(part)] if isinstance(batch, list | tuple) else []

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from surefoot.data.loader import MicroBatch
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DivergedError
 from surefoot.mean import Mean, add_each
@@ -93,20 +94,9 @@ class EvaluationStoppedError(Exception):
     """The evaluation was given up, because whoever asked for it has to stop."""
 
 
-class Counted(Protocol):
-    """A batch with the number of its targets."""
-
-    @property
-    def batch(self) -> Any: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def void(self) -> bool: ...
-
-
 def scored(
     model: Any,
-    batches: Iterable[Counted],
+    batches: Iterable[MicroBatch],
     *,
     loss: Callable[[Any, Any], Any] | None,
     scores: Sequence[Score],
@@ -158,7 +148,7 @@ def scored(
 
 def scored_by_batch(
     model: Any,
-    batches: Iterable[Counted],
+    batches: Iterable[MicroBatch],
     *,
     score: str,
     loss: Callable[[Any, Any], Any] | None,
@@ -213,7 +203,7 @@ def _judged_alone(
 
 
 def _counted(
-    model: Any, batch: Counted, *, loss: Callable[[Any, Any], Any] | None, scores: Sequence[Score]
+    model: Any, batch: MicroBatch, *, loss: Callable[[Any, Any], Any] | None, scores: Sequence[Score]
 ) -> dict[str, Mean]:
     found = {} if loss is None else _losses(loss(model, batch.batch), batch.count)
     for score in scores:

@@ -48,12 +48,10 @@ class Watched:
         self.rows_used: dict[str, tuple[Tensor, int]] = {}
         # targets of the first micro-batch, and norm of its gradient
         self.first: tuple[Tensor | float, Tensor] | None = None
-        self.passes = 0
         self._copies: dict[str, list[Tensor]] = {}
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
         """The loss under the eyes of `activity`; before its second call the gradient is that of the first micro-batch."""
-        self.passes += 1
         self.first = None
         several = self.local_times is not None and not self._gradients()
         counted: list[Tensor | float] = []
@@ -153,12 +151,12 @@ class Layers:
 
         count: targets of the whole batch.
         """
-        told = self.world.gathered(self._own(watched, count)) if self.world.size > 1 else [self._own(watched, count)]
+        told = self.world.gathered(self._own(watched, count))
         gradients = {name: self._norm("gradient", name, told) for name in told[0]["gradient"]}
         if not told[0]["weight"]:
             return None
         self.seen.update(name for name, norm in gradients.items() if norm != 0)
-        record: Record = {
+        return {
             "kind": "layers",
             "step": watched.index + 1,
             "watched_step": watched.index,
@@ -167,12 +165,9 @@ class Layers:
             "update_norm": {name: self._norm("update", name, told) for name in told[0]["update"]},
             "zero_rows": {name: self._zero_rows(name, told) for name in told[0]["rows"]},
             **_of_modules(told),
+            **_noise(told[0]["noise"], gradients),
+            "never_updated": [name for name in self.rows if name not in self.seen],
         }
-        noise = _noise(told[0]["noise"], gradients)
-        if noise is not None:
-            record["noise"] = noise
-        record["never_updated"] = [name for name in self.rows if name not in self.seen]
-        return record
 
     def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:
         """What this rank has seen, as JSON."""
@@ -226,21 +221,15 @@ def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
     }
 
 
-def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Record | None:
+def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Record:
     """Squared norms of the gradient of a small batch and of the whole one, each of the mean over its targets."""
-    if own is None:
-        return None
-    small, big, norm = own
+    small, big, norm = own or (0.0, 0.0, 0.0)
     if not 0 < small < big:
-        return None
+        return {}
     # what backward left of the small one is its total over the count of the whole batch
     small_norm, big_norm = norm * big / small, math.hypot(*gradients.values())
-    return {
-        "small_count": round(small),
-        "small_squared": small_norm * small_norm,
-        "big_count": round(big),
-        "big_squared": big_norm * big_norm,
-    }
+    small_of = {"small_count": round(small), "small_squared": small_norm * small_norm}
+    return {"noise": {**small_of, "big_count": round(big), "big_squared": big_norm * big_norm}}
 
 
 def _fetched(numbers: Mapping[str, Tensor]) -> dict[str, float]:
