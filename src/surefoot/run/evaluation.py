@@ -40,10 +40,9 @@ def made(
     model: Any,
     *,
     stop: Callable[[], bool] = lambda: False,
-    longest_s: float = LONGEST_S,
     now: Callable[[], float] = perf_counter,
 ) -> Gallery:
-    """The panels of a model, one after the other, until `stop` says so or `longest_s` are over; raises nothing.
+    """The panels of a model, one after the other, until `stop` says so or a minute is over; raises nothing.
 
     What the function has yielded before it failed is kept.
 
@@ -64,8 +63,8 @@ def made(
             if stop():
                 told.append(f"no more panels than {len(found)}: told to stop")
                 break
-            if now() - begun > longest_s:
-                told.append(f"no more panels than {len(found)}: they took more than {longest_s:.0f} seconds")
+            if now() - begun > LONGEST_S:
+                told.append(f"no more panels than {len(found)}: they took more than {LONGEST_S:.0f} seconds")
                 break
     except Exception as problem:  # whatever a user's function raises ends no run
         kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
