@@ -127,7 +127,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _table(path: str, tables: dict[str, Any]) -> Any:
-    """The table of that dotted path, made with its parents where it is not there yet."""
     import tomlkit
 
     if path not in tables:

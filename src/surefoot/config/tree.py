@@ -135,7 +135,6 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def _built(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
-    """An instance of `kind`, or None after adding to `problems`."""
     hints = typing.get_type_hints(kind)
     given: dict[str, Any] = {}
     before = len(problems)
@@ -253,7 +252,6 @@ def _all(problems: Sequence[str], where: str = "") -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as one would write it in a file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else "absent" if value is None else repr(value)

@@ -131,7 +131,6 @@ class Saving:
 
     @property
     def saved_step(self) -> int | None:
-        """The last step that is safe, as far as this sitting knows."""
         return self.writer.saved
 
 

@@ -99,7 +99,6 @@ class Evaluations:
         return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
 
     def end_due(self) -> bool:
-        """When the run is over, and what is to be scored then has not been."""
         owed = not self.ended and not self.due and bool(self.parts.scoring.names(at_end=True))
         return owed and self.parts.finished
 

@@ -84,7 +84,6 @@ class Remarks:
         return worst_first(wrong)
 
     def sentence(self) -> str:
-        """What is wrong at the end, in a sentence; empty if nothing is."""
         return in_a_sentence(self.at_end(), self.command)
 
     def close(self) -> None:

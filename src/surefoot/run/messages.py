@@ -159,7 +159,6 @@ def _what_else(parts: RunComponents, skipped: int) -> list[str]:
 
 
 def _where_the_time_went(parts: RunComponents) -> list[str]:
-    """The seconds of all sessions and their parts, as the page tells them, if there are any to speak of."""
     spent = parts.whole.clock.state()["total_s"]
     names = {
         "starting": "first steps",

@@ -236,7 +236,6 @@ class Sitting:
 
     @property
     def _step(self) -> int:
-        """The step that was last begun, whether its end was reached or not."""
         return self.state.step if self.feed.latest is None else self.feed.latest
 
 

@@ -103,7 +103,6 @@ class _Answering:
         self.thread.start()
 
     def close(self) -> None:
-        """Return when all that came is answered."""
         signal.set_wakeup_fd(self.previous)
         _told.discard(self.told.fileno())
         self.told.close()

@@ -113,7 +113,6 @@ def _computed_again(
 
 
 def _contexts(block: nn.Module, selective: bool) -> _Contexts:
-    """Called when a block is entered; returns in what it is computed, and computed again."""
     first, again = _selected() if selective else (nullcontext(), nullcontext())
     return first, _AsBefore(again, block)
 

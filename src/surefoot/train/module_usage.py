@@ -104,7 +104,6 @@ class Watch:
                 self.at_work.clear()
 
     def problems(self) -> list[str]:
-        """In words; that a model is never called only where nothing says what is done instead."""
         found = [*self.outside_problems(), *self._sharding_problems()]
         if found or self.calls:
             return found

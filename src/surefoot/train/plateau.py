@@ -63,6 +63,7 @@ class Plateau:
 
     @property
     def evaluations(self) -> str:
+        """How many it waits, in words."""
         return "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
 
 

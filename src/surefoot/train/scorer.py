@@ -125,7 +125,6 @@ class Scoring:
         return {name: averages[name].model if name in averages else model for name, model in self.state.models.items()}
 
     def _forward(self) -> Any:
-        """What is called to score: the model, or several by name."""
         models: dict[str, Any] = dict(self.models())
         if self.compiling.on:  # callables of their own: what training compiled is specialised to its mode and shapes
             self.callables = self.callables or {
