@@ -19,7 +19,14 @@ from .losses.dense import cross_entropy
 from .losses.fused_head import linear_cross_entropy
 from .losses.mixing import Mixed, mixed, mixed_cross_entropy
 from .mean import Mean
-from .metrics.classification import Classified, classification_scores, classified, top_k_accuracy
+from .metrics.classification import (
+    Classified,
+    accuracy,
+    classification_scores,
+    classified,
+    perplexity,
+    top_k_accuracy,
+)
 from .optim.lr_multipliers import Rates, frozen, layer_decay, width_scaling
 from .optim.specs import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
 from .plan.schedule_plot import schedule_picture
@@ -45,7 +52,7 @@ from .tokenizers.subwords import SubwordTokenizer
 from .tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
 from .tracking.panels import ConfusionMatrix, Curves, Example, Examples, Panels, Picture, Pictures, TintedText
 from .train.early_stopping import EarlyStopping
-from .train.evaluate import Split, accuracy, perplexity
+from .train.evaluate import Split
 from .train.loop import Step, forward_backward, update
 from .train.plateau import Plateau
 from .train.scorer import split_scores

@@ -212,7 +212,7 @@ class SavedRun:
         from torch.nn import Module
 
         from surefoot.recipes.program import choose_checkpoint
-        from surefoot.train.state_dict import load_weights
+        from surefoot.train.model_weights import load_weights
 
         contents = choose_checkpoint(self.path, str(checkpoint))
         if model is None:

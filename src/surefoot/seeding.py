@@ -101,7 +101,6 @@ class Undrawn:
         self.expected: tuple[int, float] | None = None
 
     def begin(self) -> None:
-        """Set both generators to the known bits."""
         if self.expected is None:
             _set_known()
             self.expected = _next_numbers()

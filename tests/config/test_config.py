@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from in_one import in_one
+from surefoot.config.setting import default, setting
 from surefoot.config.toml import program, to_toml, values
-from surefoot.config.train_settings import TrainSettings, clipping, default, setting
+from surefoot.config.train_settings import TrainSettings, clipping
 from surefoot.config.tree import flatten, layered, nearest, unflatten
 from surefoot.errors import ConfigError
 

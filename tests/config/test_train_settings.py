@@ -18,13 +18,17 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.config.settings_table import settings_table, texts_of
-from surefoot.config.train_settings import Role, TrainSettings, default, names_of, setting, shared_by_ranks
+from surefoot.config.setting import Role, default, names_of, setting, shared_by_ranks
+from surefoot.config.train_settings import TrainSettings
 from surefoot.diagnose.run_settings import Described
 from surefoot.recipes import gpt, images, translation
 from waiting import HANG_S
 
 DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+
+from write_settings import settings_table, texts_of  # noqa: E402
+
 ORDER = re.findall(
     r"\w+",
     """
@@ -83,7 +87,7 @@ def test_a_new_default_keeps_check_text_and_role() -> None:
 def test_the_defaults_that_a_recipe_changes_are_these() -> None:
     own = {field.name: field.default for field in dataclasses.fields(TrainSettings)}
     changed = {
-        (kind.__module__.rpartition(".")[2], field.name): field.default
+        (kind.__module__.split(".")[2], field.name): field.default
         for kind in (sf.Run, gpt.Config, images.Config, translation.Config)
         for field in dataclasses.fields(kind)
         if field.name in own and field.default != own[field.name]

@@ -280,9 +280,9 @@ def test_the_configuration_of_a_run_holds_what_was_chosen(
     file = tmp_path / "program.py"
     file.write_text(
         "import sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "import surefoot as sf\nfrom surefoot.config.train_settings import TrainSettings, default\n"
-        "from dataclasses import dataclass\nfrom train import test_auto_precision\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import surefoot as sf\nfrom surefoot.config.setting import default\nfrom surefoot.config.train_settings import TrainSettings\n"
+        "from dataclasses import dataclass\nimport test_auto_precision\n"
         "@dataclass(kw_only=True)\n"
         "class Config(TrainSettings):\n    length: str = default('4 steps')\n    batch_size: int | str = default(16)\n"
         "def build(config: Config) -> sf.Run:\n"

@@ -56,9 +56,9 @@ def test_a_device_that_does_not_multiply_in_8_bits_is_refused(monkeypatch: pytes
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA A100")
     with pytest.raises(sf.ConfigError, match=r"this device is NVIDIA A100, of 8\.0"):
-        sf.precision.precision("fp8", torch.device("cuda", 0))
+        formats.precision("fp8", torch.device("cuda", 0))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
-    assert sf.precision.precision("fp8", torch.device("cuda", 0)).name == "fp8"
+    assert formats.precision("fp8", torch.device("cuda", 0)).name == "fp8"
 
 
 def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from in_one import in_one
 from ragged import CLASSES, FEATURES, counted_targets, plain_mean, tokens
 from surefoot.tracking.jsonl import records
 from surefoot.train.layer_hooks import FLAT_ENDS, Activity
-from surefoot.train.layer_stats import Seen, Watched
+from surefoot.train.layer_stats import Watched
 from surefoot.train.step_watch import UNWATCHED
 
 SAMPLES, STEPS = 24, 4
@@ -396,12 +396,6 @@ def test_modules_that_are_compiled_by_themselves_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2))
     model[1].compile(backend="eager")
     assert list(observed(model)) == ["0", "2"]
-
-
-def test_seen_is_put_back() -> None:
-    one, other = Seen({"b", "a"}), Seen()
-    other.load_state(json.loads(json.dumps(one.state())))
-    assert other == one
 
 
 def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from surefoot.cli.processes import Several, among_settings, as_before
 from surefoot.cli.settings import read_settings
 from surefoot.cli.train import AcceptChange, start
 from surefoot.config.paths import file_text
+from surefoot.config.setting import names_of
 from surefoot.config.toml import origins as origins_in
 from surefoot.config.toml import program as program_of
-from surefoot.config.train_settings import TrainSettings, names_of
+from surefoot.config.train_settings import TrainSettings
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.program import read_program
 

@@ -66,9 +66,7 @@ def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batch
             f"  give both in one of them: --micro-batch-size {_written(piece, unit)}"
         )
     if piece < 1 or whole % piece:
-        divisors = [size for size in range(1, whole + 1) if whole % size == 0]
-        below = max((size for size in divisors if size < piece), default=1)
-        above = min((size for size in divisors if size > piece), default=whole)
+        below, above = _divisors_beside(piece, whole)
         near = " or ".join(_written(size, unit) for size in sorted({below, above}))
         fitting = _written(max(1, round(whole / max(piece, 1))) * max(piece, 1), unit)
         raise ConfigError(
@@ -87,14 +85,19 @@ def one_each(batch_size: int | str, *, ranks: int) -> int | str:
     whole, unit = _parsed("batch_size", batch_size)
     if whole < 1 or whole % ranks == 0:
         return whole // ranks if unit == "samples" else f"{whole // ranks} tokens"
-    able = [number for number in range(1, whole + 1) if whole % number == 0]
-    below = max(number for number in able if number < ranks)
-    above = min((number for number in able if number > ranks), default=below)
+    below, above = _divisors_beside(ranks, whole)
     raise ConfigError(
         f"batch_size = {batch_size} cannot be shared evenly by {ranks} ranks\n"
-        f"  nearest that can: {below}{f' or {above}' if above != below else ''} ranks; or batch_size"
+        f"  nearest that can: {below}{f' or {above}' if above > ranks else ''} ranks; or batch_size"
         f" {_written(-(-whole // ranks) * ranks, unit)}"
     )
+
+
+def _divisors_beside(number: int, whole: int) -> tuple[int, int]:
+    """The nearest divisors below and above a number; 1 and `whole` where there are none."""
+    divisors = [size for size in range(1, whole + 1) if whole % size == 0]
+    below = max((size for size in divisors if size < number), default=1)
+    return below, min((size for size in divisors if size > number), default=whole)
 
 
 def _parsed(name: str, size: int | str) -> tuple[int, Literal["samples", "tokens"]]:

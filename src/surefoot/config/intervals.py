@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.config.durations import Every, Length, planned, seconds
-from surefoot.config.train_settings import TrainSettings, cadences
+from surefoot.config.setting import cadences
+from surefoot.config.train_settings import TrainSettings
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Literal
 
 from surefoot.errors import ConfigError
 
@@ -106,9 +106,7 @@ def fsdp(
 
 
 def strategy_of(setting: Kind, sharding: Sharding) -> Strategy:
-    """Both settings of the command line as one."""
-    held: dict[str, Any] = {field.name: vars(sharding)[field.name] for field in fields(Sharding)}
-    return Strategy(kind=setting, **held)
+    return Strategy(kind=setting, **vars(sharding))
 
 
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:

@@ -50,7 +50,6 @@ class Row:
     gains: Mapping[str, float]
 
     def holds(self, facts: Facts) -> bool:
-        """Whether these facts lie in the region."""
         sizes = ((self.width, facts.width), (self.rows, facts.rows), (self.positions, facts.positions))
         return self.layers == facts.layers and all(low <= size <= high for (low, high), size in sizes)
 

@@ -38,9 +38,8 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
             continue
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")
-        item = tomlkit.item(
-            list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-        )
+        plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        item = tomlkit.item(plain)
         origin = origins.get(name, "default")
         item.comment("".join(letter if letter.isprintable() else "?" for letter in origin))  # as TOML wants it
         _table(path, tables).add(leaf, item)
@@ -128,7 +127,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _table(path: str, tables: dict[str, Any]) -> Any:
-    """The table of that dotted path, made with its parents where it is not there yet."""
     import tomlkit
 
     if path not in tables:

@@ -28,7 +28,7 @@ STAYS: Mapping[str, Any] = {"stays": True}
 def flatten(config: Any) -> dict[str, Any]:
     """Dotted names and values of a configuration, in the order of its fields.
 
-    >>> from surefoot.config import TrainSettings
+    >>> from surefoot.config.train_settings import TrainSettings
     >>> flatten(TrainSettings(length="2 epochs", batch_size=8))["length"]
     '2 epochs'
     """
@@ -48,7 +48,7 @@ def unflatten(values: Mapping[str, Any], kind: type[T], *, where: str = "setting
     `where` is where the values were found, for messages. Raises one `ConfigError` for all unknown names,
     values of another type, and names that have neither value nor default.
 
-    >>> from surefoot.config import TrainSettings
+    >>> from surefoot.config.train_settings import TrainSettings
     >>> unflatten({"length": "2 epochs", "batch_size": 8, "ema": 0.5}, TrainSettings).ema
     0.5
     """
@@ -66,7 +66,7 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
     A preset's settings of an optimizer are for that one: where a later layer changes a field that `LEADS`, what earlier ones
     say of the fields beside it is forgotten.
 
-    >>> from surefoot.config import TrainSettings
+    >>> from surefoot.config.train_settings import TrainSettings
     >>> layers = [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})]
     >>> config, origins = layered(TrainSettings, layers)
     >>> config.seed, origins["seed"], origins["length"], origins["clip"]
@@ -135,7 +135,6 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def _built(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
-    """An instance of `kind`, or None after adding to `problems`."""
     hints = typing.get_type_hints(kind)
     given: dict[str, Any] = {}
     before = len(problems)
@@ -253,7 +252,6 @@ def _all(problems: Sequence[str], where: str = "") -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as one would write it in a file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else "absent" if value is None else repr(value)

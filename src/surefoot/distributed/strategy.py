@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from surefoot.distributed.world import World
 
 
 def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, begun: bool = False) -> None:

@@ -5,7 +5,8 @@ Shapes: B batch, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 
 _MANY = 5  # classes, of which "among the five likeliest" says nothing
+
+_LARGEST_EXPONENT = 709.0  # math.exp of more overflows
 
 
 class Classified(NamedTuple):
@@ -84,3 +87,23 @@ def classification_scores(found: Sequence[Classified], *, classes: int) -> dict[
     if classes > _MANY:
         scores["top_5_accuracy"] = sum(one.rank < _MANY for one in found) / len(found)
     return scores | {"confusion": confusion.tolist()}
+
+
+def accuracy(model: Any, batch: Any) -> Mean:
+    """The fraction of samples whose largest output is the labelled one; `batch` is (inputs, labels).
+
+    Outputs are (B, C) or (B, C, ...), labels (B,) or (B, ...); labels below 0 are not counted.
+    """
+    inputs, labels = batch
+    guesses = model(inputs).argmax(dim=1)
+    counted = labels >= 0
+    return Mean(((guesses == labels) & counted).sum(), counted.sum())
+
+
+def perplexity(scores: Mapping[str, float]) -> float:
+    """The exponential of the mean loss in nats; infinite where that is. Only of a loss that is not smoothed.
+
+    >>> round(perplexity({"loss": math.log(50.0)}), 6)
+    50.0
+    """
+    return math.exp(scores["loss"]) if scores["loss"] < _LARGEST_EXPONENT else math.inf

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import surefoot as sf
 from surefoot.config.parallel import Kind, Sharding, strategy_of
-from surefoot.config.train_settings import TrainSettings, ordered, setting
+from surefoot.config.setting import ordered, setting
+from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.optim.specs import OPTIMIZERS, named
 from surefoot.schedules import lr_schedule as schedules

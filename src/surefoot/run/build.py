@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.changes import change_names
-from surefoot.config.intervals import Timetable, timetable
+from surefoot.config.intervals import timetable
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
-from surefoot.config.train_settings import clipping, identity_of, shared_by_ranks
+from surefoot.config.setting import identity_of, shared_by_ranks
+from surefoot.config.train_settings import clipping
 from surefoot.data import order_build
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.data.pipeline import Supply
@@ -26,56 +26,24 @@ from surefoot.optim.build import Decided
 from surefoot.optim.specs import OptimizerSpec
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Saving, began_with
-from surefoot.run.components import RunComponents
+from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.validate import check_settings, json_settings
-from surefoot.schedules.lr_schedule import Joined, Schedule, constant
+from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import Screen
 from surefoot.tracking.external.registry import trackers_of
-from surefoot.tracking.live_terminal import screen
 from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, checked_files
-from surefoot.train.activation_checkpointing import compute_again, in_words
 from surefoot.train.channels_last import Layout, layout
-from surefoot.train.compile import Compiling, compiled, compiling
-from surefoot.train.early_stopping import Watch, watched
+from surefoot.train.compile import compiled, compiling
+from surefoot.train.components import printed
+from surefoot.train.early_stopping import watched
 from surefoot.train.loop import State, Task
-from surefoot.train.parallel_check import check_first_pass
-from surefoot.train.plateau import Feedback, feedback
-from surefoot.train.precision import Precision
+from surefoot.train.plateau import feedback
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings
 from surefoot.train.scorer import Scoring
 from surefoot.train.state_dict import Whole
-
-if TYPE_CHECKING:
-    from surefoot.distributed.fsdp import Fsdp
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run is to do with its data: which samples a step sees, what is due when, at which rates, and what steers it."""
-
-    supply: Supply
-    times: Timetable
-    schedule: Schedule | Joined  # in steps
-    watch: Watch | None
-    lowering: Feedback | None
-
-
-@dataclass(frozen=True)
-class Models:
-    """The models, how they compute, and how each is trained."""
-
-    by_name: dict[str, nn.Module]
-    precision: Precision
-    compiling: Compiling
-    parallel: Strategy
-    decisions: dict[str, Decided]  # parameter groups
-    architecture: dict[str, str]
-    recomputed: str | None  # which blocks, in words
-    notes: list[str]
-    fsdp: Fsdp | None = None  # what has sharded them
 
 
 def build(settings: RunSettings) -> RunComponents:
@@ -87,7 +55,7 @@ def build(settings: RunSettings) -> RunComponents:
     world, parallel = join_world(settings)
     plan = plan_data(settings, world)
     log = None if world.is_main else RankLog()
-    console = screen(plan.times.length.steps, log) if settings.console else None
+    console = _console(plan.times.length.steps, log) if settings.console else None
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.supply)
     models = shard_models(models, plan.supply)
@@ -136,12 +104,14 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     equal_from_main(models, world)
     notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
     if settings.sync_batch_norm:
-        models, more = assembly.with_synchronised_norms(models, plan.supply.sizes, world)
-        notes += more
+        models = assembly.with_synchronised_norms(models, plan.supply.sizes)
+        notes += ["sync_batch_norm changes nothing in one process"] * (world.size == 1)
     decisions = assembly.decided(models, optimizer, clip=clipping(settings.clip), ema=settings.ema)
-    architecture = {name: assembly.printed(model) for name, model in models.items()}
+    architecture = {name: printed(model) for name, model in models.items()}
     recomputed, how = None, settings.activation_checkpointing
     if how != "off":  # after averages have copied the models: these compute no gradient
+        from surefoot.train.activation_checkpointing import compute_again, in_words
+
         recomputed = in_words(how, compute_again(models, how, blocks=settings.checkpointed_blocks))
     precision, compiles = chosen_precision(settings.precision, device), compiling(settings.compile)
     return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
@@ -153,6 +123,8 @@ def check_first_batch(settings: RunSettings, models: Models, supply: Supply) -> 
     is_sharded = parallel.kind == "fsdp"
     if settings.loss is None or world.on_paper or not (world.size > 1 or is_sharded):
         return
+    from surefoot.train.parallel_check import check_first_pass
+
     by_itself = [part for model in models.by_name.values() for part in gathered(model, parallel)] if is_sharded else ()
     check_first_pass(
         models.by_name,
@@ -177,7 +149,6 @@ def shard_models(models: Models, supply: Supply) -> Models:
 
 
 def build_state(settings: RunSettings, models: Models, world: World) -> State:
-    """Build optimizers and averages: all that steps change."""
     clip = clipping(settings.clip)
     return assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
 
@@ -206,7 +177,6 @@ def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State)
 def assemble(
     settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
 ) -> RunComponents:
-    """Put the components together."""
     supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
     averaged = [average.model for average in state.averages.values()]
     laid = layout(settings.channels_last, [*state.models.values(), *averaged])
@@ -266,6 +236,12 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "data": {"plan": supply.plan.described(), **fingerprint(supply.dataset)},
     }
     return identity_of(settings, resolved)
+
+
+def _console(steps: int, log: RankLog | None) -> Screen:
+    from surefoot.tracking.live_terminal import screen
+
+    return screen(steps, log)
 
 
 def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import Strategy
@@ -46,11 +46,10 @@ def built_models(
     They are converted where the number format needs that.
     """
     named = model if isinstance(model, Mapping) else {"model": model}
-    key = stream_key(seed, "model")
     built: dict[str, nn.Module] = {}
     for place, (name, source) in enumerate(named.items()):
         with untouched(), device if device.type == "meta" else nullcontext():  # on paper nothing is allocated
-            seed_generators(fold(key, place))
+            seed_generators(fold(stream_key(seed, "model"), place))
             found = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
         if not isinstance(found, nn.Module):
             raise ConfigError(
@@ -89,19 +88,14 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
     return [f"{name} {how}" for name in found]
 
 
-def with_synchronised_norms(
-    models: Mapping[str, nn.Module], sizes: Batching, world: World
-) -> tuple[dict[str, nn.Module], list[str]]:
-    """The models with batch normalisation over all ranks, and what is to be said of that.
-
-    `ConfigError` where a rank could have nothing to normalise: the others would wait for it.
-    """
+def with_synchronised_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
+    """The models with batch normalisation over all ranks; `ConfigError` where a rank could have nothing to normalise."""
     if sizes.unit == "tokens":
         raise ConfigError(
             "sync_batch_norm: of batches by tokens some micro-batches may be empty, and ranks would wait for each other\n"
             "  leave it out, or give batch_size in samples"
         )
-    return synchronised(models), ["sync_batch_norm changes nothing in one process"] if world.size == 1 else []
+    return synchronised(models)
 
 
 def decided(
@@ -128,8 +122,6 @@ def decided(
     for name, spec in named.items():
         found[name] = _decided(name, models, spec, clip=clip)
         own_mean = isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
-        if isinstance(spec, OptimizerSpec) and own_mean and ema is not None:
-            raise _nothing_to_average(ema, spec.name)
         if own_mean or ema is not None:
             found[name] = replace(found[name], twin=twin_of(models[name]))
     return found
@@ -167,11 +159,11 @@ def _decided(
 
 
 def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError:
-    """One optimizer for several models is each one's; a teacher that is frozen needs none."""
     others = [each for each, model in models.items() if any(held.requires_grad for held in model.parameters())]
     if not others:
-        kind = type(models[name]).__name__
-        return ConfigError(f"{kind} has no trainable parameter: nothing to train (is every requires_grad False?)")
+        return ConfigError(
+            f"{type(models[name]).__name__} has no trainable parameter: nothing to train (is every requires_grad False?)"
+        )
     wanted = ", ".join(f"{each!r}: ..." for each in others)
     return ConfigError(
         f"{name} has no trainable parameter, and an optimizer was given for it ({', '.join(models)})\n"
@@ -192,10 +184,7 @@ def spread_models(
     for decision in decisions.values():
         if isinstance(decision.spec, OptimizerSpec):
             sharding.refuse_name(decision.spec.name)
-    from surefoot.distributed.fsdp import (
-        Fsdp,
-        sharded,  # which imports seconds of torch
-    )
+    from surefoot.distributed.fsdp import Fsdp, sharded  # imports seconds of torch
 
     fsdp = Fsdp(world, parallel, nominal, {})
     found: dict[str, Decided] = {}
@@ -214,12 +203,7 @@ def spread_models(
 
 
 def built_state(
-    models: dict[str, nn.Module],
-    decisions: Mapping[str, Decided],
-    *,
-    clip: Clip,
-    ema: float | None,
-    world: World,
+    models: dict[str, nn.Module], decisions: Mapping[str, Decided], *, clip: Clip, ema: float | None, world: World
 ) -> State:
     """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
     state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world))
@@ -232,10 +216,9 @@ def built_state(
             state.averages[name] = average
 
     def rebuild(name: str, trained: set[str]) -> None:
-        known = set(state.trained[name].parameters)
         spec, twin = decisions[name].spec, decisions[name].twin
         decision = replace(_decided(name, models, spec, clip=clip, trained=trained), twin=twin)
-        joining = set(decision.parameters) - known
+        joining = set(decision.parameters) - set(state.trained[name].parameters)
         clear([*joining])  # of gradients of a step that did not train them
         if twin is not None:
             twin.copy_parameters(joining)
@@ -253,37 +236,24 @@ def built_state(
     return state
 
 
-def _averages(
-    model: nn.Module, decision: Decided, optimizer: torch.optim.Optimizer, ema: float | None
-) -> Averages | None:
-    """What is evaluated in the model's place; None where that is the model itself."""
+def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: float | None) -> Averages | None:
     twin, kind = decision.twin, kind_of(optimizer)
     if kind is not None and kind.average is not None:
         if ema is not None:
-            raise _nothing_to_average(ema, kind.name)
+            raise ConfigError(
+                f"ema = {ema:g} with {kind.name}: that evaluates a mean of its weights already, so there is nothing to average\n"
+                "  leave ema out (--ema None)"
+            )
         return kind.average(twin or twin_of(model), optimizer)
     return None if ema is None or twin is None else Ema(twin, ema, trained=set(decision.parameters))
-
-
-def _nothing_to_average(ema: float, name: str | None) -> ConfigError:
-    return ConfigError(
-        f"ema = {ema:g} with {name}: that evaluates a mean of its weights already, so there is nothing to average\n"
-        "  leave ema out (--ema None)"
-    )
 
 
 def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
     shape = schedule.described()["shape"]
-    kinds = [kind_of(trained.optimizer) for trained in optimizers.values()]
+    kinds = [kind_of(trained.optimizer) for trained in optimizers.values() if shape != "constant"]
     return [
         f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=surefoot.constant(...), or --schedule.name constant"
         for kind in kinds
-        if kind is not None and kind.average is not None and shape != "constant"
+        if kind is not None and kind.average is not None
     ]
-
-
-def printed(model: nn.Module) -> str:
-    """A model as it prints itself, without addresses, and its parts that are in evaluation mode."""
-    parts = [name for name, part in model.named_modules() if not part.training]
-    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *(f"{name} in evaluation mode" for name in parts)])

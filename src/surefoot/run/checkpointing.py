@@ -104,11 +104,9 @@ class Saving:
             self._say(f"warning: {self.writer.not_pruned}")
 
     def resumed(self, step: int) -> None:
-        """Take notice that the run stands where a checkpoint was made."""
         self.begun_step = self.writer.saved = step
 
     def lost(self) -> bool:
-        """Whether the checkpoint that was saved last is there no more."""
         self.writer.wait()
         return self.writer.saved is not None and not self.store.path(self.writer.saved).is_dir()
 
@@ -133,7 +131,6 @@ class Saving:
 
     @property
     def saved_step(self) -> int | None:
-        """The last step that is safe, as far as this sitting knows."""
         return self.writer.saved
 
 

@@ -1,12 +1,27 @@
-"""The components of a run with what stands around its steps: checkpoints, files of its directory."""
+"""The components of a run with what stands around its steps, and what the stages of `run/build.py` hand on until then."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from torch import nn
+
+from surefoot.config.intervals import Timetable
+from surefoot.config.parallel import Strategy
+from surefoot.data.pipeline import Supply
+from surefoot.optim.build import Decided
 from surefoot.run.checkpointing import Saving
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tracking.rank_log import RankLog
+from surefoot.train.compile import Compiling
 from surefoot.train.components import Components
+from surefoot.train.early_stopping import Watch
+from surefoot.train.plateau import Feedback
+from surefoot.train.precision import Precision
+
+if TYPE_CHECKING:
+    from surefoot.distributed.fsdp import Fsdp
 
 
 @dataclass(kw_only=True)
@@ -23,3 +38,29 @@ class RunComponents(Components):
     def saved_step(self) -> int | None:
         """The last step that is safe on disk; None if none is."""
         return None if self.saving is None else self.saving.saved_step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do with its data: which samples a step sees, what is due when, at which rates, and what steers it."""
+
+    supply: Supply
+    times: Timetable
+    schedule: Schedule | Joined  # in steps
+    watch: Watch | None
+    lowering: Feedback | None
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models, how they compute, and how each is trained."""
+
+    by_name: dict[str, nn.Module]
+    precision: Precision
+    compiling: Compiling
+    parallel: Strategy
+    decisions: dict[str, Decided]  # parameter groups
+    architecture: dict[str, str]
+    recomputed: str | None  # which blocks, in words
+    notes: list[str]
+    fsdp: Fsdp | None = None  # what has sharded them

@@ -9,13 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from surefoot.config.paths import make_no_follow
-from surefoot.errors import (
-    CheckpointError,
-    DivergedError,
-    RankLostError,
-    SurefootError,
-    first_line,
-)
+from surefoot.errors import CheckpointError, DivergedError, RankLostError, SurefootError, first_line
 from surefoot.run import messages
 from surefoot.run.components import RunComponents
 from surefoot.run.stop_requests import Wishes
@@ -105,7 +99,6 @@ def left(parts: RunComponents, *, step: int) -> None:
 
 
 def _wait_for_save(parts: RunComponents) -> None:
-    """Wait for the save in flight, where there is one, and say so where it failed."""
     if parts.saving is not None:
         parts.saving.writer.wait()
         parts.saving.say_failure()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from surefoot.checkpoint.format import Contents
 from surefoot.errors import DivergedError
 from surefoot.replay.on_divergence import seen_at_hand
 from surefoot.run import messages
 from surefoot.run.components import RunComponents
+from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tracking import commands
 from surefoot.train import error_causes
 
@@ -33,7 +35,7 @@ def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tu
         parts.saving.finish(parts.state.step, packed, protected=protected)
         stands = f"weights are those after step {first}, saved as {parts.saving.store.path(parts.state.step)}"
     seen = seen_at_hand(parts, in_a_row or [first])
-    said = messages.divergence(
+    said = _in_words(
         first,
         strange,
         stands,
@@ -57,3 +59,45 @@ def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
         feedback is not None and feedback.standing.step > step
     )
     return alone and not (parts.whole.precision.loss_scale or parts.whole.kept.objects or evaluated)
+
+
+def _in_words(
+    step: int,
+    samples: list[int],
+    stands: str,
+    *,
+    optimizer: dict[str, Any],
+    schedule: Schedule | Joined,
+    most: int,
+    seen: str | None = None,
+    look: str | None = None,
+) -> str:
+    """Why a run was ended after more than `most` steps in a row that were not finite, and what to try.
+
+    `seen` is what looking at the first of them has found, `look` what to type to look oneself.
+    """
+    rate = optimizer.get("lr")
+    stayed = "and stayed so; none of these steps was applied"
+    if most == 0:  # of the steps after it, skipped by the latch, nothing is known
+        stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"
+    lines = [
+        f"loss or gradient became non-finite at step {step} {stayed}",
+        *([] if seen is None else [f"  {seen}"]),
+        f"  {stands}",
+    ]
+    if samples:
+        shown = ", ".join(str(sample) for sample in samples[:5]) + (" ..." if len(samples) > 5 else "")
+        lines.append(
+            f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {shown}: mend or drop them"
+        )
+    elif step == 0:
+        lines.append(
+            "  the model had not been updated yet, so no rate or warm-up is the cause: look at the data, the starting weights, the"
+            " loss (log of 0?)"
+        )
+    else:
+        now = f" (now {rate:g})" if isinstance(rate, float) else ""
+        lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {schedule.warmup})")
+    if look is not None:
+        lines.append(f"  look: {look}")
+    return "\n".join(lines)

@@ -9,18 +9,20 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
 from surefoot.errors import CheckpointError, ConfigError, DivergedError, first_line
 from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
-from surefoot.tracking.panels import FILE, MOST_BYTES, Panel, Panels, fitting, written
-from surefoot.train import state_dict
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
+from surefoot.train.model_weights import weights_of
 from surefoot.train.run_identity import flat
 from surefoot.train.run_settings import Makes
+
+if TYPE_CHECKING:
+    from surefoot.tracking.panels import Panel
 
 LONGEST_S = 60.0  # after which no further panel is begun
 
@@ -38,16 +40,17 @@ def made(
     model: Any,
     *,
     stop: Callable[[], bool] = lambda: False,
-    longest_s: float = LONGEST_S,
     now: Callable[[], float] = perf_counter,
 ) -> Gallery:
-    """The panels of a model, one after the other, until `stop` says so or `longest_s` are over; raises nothing.
+    """The panels of a model, one after the other, until `stop` says so or a minute is over; raises nothing.
 
     What the function has yielded before it failed is kept.
 
     >>> made(lambda model: 1 / 0, None).told
     ('no panels: ZeroDivisionError: division by zero',)
     """
+    from surefoot.tracking.panels import MOST_BYTES, Panel, fitting
+
     found: list[Panel] = []
     told: list[str] = []
     begun = now()
@@ -60,8 +63,8 @@ def made(
             if stop():
                 told.append(f"no more panels than {len(found)}: told to stop")
                 break
-            if now() - begun > longest_s:
-                told.append(f"no more panels than {len(found)}: they took more than {longest_s:.0f} seconds")
+            if now() - begun > LONGEST_S:
+                told.append(f"no more panels than {len(found)}: they took more than {LONGEST_S:.0f} seconds")
                 break
     except Exception as problem:  # whatever a user's function raises ends no run
         kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
@@ -85,21 +88,17 @@ class Evaluations:
 
     @interprets
     def resumed(self, found: Contents) -> None:
-        """Go on with what a checkpoint says is owed."""
         self.due = found.saved.evaluation_due
         self.first = {name: float(value) for name, value in found.saved.first_scores.items()}
         self.ended = found.saved.ended and self.parts.finished  # a run that was made longer has another end
 
     def scores_due(self, done: int) -> bool:
-        """Whether a split is to be scored after so many steps."""
         return bool(self.parts.scoring.names(at_end=False)) and self.parts.timetable.evaluate_due(done)
 
     def sample_due(self, done: int) -> bool:
-        """Whether a sample is to be shown after so many steps."""
         return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
 
     def end_due(self) -> bool:
-        """When the run is over, and what is to be scored then has not been."""
         owed = not self.ended and not self.due and bool(self.parts.scoring.names(at_end=True))
         return owed and self.parts.finished
 
@@ -132,7 +131,7 @@ class Evaluations:
         parts, best = self.parts, self._best()
         names = parts.scoring.names(at_end=True)
         try:
-            with nullcontext() if best is None else state_dict.weights_of(self.state, best):
+            with nullcontext() if best is None else weights_of(self.state, best):
                 found = parts.scoring.scores(names, stop=self._told(names, stop))
         except EvaluationStoppedError:
             parts.say(f"the evaluation of {', '.join(names)} is left to the resume")
@@ -147,7 +146,6 @@ class Evaluations:
             parts.saving.asked = True
 
     def sample(self) -> None:
-        """Record a sample, made by rank 0; one that cannot be made ends no run."""
         assert self.parts.settings.sample_fn is not None
         if not self.parts.world.is_main:  # sharded weights are gathered by all
             self.parts.scoring.sample(lambda _: "")
@@ -165,6 +163,8 @@ class Evaluations:
 
         Given up where `stop`, which is asked on rank 0 alone, says so.
         """
+        from surefoot.tracking.panels import FILE, Panels, written
+
         parts, make, what = self.parts, self.parts.settings.panels_fn, "making the report's panels"
         assert make is not None
         assert parts.directory is not None
@@ -198,7 +198,6 @@ class Evaluations:
         self.journal.show({"kind": "outcome", "step": self.state.step, **outcome})
 
     def _told(self, names: Sequence[str], stop: Callable[[], bool]) -> Callable[[], bool]:
-        """Before each batch, tell whoever watches what is being done; and `stop`."""
         what = f"evaluating {', '.join(names)}"
         self.parts.doing(what)
 

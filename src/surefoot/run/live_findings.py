@@ -84,7 +84,6 @@ class Remarks:
         return worst_first(wrong)
 
     def sentence(self) -> str:
-        """What is wrong at the end, in a sentence; empty if nothing is."""
         return in_a_sentence(self.at_end(), self.command)
 
     def close(self) -> None:
@@ -123,7 +122,6 @@ class Remarks:
         return said.gone_since is not None and step - said.gone_since > _GONE * max(step, self.described.steps or 0)
 
     def _asked(self) -> tuple[int, list[Finding]]:
-        """Steps made, and what is found now, the worst first."""
         begun = self.now()
         history = self.collected.history(self.described)
         found = verdicts(history, broken=self._warn_of)
@@ -132,7 +130,6 @@ class Remarks:
         return history.step, worst_first([verdict for verdict in found if isinstance(verdict, Finding)])
 
     def _take_as_said(self) -> None:
-        """What the records of earlier sittings show was said in those."""
         _, found = self._asked()
         self.said = {finding.name: _Said(SEVERITIES.index(finding.severity)) for finding in found}
 
@@ -151,7 +148,6 @@ class Remarks:
 
 
 def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:
-    """Findings of a session on the console, those of earlier sessions taken as said."""
     directory = parts.directory
     earlier: Iterable[Record] = ()
     if resumed and directory is not None and directory.metrics.exists():

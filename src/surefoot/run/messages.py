@@ -14,7 +14,6 @@ from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import class_name
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
-from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tracking.commands import by_command, resume_command, typed
 from surefoot.tracking.format import duration, number
 from surefoot.tracking.run_directory import RunDirectory
@@ -73,12 +72,7 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
 
 
 def ending(
-    parts: RunComponents,
-    evaluations: Evaluations,
-    *,
-    skipped: int,
-    told_by: str | None = None,
-    findings: str = "",
+    parts: RunComponents, evaluations: Evaluations, *, skipped: int, told_by: str | None = None, findings: str = ""
 ) -> str:
     """Two lines: how a sitting ended, how a score moved and where the time went; and what to look at or type next.
 
@@ -123,48 +117,6 @@ def standing(parts: RunComponents) -> str:
     return f"the newest checkpoint is of step {parts.saved_step}; go on with: {resume_command(parts.directory)}"
 
 
-def divergence(
-    step: int,
-    samples: list[int],
-    stands: str,
-    *,
-    optimizer: dict[str, Any],
-    schedule: Schedule | Joined,
-    most: int,
-    seen: str | None = None,
-    look: str | None = None,
-) -> str:
-    """Why a run was ended after more than `most` steps in a row that were not finite, and what to try.
-
-    `seen` is what looking at the first of them has found, `look` what to type to look oneself.
-    """
-    rate = optimizer.get("lr")
-    stayed = "and stayed so; none of these steps was applied"
-    if most == 0:  # of the steps after it, skipped by the latch, nothing is known
-        stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"
-    lines = [
-        f"loss or gradient became non-finite at step {step} {stayed}",
-        *([] if seen is None else [f"  {seen}"]),
-        f"  {stands}",
-    ]
-    if samples:
-        shown = ", ".join(str(sample) for sample in samples[:5]) + (" ..." if len(samples) > 5 else "")
-        lines.append(
-            f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {shown}: mend or drop them"
-        )
-    elif step == 0:
-        lines.append(
-            "  the model had not been updated yet, so no rate or warm-up is the cause: look at the data, the starting weights, the"
-            " loss (log of 0?)"
-        )
-    else:
-        now = f" (now {rate:g})" if isinstance(rate, float) else ""
-        lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {schedule.warmup})")
-    if look is not None:
-        lines.append(f"  look: {look}")
-    return "\n".join(lines)
-
-
 def script_toml(described: dict[str, Any]) -> str:
     """config.toml of a run that a script of the user's own made: the command that made it, and the resolved settings."""
     import tomlkit
@@ -181,14 +133,12 @@ def script_toml(described: dict[str, Any]) -> str:
 
 
 def _at_end(parts: RunComponents, step: int, scores: dict[str, float]) -> list[str]:
-    """The scores of what is scored when a run is over, and whose weights these are."""
     whose = f"step {step:,}, the best" if step != parts.state.step else f"the last step, {step:,}"
     found = ", ".join(f"{name} {number(value)}" for name, value in scores.items())
     return [f"{found} (scored once, with the weights of {whose})"]
 
 
 def _how_it_went(parts: RunComponents, first: dict[str, float], scores: dict[str, float]) -> list[str]:
-    """How the score that counts moved in the run; nothing where none was taken."""
     watch = parts.whole.watch
     if not scores:
         return []
@@ -198,7 +148,6 @@ def _how_it_went(parts: RunComponents, first: dict[str, float], scores: dict[str
 
 
 def _what_else(parts: RunComponents, skipped: int) -> list[str]:
-    """What the scores do not say: a rate that was lowered, steps that were not applied."""
     told = []
     if parts.state.rate_factor < 1:
         told.append(f"the learning rate was lowered to {parts.state.rate_factor:.3g} of the schedule's")
@@ -210,7 +159,6 @@ def _what_else(parts: RunComponents, skipped: int) -> list[str]:
 
 
 def _where_the_time_went(parts: RunComponents) -> list[str]:
-    """The seconds of all sessions and their parts, as the page tells them, if there are any to speak of."""
     spent = parts.whole.clock.state()["total_s"]
     names = {
         "starting": "first steps",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Contents
 from surefoot.distributed.consistency import Comparison
@@ -21,8 +21,10 @@ from surefoot.run.stop_requests import Wishes
 from surefoot.tracking.logger import Journal
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
-from surefoot.train.parallel_check import CHECKED_STEPS, StateCheck, check_first_pass
 from surefoot.train.step_watch import UNWATCHED, Watch
+
+if TYPE_CHECKING:
+    from surefoot.train.state_check import StateCheck
 
 
 class BetweenSteps:
@@ -43,15 +45,13 @@ class BetweenSteps:
         self.changes: set[str] = set()  # of what is trained, as they were said
 
     def opened(self, state_check: StateCheck | None) -> None:
-        """Begin where the run stands now."""
         self.state_check, self.first_step = state_check, self.state.step
         self.comparison = Comparison(self.parts.world, self.parts.timetable.every["compare_ranks_every"])
         self.layers, self.flags = self._layers(), self.state.trainable.flags
 
     def started(self) -> None:
-        """The loop runs from here on."""
         self.looped_at = self.whole.clock.now()
-        self.later_step = self.state.step + (1 if self.state_check is None else CHECKED_STEPS)
+        self.later_step = self.state.step + (1 if self.state_check is None else self.state_check.steps)
         self.whole.clock.first_steps += range(self.state.step, self.later_step)
         if self.parts.console is not None:
             self.parts.console.started(self.whole.clock.all_s())
@@ -71,7 +71,6 @@ class BetweenSteps:
         return False
 
     def evaluate_due(self, done: int) -> bool:
-        """When scores are due or a sample is; neither where there is nothing to score or to sample with."""
         return self.evaluations.scores_due(done) or self.evaluations.sample_due(done)
 
     def log_due(self, done: int) -> bool:
@@ -84,7 +83,6 @@ class BetweenSteps:
         return saving is not None and (done == self.parts.length.steps or self.wishes.save or saving.due(done))
 
     def evaluate(self, step: Step) -> None:
-        """Score every split after a step, record it, and watch the score that decides what is best; show a sample."""
         self._evaluate()
         if self.evaluations.scores_due(step.index + 1):
             step.scores = self.evaluations.scores
@@ -97,9 +95,8 @@ class BetweenSteps:
         times = self.whole.clock.window()
         values: dict[str, Any] = dict(window.values)
         trained_s = times["training_s"] + times["waiting_s"]
-        counted = values.get("targets", 0.0) - values.get(
-            "starting_targets", 0.0
-        )  # as those seconds, without first steps
+        # first steps are not in those seconds
+        counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
         if counted > 0 and trained_s > 0:
             values["targets_per_s"] = counted / trained_s
         first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
@@ -118,30 +115,25 @@ class BetweenSteps:
             raise tools.diverged(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
-        """Copy the state and write it as a checkpoint in the background."""
         assert self.parts.saving is not None  # save_due says so
         self._keep_directory()
         self.wishes.saved()
         self.parts.saving.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
-        """What looks at a step, where one is due to be looked at when it is made."""
-        watch: Watch = (
-            self.layers.watch(index) if self.parts.timetable.every["watch_every"].due(index + 1) else UNWATCHED
-        )
-        if self.state_check is not None and index < CHECKED_STEPS:
+        due = self.parts.timetable.every["watch_every"].due(index + 1)
+        watch: Watch = self.layers.watch(index) if due else UNWATCHED
+        if self.state_check is not None and index < self.state_check.steps:
             self.state_check.inner, watch = watch, self.state_check
         return watch
 
     def made(self, step: Step) -> None:
         """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
-        if self.state_check is not None and step.index < CHECKED_STEPS:
+        if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
         self.whole.meter.add(step)
         if step.index == self.later_step - 1:
-            self.looped_at = (
-                self.whole.clock.now()
-            )  # what comes once is over: by later steps the time that is left is told
+            self.looped_at = self.whole.clock.now()  # what comes once is over: later steps tell the time that is left
         if isinstance(step.watch, Watched):
             seen = self.layers.read(step.watch, count=step.count)
             if seen is not None:
@@ -150,7 +142,6 @@ class BetweenSteps:
     # --- asked by whoever holds the sitting ----------------------------------------------------------------------
 
     def ask_to_save(self) -> None:
-        """Have a checkpoint written when the step that is being made, or its body, is over."""
         if self.parts.saving is None:
             raise ConfigError("this run has no directory to save to: give Run(out=...)")
         self.wishes.asked_to_save = True
@@ -177,7 +168,6 @@ class BetweenSteps:
             self.save_last()
 
     def save_last(self) -> None:
-        """Have what the run is now on disk before this returns, where it is saved at all."""
         if self.parts.saving is not None:
             self._keep_directory()
             self.parts.saving.finish(self.state.step, self._packed, protected=self._best)
@@ -224,6 +214,8 @@ class BetweenSteps:
             )
         if parts.world.size > 1:
             if parts.task.loss is not None:
+                from surefoot.train.parallel_check import check_first_pass
+
                 models, first = self.state.models, parts.supply.first(self.state.step)
                 precision, unused = self.whole.precision, parts.parallel.unused
                 check_first_pass(
@@ -261,5 +253,5 @@ class BetweenSteps:
 
 
 def latched(state: State, most: int) -> bool:
-    """True where some optimizer has skipped more than `most` steps in a row; waits for the device."""
+    """Whether some optimizer has skipped more than `most` steps in a row; waits for the device."""
     return any(trained.bad_in_a_row.item() > most for trained in state.trained.values())

@@ -6,21 +6,16 @@ import json
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from surefoot.checkpoint import state_dict as contents
 from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 from surefoot.checkpoint.format import Contents
-from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.toml import with_choices
-from surefoot.config.user_code import text_hashes
-from surefoot.data.fingerprints import all_within, hash_of, hashes_of_samples
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import CheckpointError, first_line
 from surefoot.run import messages
@@ -29,11 +24,11 @@ from surefoot.run.components import RunComponents
 from surefoot.tracking.run_directory import RunDirectory, environment
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import Chosen, settle_choices
-from surefoot.train.loss_contract import loss_contract
-from surefoot.train.parallel_check import StateCheck, first_loss
+from surefoot.train.model_weights import file_name, model_state, refuse_lossy
 from surefoot.train.run_identity import differences
 
-_MAX_WEIGHT_BYTES = 2 << 30  # up to which the loss is compared at a resume, for which the weights of step 0 are read
+if TYPE_CHECKING:
+    from surefoot.train import state_check
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Opened:
 
     found: Contents | None = None
     chosen: Chosen = field(default_factory=Chosen)
-    state_check: StateCheck | None = None
+    state_check: state_check.StateCheck | None = None
     loss_contract: str | None = None  # in words, if the batch is cut and the run began now
 
 
@@ -85,14 +80,24 @@ def _begun(parts: RunComponents) -> Opened:
     chosen = settle_choices(parts)
     if parts.compiling.late:
         parts.compile()
-    if parts.settings.init is not None and parts.state.step == 0:
-        parts.say(load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world))
-        for name, average in parts.state.averages.items():
-            average.restart(parts.state.models[name])
+    if (told := start_from_init(parts)) is not None:
+        parts.say(told)
     return Opened(None, chosen, *_checked(parts))
 
 
-def _checked(parts: RunComponents) -> tuple[StateCheck | None, str | None]:
+def start_from_init(parts: RunComponents) -> str | None:
+    """Give the models the weights that `init` names, if no step is made yet; what there is to tell of them."""
+    if parts.settings.init is None or parts.state.step > 0:
+        return None
+    from surefoot.checkpoint.init_weights import load_initial_weights
+
+    told = load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world)
+    for name, average in parts.state.averages.items():
+        average.restart(parts.state.models[name])
+    return told
+
+
+def _checked(parts: RunComponents) -> tuple[state_check.StateCheck | None, str | None]:
     """What looks at the first steps, after its passes if nothing can be kept any more; and the loss contract's verdict, if the
     batch is cut. Leaves everything as it was. Collective.
     """
@@ -100,22 +105,26 @@ def _checked(parts: RunComponents) -> tuple[StateCheck | None, str | None]:
     if check is not None and parts.whole.kept.is_complete:
         check.check_passes((parts.task.loss, parts.supply.first()))
     if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
+        from surefoot.train.loss_contract import loss_contract
+
         with suppress(Exception):  # it will come again in the first step, where it is explained and reported
             holds, words = loss_contract(parts)
             verdict = f"loss    contract {words}" if holds else f"warning: {words}"
     return check, verdict
 
 
-def _state_check(parts: RunComponents) -> StateCheck | None:
+def _state_check(parts: RunComponents) -> state_check.StateCheck | None:
     if not parts.settings.check_state or parts.directory is None or parts.state.step > 0:
         return None
+    from surefoot.train import state_check
+
     exact = parts.device.type == "cpu" or parts.settings.deterministic
-    return StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, exact)
+    return state_check.StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, exact)
 
 
 def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, configuration: str | None) -> Opened:
     now = _begun(parts)
-    state_dict.refuse_lossy(parts.state)
+    refuse_lossy(parts.state)
     parts.fingerprints = _fingerprints(parts, at_beginning=True)
     if unknown := parts.fingerprints["not_looked_into"]:
         parts.say(
@@ -131,7 +140,6 @@ def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, con
 
 
 def _go_on(parts: RunComponents, found: Contents) -> None:
-    """Restore a run from a checkpoint, to go on from there."""
     trainable = parts.state.trainable
     parts.continue_from(found)
     where, main, flags = f"step-{found.step:08d}", parts.world.is_main, trainable.flags
@@ -174,68 +182,20 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
 
 
 def _fingerprints(parts: RunComponents, *, at_beginning: bool) -> dict[str, Any]:
-    """Hashes of samples, of the first micro-batch and of the user's own code, and the loss of that micro-batch. Collective.
+    from surefoot.train.state_check import fingerprints
 
-    `at_beginning` tells whether the models have the weights of step 0; without them, and above 2 GB of weights, no loss is
-    computed. All ranks pass the same micro-batch; what rank 0 finds counts.
-    """
-    parts.doing("looking at what is computed")
-    supply, task, models, loss = parts.supply, parts.task, parts.state.models, parts.task.loss
-    unknown: dict[str, None] = {}
-    hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
-    splits = parts.scoring.splits.items()
-    fingerprints: dict[str, Any] = {
-        "machine": parts.machine(),
-        "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
-        "samples": hashed(supply.dataset),
-        "splits": {name: hashed(split.dataset) for name, split in splits},
-        "micro_batch": None,
-        "loss": None,
-        "draws": False,
-        "failed": False,
-        "sources": {
-            "loss": text_hashes([*(loss.modules() if isinstance(loss, nn.Module) else [loss]), supply.count]),
-            "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
-            "collate": text_hashes([supply.collate]),
-            "data": text_hashes(all_within(supply.dataset)),
-            "optimizer": text_hashes(trained.optimizer for trained in parts.state.trained.values()),
-        },
-        "accepted": [],
-    }
-    micro_batch = supply.beginning()
-    if micro_batch is not None:
-        with suppress(Exception):  # of the user's objects in it
-            sha256 = hash_of(micro_batch.batch, unknown)
-            fingerprints["micro_batch"] = {
-                "sha256": sha256,
-                "count": micro_batch.count,
-                "samples": len(micro_batch.ids),
-            }
-    possible = at_beginning and _has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
-    if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
-        user_state = parts.whole.kept.objects
-        value, fingerprints["draws"] = first_loss(
-            models, loss, micro_batch, key=task.key, precision=task.precision, user_state=user_state
-        )
-        fingerprints |= {"loss": None if value is None else repr(value), "failed": value is None}
-    return dict(parts.world.from_main(fingerprints | {"not_looked_into": list(unknown)}))
-
-
-def _has_small_loss(parts: RunComponents) -> bool:
-    """Whether the run has a loss, and weights that may be read once more for it."""
-    weights = [each for model in parts.state.models.values() for each in model.parameters()]
-    return (
-        parts.task.loss is not None and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
-    )
+    return fingerprints(parts, at_beginning=at_beginning)
 
 
 def _at_beginning(parts: RunComponents, checkpoint: Contents) -> bool:
     """Give the models the weights and modes of step 0, and kept objects their state; False where that cannot be done, or is not
     worth it. Collective.
     """
-    if parts.saving is None or not _has_small_loss(parts):
+    from surefoot.train import state_check
+
+    if parts.saving is None or not state_check.has_small_loss(parts):
         return False
-    models = {state_dict.file_name("model", name): (name, model) for name, model in parts.state.models.items()}
+    models = {file_name("model", name): (name, model) for name, model in parts.state.models.items()}
     try:
         start = checkpoint if checkpoint.step == 0 else parts.saving.at(0, only=[*models, "state"])
     except CheckpointError as problem:
@@ -243,7 +203,7 @@ def _at_beginning(parts: RunComponents, checkpoint: Contents) -> bool:
         return False
     try:
         for file, (name, model) in models.items():
-            contents.load_model(model, state_dict.model_state(start, file, name), where="step-00000000")
+            contents.load_model(model, model_state(start, file, name), where="step-00000000")
             evaluating = set(start.saved.evaluating[name])
             for part, module in model.named_modules():
                 module.training = part not in evaluating
@@ -279,6 +239,5 @@ def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
 
 
 def _accepted_now(parts: RunComponents, checkpoint: Contents) -> list[dict[str, Any]]:
-    """The changes that were accepted when the run went on from a checkpoint."""
     accepted: list[dict[str, Any]] = parts.fingerprints["accepted"]
     return accepted[len(checkpoint.saved.fingerprints["accepted"]) :]

@@ -11,21 +11,23 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from surefoot.checkpoint.format import Contents
-from surefoot.config.train_settings import ordered
+from surefoot.config.setting import ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.errors import ConfigError
 from surefoot.run.build import build
 from surefoot.run.evaluation import made
 from surefoot.run.session import Sitting
-from surefoot.tracking.panels import Panels
 from surefoot.train import state_dict
 from surefoot.train.evaluate import numbers
 from surefoot.train.loop import State, Step
 from surefoot.train.run_identity import differences
 from surefoot.train.run_settings import RunSettings
+
+if TYPE_CHECKING:
+    from surefoot.tracking.panels import Panels
 
 
 @ordered
@@ -142,6 +144,8 @@ class Run(RunSettings):
 
         Each reason why there are not more is a line on the console.
         """
+        from surefoot.tracking.panels import Panels
+
         make = self.parts.settings.panels_fn
         if make is None:
             raise ConfigError("this run has no panels_fn: give Run(panels_fn=...)")

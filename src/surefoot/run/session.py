@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from surefoot.data.leakage_check import first_look
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import refuse_unequal
 from surefoot.run import crash_report, messages, tools
@@ -26,7 +25,6 @@ from surefoot.run.stop_requests import Wishes
 from surefoot.seeding import generators_held
 from surefoot.tracking.external.registry import refuse_missing
 from surefoot.tracking.record import Phase
-from surefoot.train import error_causes
 from surefoot.train.loop import Step, steps
 
 if TYPE_CHECKING:
@@ -114,14 +112,12 @@ class Sitting:
             self.release()
             self.heart.closed()
             tools.write_report(self.parts)
-        stopped_too = isinstance(problem, Exception) and error_causes.of_compiler(problem)  # by the same signal
-        if self.wishes.ended_by is not None and (problem is None or stopped_too):
+        if self.wishes.ended_by is not None and (problem is None or _is_of_compiler(problem)):  # by the same signal
             if self.wishes.ended_by == signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt from problem
             raise SystemExit(128 + self.wishes.ended_by) from problem
 
     def release(self) -> None:
-        """Give signals, settings and files back."""
         with ExitStack() as last_first:  # each of them, whichever fails
             if self.parts.directory is not None:
                 last_first.callback(self.parts.directory.close)
@@ -146,9 +142,7 @@ class Sitting:
             parts.doing("saving")
             self.between.save_last()
         due = evaluations.due
-        went_on = (
-            self.state.step > self.between.first_step or bool(evaluations.scores) or evaluations.at_end is not None
-        )
+        went_on = self.state.step > self.between.first_step or evaluations.scores or evaluations.at_end is not None
         if went_on and self.state.step >= parts.length.steps and parts.settings.sample_fn is not None and not due:
             evaluations.sample()
         if went_on and parts.finished and not due and self.wishes.ended_by is None:
@@ -160,7 +154,8 @@ class Sitting:
             parts.say(messages.ending(parts, evaluations, skipped=skipped, told_by=told_by, findings=findings))
 
     def _look_at_data(self) -> None:
-        """Record what is seen of the data before the first step."""
+        from surefoot.data.leakage_check import first_look
+
         supply, splits = self.parts.supply, self.parts.scoring.splits
         looked = first_look(supply.dataset, {name: split.dataset for name, split in splits.items()}, seed=supply.seed)
         alike = [name for name, split in splits.items() if split.loss]
@@ -172,7 +167,6 @@ class Sitting:
         self.journal.write({"kind": "event", "step": self.state.step, "what": what, **times})
 
     def _show(self) -> None:
-        """What is shown of a run that is over, when all of it is safe."""
         if self.parts.settings.panels_fn is not None and self.parts.directory is not None:
             self.whole.clock.enter("evaluating")
             self.evaluations.show(stop=lambda: self.signals.stop is not None)
@@ -182,7 +176,6 @@ class Sitting:
     # --- the loop ------------------------------------------------------------------------------------------------
 
     def steps(self, *, opened: bool) -> Iterator[Step]:
-        """The steps that are left, made or (`opened`) to be made."""
         if self.running is not None:
             self.running.close()
         self.between.catch_up()
@@ -221,6 +214,8 @@ class Sitting:
                 watch=self.between.watch,
             )
         except Exception as problem:
+            from surefoot.train import error_causes
+
             cause = error_causes.explained(problem, step=self._step, micro_batches=parts.supply.again(self._step))
             if cause is None:
                 raise
@@ -241,8 +236,13 @@ class Sitting:
 
     @property
     def _step(self) -> int:
-        """The step that was last begun, whether its end was reached or not."""
         return self.state.step if self.feed.latest is None else self.feed.latest
+
+
+def _is_of_compiler(problem: BaseException) -> bool:
+    from surefoot.train.error_causes import of_compiler
+
+    return isinstance(problem, Exception) and of_compiler(problem)
 
 
 def _is_interactive() -> bool:

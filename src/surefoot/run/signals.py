@@ -45,7 +45,6 @@ class Signals:
         self.answering: _Answering | None = None
 
     def install(self) -> None:
-        """Take the signals over."""
         if threading.current_thread() is not threading.main_thread():
             return
         self.answering = _Answering(
@@ -57,7 +56,6 @@ class Signals:
             self.previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save)
 
     def restore(self) -> None:
-        """Give them back to whoever had them."""
         for number, handler in self.previous.items():
             signal.signal(number, handler)
         self.previous = {}
@@ -105,7 +103,6 @@ class _Answering:
         self.thread.start()
 
     def close(self) -> None:
-        """Return when all that came is answered."""
         signal.set_wakeup_fd(self.previous)
         _told.discard(self.told.fileno())
         self.told.close()

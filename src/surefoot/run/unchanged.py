@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
-from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import clear
 from surefoot.run.components import RunComponents
+from surefoot.run.resume import start_from_init
 from surefoot.run.run import Run
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import settle_choices
@@ -56,7 +55,8 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
         found = tried.packed()
         try:
             if run.sitting is None:
-                _begin(parts)
+                settle_choices(parts)
+                start_from_init(parts)
             yield parts
         finally:
             clear(state.parameters)
@@ -66,12 +66,3 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
             parts.layout.channels_last, parts.layout.open = layout_before
             parts.described.clear()
             parts.described.update(described_before)
-
-
-def _begin(parts: RunComponents) -> None:
-    """What opening a run does before its first step."""
-    settle_choices(parts)
-    if parts.settings.init is not None and parts.state.step == 0:
-        load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world)
-        for name, average in parts.state.averages.items():
-            average.restart(parts.state.models[name])

@@ -20,7 +20,6 @@ from surefoot.distributed.world import device_called
 from surefoot.errors import ConfigError
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tracking.external.registry import tracker_names
-from surefoot.train.activation_checkpointing import check_how
 from surefoot.train.precision import precision as chosen_precision
 
 _MANY = 10_000  # steps in an epoch, as long as nobody knows
@@ -45,12 +44,7 @@ def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | Non
     check("batch_size", by=lambda: batching(settings.batch_size, settings.micro_batch_size))
     check("length", by=lambda: _check_length(settings, schedule))
     check("trackers", by=lambda: tracker_names(settings.trackers))
-    blocks = settings.checkpointed_blocks
-    check(
-        "activation_checkpointing",
-        "checkpointed_blocks",
-        by=lambda: check_how(settings.activation_checkpointing, blocks),
-    )
+    check("activation_checkpointing", "checkpointed_blocks", by=lambda: _check_recomputation(settings))
     device: list[torch.device] = []
     check("device", by=lambda: device.append(device_called(settings.device)))
     for place in device:
@@ -59,6 +53,14 @@ def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | Non
             check("sync_batch_norm", by=partial(check_device, place))
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _check_recomputation(settings: TrainSettings) -> None:
+    how, blocks = settings.activation_checkpointing, settings.checkpointed_blocks
+    if how != "off" or blocks is not None:
+        from surefoot.train.activation_checkpointing import check_how
+
+        check_how(how, blocks)
 
 
 def _check_length(settings: TrainSettings, schedule: Schedule | Joined | None) -> None:

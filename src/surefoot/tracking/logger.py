@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Contents
 from surefoot.tracking.console import Screen
-from surefoot.tracking.external.client import Tracker
 from surefoot.tracking.jsonl import JsonLines
 from surefoot.tracking.record import Record, Sink
 from surefoot.tracking.run_directory import RunDirectory
-from surefoot.tracking.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from surefoot.tracking.external.client import Tracker
+    from surefoot.tracking.tensorboard import TensorBoard
 
 
 class Journal:
@@ -23,13 +25,18 @@ class Journal:
         self.sinks: list[Sink] = [console] if console is not None else []
         self.metrics: JsonLines | None = None
         self.directory: RunDirectory | None = None
+        self.board: TensorBoard | None = None
+        self.trackers: list[Tracker] = []
         self.failing: list[Sink] = []  # those that have been warned of
 
     def open(self, directory: RunDirectory, *, step: int, found: Contents | None) -> None:
         """Go on with the files of a directory after `step` steps; `found` is the checkpoint that they are gone on from."""
+        from surefoot.tracking.tensorboard import TensorBoard
+
         noted_bytes = 0 if found is None or found.log is None else found.log[0]
         self.directory, self.metrics = directory, JsonLines(directory.metrics, noted_bytes=noted_bytes)
-        self.sinks += [self.metrics, TensorBoard(directory.path / "tensorboard", from_step=step)]
+        self.board = TensorBoard(directory.path / "tensorboard", from_step=step)
+        self.sinks += [self.metrics, self.board]
         if found is None:
             return
         if found.log is not None and not self.metrics.holds(*found.log):
@@ -38,7 +45,7 @@ class Journal:
 
     def make_again(self) -> bool:
         """Write the files of records again if they were deleted meanwhile; return whether any was."""
-        files = [sink.appended for sink in self.sinks if isinstance(sink, JsonLines | TensorBoard)]
+        files = [sink.appended for sink in (self.metrics, self.board) if sink is not None]
         deleted = [file for file in files if file.was_deleted()]
         for file in deleted:
             if self.directory is not None:
@@ -49,7 +56,10 @@ class Journal:
 
     def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
         """Let trackers have what is written from now on, beside the directory's own files."""
-        self.sinks += [Tracker(name, out=directory.path, settings=settings) for name in names]
+        from surefoot.tracking.external.client import Tracker
+
+        self.trackers = [Tracker(name, out=directory.path, settings=settings) for name in names]
+        self.sinks += self.trackers
 
     def write(self, record: Record) -> None:
         """Hand a record to all that take them."""
@@ -72,9 +82,8 @@ class Journal:
 
     def close(self) -> None:
         """Close all of them, whichever fails."""
-        for sink in self.sinks:
-            if isinstance(sink, Tracker):  # they finish at the same time
-                sink.ask_to_close()
+        for tracker in self.trackers:  # they finish at the same time
+            tracker.ask_to_close()
         with ExitStack() as last_first:
             for sink in reversed(self.sinks):
                 last_first.callback(self._close, sink)
@@ -87,12 +96,16 @@ class Journal:
         try:
             sink.close()
         except Exception as problem:
-            self._say(f"WARNING: records are missing in {_name(sink)}: {_words(problem)}")
+            self._say(f"WARNING: records are missing in {self._name(sink)}: {_words(problem)}")
 
     def _warn_of(self, sink: Sink, problem: Exception) -> None:
         if sink not in self.failing:
             self.failing.append(sink)
-            self._say(f"WARNING: records do not reach {_name(sink)}: {_words(problem)}; training goes on")
+            self._say(f"WARNING: records do not reach {self._name(sink)}: {_words(problem)}; training goes on")
+
+    def _name(self, sink: Sink) -> str:
+        names = {id(self.metrics): "metrics.jsonl", id(self.board): "tensorboard"}
+        return (names | {id(each): each.name for each in self.trackers}).get(id(sink), "the console")
 
     def _say(self, text: str) -> None:
         if self.console is not None:
@@ -104,11 +117,3 @@ def _words(problem: Exception) -> str:
     if isinstance(problem, OSError):
         return str(problem.strerror or problem)
     return f"{type(problem).__name__}: {problem}".partition("\n")[0]
-
-
-def _name(sink: Sink) -> str:
-    if isinstance(sink, Tracker):
-        return sink.name
-    if isinstance(sink, JsonLines):
-        return "metrics.jsonl"
-    return "tensorboard" if isinstance(sink, TensorBoard) else "the console"

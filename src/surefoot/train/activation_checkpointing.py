@@ -16,11 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from surefoot.distributed.blocks import blocks_of
 from surefoot.errors import ConfigError
@@ -117,7 +113,6 @@ def _computed_again(
 
 
 def _contexts(block: nn.Module, selective: bool) -> _Contexts:
-    """Called when a block is entered; returns in what it is computed, and computed again."""
     first, again = _selected() if selective else (nullcontext(), nullcontext())
     return first, _AsBefore(again, block)
 

@@ -18,11 +18,6 @@ from torch.utils import _pytree as pytree
 from surefoot.config import speed_table
 from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
 from surefoot.data.buckets import Buckets
-from surefoot.models.gpt_layers import Attention
-from surefoot.models.layers import RMSNorm
-from surefoot.models.resnet import ResNet
-from surefoot.models.seq2seq_layers import CrossAttention, SelfAttention
-from surefoot.models.simple_cnn import SimpleCNN
 from surefoot.train.precision import Precision, instruction_set
 
 if TYPE_CHECKING:  # the rest of a run has clocks
@@ -30,7 +25,7 @@ if TYPE_CHECKING:  # the rest of a run has clocks
     from surefoot.train.components import Components
 
 _OTHER_SHARE = 0.01  # of a model's numbers may be in layers of kinds that were not measured
-_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, RMSNorm)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
 
 
 @dataclass(frozen=True)
@@ -139,12 +134,18 @@ def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
     ('linear', 200)
     >>> model_facts({"model": nn.LSTM(8, 8)})
     """
+    from surefoot.models.gpt_layers import Attention
+    from surefoot.models.layers import RMSNorm
+    from surefoot.models.resnet import ResNet
+    from surefoot.models.seq2seq_layers import CrossAttention, SelfAttention
+    from surefoot.models.simple_cnn import SimpleCNN
+
     parts = [part for model in models.values() for part in model.modules()]
     matrices = [part for part in parts if isinstance(part, nn.Linear | nn.Conv2d)]
     if len(models) != 1 or not matrices or any(isinstance(part, nn.Conv2d) and part.groups > 1 for part in matrices):
         return None
     attention = any(isinstance(part, Attention | SelfAttention) for part in parts)
-    measured = (nn.Linear, nn.Conv2d, *_NORMS, *((nn.Embedding,) if attention else ()))
+    measured = (nn.Linear, nn.Conv2d, RMSNorm, *_NORMS, *((nn.Embedding,) if attention else ()))
     other = sum(_own_numbers(part) for part in parts if not isinstance(part, measured))
     if other > _OTHER_SHARE * sum(_own_numbers(part) for part in parts):
         return None

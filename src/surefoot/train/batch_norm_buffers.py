@@ -8,11 +8,13 @@ applied all of them are what they were. Left alone, 1 x 4 and 4 x 1 micro-batche
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.distributed.world import World
+if TYPE_CHECKING:
+    from surefoot.distributed.world import World
 
 
 class BatchStatistics:
@@ -117,5 +119,4 @@ class BatchStatistics:
         self.before, self.changes, self.passes = [], [], 0
 
     def tensors(self) -> list[Tensor]:
-        """The buffers as they are."""
         return [buffer for module, name in self.owners if (buffer := module._buffers[name]) is not None]

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
-from surefoot.models.layers import channels_side_by_side
 
 
 @dataclass
@@ -33,6 +32,8 @@ class Layout:
         """What a model is called with: images (B, C, H, W) in the layout that was chosen, all else as it is."""
         if not self.channels_last:
             return None
+        from surefoot.models.layers import channels_side_by_side
+
         return tuple(channels_side_by_side(held) if _is_images(held) else held for held in inputs)
 
 

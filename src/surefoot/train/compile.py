@@ -42,11 +42,10 @@ def compiling(asked: object) -> Compiling:
     >>> compiling(True).on, compiling("auto").on, compiling("auto").open
     (True, False, True)
     """
-    match asked:
-        case bool():
-            return Compiling(asked, on=asked)
-        case "auto":
-            return Compiling("auto", open=True)
+    if isinstance(asked, bool):
+        return Compiling(asked, on=asked)
+    if asked == "auto":
+        return Compiling("auto", open=True)
     raise ConfigError(f"compile = {asked!r}: True, False, or 'auto', which looks it up in a table")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch import nn
 
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
@@ -26,7 +28,6 @@ from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.channels_last import Layout
 from surefoot.train.compile import Compiling, compiled
 from surefoot.train.loop import State, Task
-from surefoot.train.parallel_check import make_ready
 from surefoot.train.run_identity import (
     differences,
     flat,
@@ -66,22 +67,18 @@ class Components:
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
         return self.world.device
 
     @property
     def state(self) -> State:
-        """Models, optimizers and the number of steps made."""
         return self.whole.state
 
     @property
     def length(self) -> Length:
-        """How long the run is."""
         return self.timetable.length
 
     @property
     def compiled(self) -> bool:
-        """Whether the models are compiled; not yet where that is left open."""
         return self.compiling.on
 
     @property
@@ -113,9 +110,12 @@ class Components:
         )
 
     def make_ready(self) -> None:
-        """Make passes of several ranks alike from the first step on (`first_pass.make_ready`). Collective."""
-        user_state = self.whole.kept.objects
-        make_ready(self.task, self.state, self.supply.first, user_state=user_state, world=self.world)
+        """Make passes of several ranks alike from the first step on (`parallel_check.make_ready`). Collective."""
+        if self.world.size > 1:
+            from surefoot.train.parallel_check import make_ready
+
+            user_state = self.whole.kept.objects
+            make_ready(self.task, self.state, self.supply.first, user_state=user_state, world=self.world)
 
     def machine(self) -> dict[str, Any]:
         """What equal bits depend on besides the configuration."""
@@ -172,7 +172,6 @@ class Components:
             self.compile()
 
     def follow_trainable(self) -> None:
-        """Train what is trainable now, on this rank and with the others; what all of them have frozen must be the same."""
         self.state.trainable.follow()
         self.task.ranks.follow_trainable()
 
@@ -230,6 +229,11 @@ class Components:
             self.console.doing(what)
 
     def say(self, text: str) -> None:
-        """A line of prose on the console, where there is one."""
         if self.console is not None:
             self.console.say(text)
+
+
+def printed(model: nn.Module) -> str:
+    """A model as it prints itself, without addresses, and its parts that are in evaluation mode."""
+    parts = [name for name, part in model.named_modules() if not part.training]
+    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *(f"{name} in evaluation mode" for name in parts)])

@@ -94,11 +94,15 @@ def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: C
     watch = Watch(text)
     if early_stopping is not None:
         watch = Watch(text, minimum_improvement=early_stopping.minimum_improvement, patience=early_stopping.patience)
-    if watch.score.split("/")[0] not in splits:
-        raise ConfigError(
-            f"cannot watch {watch.score!r}: no split of that name; there are: {', '.join(splits) or 'none'}"
-        )
+    refuse_unknown_split(watch.score, splits)
     return watch
+
+
+def refuse_unknown_split(score: str, splits: Collection[str], *, by: str = "") -> None:
+    if score.split("/", maxsplit=1)[0] not in splits:
+        raise ConfigError(
+            f"{by}cannot watch {score!r}: no split of that name; there are: {', '.join(splits) or 'none'}"
+        )
 
 
 def parsed(text: str) -> tuple[Literal["min", "max"], str]:

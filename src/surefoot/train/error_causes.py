@@ -6,12 +6,12 @@ import os
 import re
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError as RecomputedOtherwise
 
 from surefoot.data.loader import MicroBatch
@@ -84,29 +84,24 @@ def _in_cross_entropy(problem: BaseException) -> bool:
 
 def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
     """Ids of the samples whose floating inputs hold a NaN or an infinity; reads the tensors."""
-    found: list[int] = []
-    for micro_batch in micro_batches:
-        for tensor in _tensors(micro_batch.batch):
-            if tensor.is_floating_point() and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
-                bad = ~torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
-                found += [int(micro_batch.ids[row]) for row in bad.nonzero().flatten().tolist()]
-    return sorted(set(found))
+    return _ids_where(micro_batches, lambda rows: ~torch.isfinite(rows) if rows.is_floating_point() else None)
 
 
 def _samples_with(value: int, micro_batches: Sequence[MicroBatch]) -> str:
-    found: list[int] = []
+    def equal(rows: Tensor) -> Tensor | None:
+        whole = not rows.is_floating_point() and not rows.is_complex() and rows.dtype != torch.bool
+        return rows == value if whole else None
+
+    return ", ".join(str(sample) for sample in _ids_where(micro_batches, equal)[:5])
+
+
+def _ids_where(micro_batches: Sequence[MicroBatch], where: Callable[[Tensor], Tensor | None]) -> list[int]:
+    """Ids of the samples for which `where` is true somewhere in a row of some tensor; it is None for tensors of another kind."""
+    ids: set[int] = set()
     for micro_batch in micro_batches:
-        for tensor in _tensors(micro_batch.batch):
-            whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
-            if whole and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
-                rows = (tensor.reshape(len(tensor), -1) == value).any(dim=1)
-                found += [int(micro_batch.ids[row]) for row in rows.nonzero().flatten().tolist()]
-    return ", ".join(str(sample) for sample in sorted(set(found))[:5])
-
-
-def _tensors(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch]
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    return [tensor for part in batch for tensor in _tensors(part)] if isinstance(batch, list | tuple) else []
+        for tensor in pytree.tree_leaves(micro_batch.batch):
+            if isinstance(tensor, Tensor) and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
+                places = where(tensor.reshape(len(tensor), -1))
+                rows = [] if places is None else places.any(dim=1).nonzero().flatten().tolist()
+                ids.update(int(micro_batch.ids[row]) for row in rows)
+    return sorted(ids)

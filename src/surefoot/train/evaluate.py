@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from surefoot.data.loader import MicroBatch
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DivergedError
 from surefoot.mean import Mean, add_each
@@ -18,7 +18,6 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.distributed_eval import as_recorded, scores_together
 from surefoot.train.precision import Precision
 
-_LARGEST_EXPONENT = 709.0  # math.exp of more overflows
 Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
 
 
@@ -95,40 +94,9 @@ class EvaluationStoppedError(Exception):
     """The evaluation was given up, because whoever asked for it has to stop."""
 
 
-class Counted(Protocol):
-    """A batch with the number of its targets."""
-
-    @property
-    def batch(self) -> Any: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def void(self) -> bool: ...
-
-
-def accuracy(model: Any, batch: Any) -> Mean:
-    """The fraction of samples whose largest output is the labelled one; `batch` is (inputs, labels).
-
-    Outputs are (B, C) or (B, C, ...), labels (B,) or (B, ...); labels below 0 are not counted.
-    """
-    inputs, labels = batch
-    guesses = model(inputs).argmax(dim=1)
-    counted = labels >= 0
-    return Mean(((guesses == labels) & counted).sum(), counted.sum())
-
-
-def perplexity(scores: Mapping[str, float]) -> float:
-    """The exponential of the mean loss in nats; infinite where that is. Only of a loss that is not smoothed.
-
-    >>> round(perplexity({"loss": math.log(50.0)}), 6)
-    50.0
-    """
-    return math.exp(scores["loss"]) if scores["loss"] < _LARGEST_EXPONENT else math.inf
-
-
 def scored(
     model: Any,
-    batches: Iterable[Counted],
+    batches: Iterable[MicroBatch],
     *,
     loss: Callable[[Any, Any], Any] | None,
     scores: Sequence[Score],
@@ -180,7 +148,7 @@ def scored(
 
 def scored_by_batch(
     model: Any,
-    batches: Iterable[Counted],
+    batches: Iterable[MicroBatch],
     *,
     score: str,
     loss: Callable[[Any, Any], Any] | None,
@@ -235,12 +203,9 @@ def _judged_alone(
 
 
 def _counted(
-    model: Any, batch: Counted, *, loss: Callable[[Any, Any], Any] | None, scores: Sequence[Score]
+    model: Any, batch: MicroBatch, *, loss: Callable[[Any, Any], Any] | None, scores: Sequence[Score]
 ) -> dict[str, Mean]:
-    """The loss and all scores of one batch."""
-    found: dict[str, Mean] = {}
-    if loss is not None:
-        found |= _losses(loss(model, batch.batch), batch.count)
+    found = {} if loss is None else _losses(loss(model, batch.batch), batch.count)
     for score in scores:
         found |= _means(score(model, batch.batch), score.__name__)
     return found
@@ -249,10 +214,9 @@ def _counted(
 def _means(result: Any, name: str) -> Mapping[str, Mean]:
     """What a score function returned, by name; `ConfigError` where it is no counted mean."""
     means = {name: result} if isinstance(result, Mean) else result
-    wrong = (
-        means if not isinstance(means, Mapping) else next((v for v in means.values() if not isinstance(v, Mean)), None)
-    )
-    if wrong is not None or not isinstance(means, Mapping):
+    given = means.values() if isinstance(means, Mapping) else [means]
+    wrong = next((value for value in given if not isinstance(value, Mean)), None)
+    if wrong is not None:
         raise ConfigError(
             f"the score {name!r} returned a {type(wrong).__name__}, which says not over how many samples it is a mean\n"
             "  return surefoot.Mean(total, count): the sum over the batch, and how many were added; or a dictionary of them"

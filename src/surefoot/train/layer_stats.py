@@ -1,14 +1,13 @@
-"""One step, watched while it is made: the sizes of each parameter's gradient, weights and update, on the device.
+"""The sizes of each parameter's gradient, weights and update in a step that is watched (`train/step_watch.py`), layer by layer.
 
-The loop hands a `Watch` what there is to see; `UNWATCHED` sees nothing, and most steps have that. Nothing here waits for the
-device, and nothing changes what it sees. What was seen is read in `train/layer_stats.py`, when the step is over.
+While the step is made they stay on the device and nothing changes what it sees; `Layers.read` waits, when the step is over.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,18 +44,14 @@ class Watched:
         self.factors: dict[str, Tensor | float] = {}
         self.weights: Named = {}  # before the update
         self.updates: Named = {}
-        self.rows_used: dict[
-            str, tuple[Tensor, int]
-        ] = {}  # of how many: rows of a matrix's gradient that are not all zero
-        self.first: tuple[Tensor | float, Tensor] | None = (
-            None  # targets of the first micro-batch, and norm of its gradient
-        )
-        self.passes = 0
+        # rows of a matrix's gradient that are not all zero, of how many
+        self.rows_used: dict[str, tuple[Tensor, int]] = {}
+        # targets of the first micro-batch, and norm of its gradient
+        self.first: tuple[Tensor | float, Tensor] | None = None
         self._copies: dict[str, list[Tensor]] = {}
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
         """The loss under the eyes of `activity`; before its second call the gradient is that of the first micro-batch."""
-        self.passes += 1
         self.first = None
         several = self.local_times is not None and not self._gradients()
         counted: list[Tensor | float] = []
@@ -64,11 +59,8 @@ class Watched:
         def watched(model: Any, batch: Any) -> Any:
             if several and len(counted) == 1:
                 self.first = counted[0], gradient_norm(self._gradients(), factor=1.0)
-            if self.activity is None:
+            with self.activity or nullcontext():
                 result = loss(model, batch)
-            else:
-                with self.activity:
-                    result = loss(model, batch)
             counted.append(_count(result, next(held.count for held in micro_batches if held.batch is batch)))
             return result
 
@@ -100,7 +92,6 @@ class Watched:
 
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
-    """Of each; in float32 at least, whatever the tensors are in."""
     found: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(held.dtype for held in tensors):
         places = [place for place, held in enumerate(tensors) if held.dtype == dtype]
@@ -115,24 +106,8 @@ def _rows_used(gradient: Tensor) -> tuple[Tensor, int]:
 
 
 def _count(result: Any, of_batch: int) -> Tensor | float:
-    """Over how much a loss was taken: what it says itself, or else its micro-batch."""
     part = result[0] if isinstance(result, tuple) else result
     return part.detached().count if isinstance(part, Mean) else of_batch
-
-
-@dataclass
-class Seen:
-    """Which trained parameters have had a gradient in some watched step, over all sittings of a run."""
-
-    names: set[str] = field(default_factory=set)
-
-    def state(self) -> list[str]:
-        """What a checkpoint holds of it."""
-        return sorted(self.names)
-
-    def load_state(self, state: Sequence[str]) -> None:
-        """Put back what `state` gave."""
-        self.names = set(state)
 
 
 class Layers:
@@ -140,6 +115,7 @@ class Layers:
 
     trained: the parameters of each optimizer, as this rank holds them, by the name of its model.
     local_times: as in `parallel.Ranks`. compiled: modules are then not looked at, for a hook in a graph makes it another one.
+    seen: which parameters have had a gradient in some watched step, over all sessions; added to.
     """
 
     def __init__(
@@ -150,7 +126,7 @@ class Layers:
         world: World,
         local_times: float | None,
         compiled: bool,
-        seen: Seen,
+        seen: set[str],
     ) -> None:
         self.world, self.local_times, self.seen = world, local_times, seen
         before = {name: f"{name}." if len(models) > 1 else "" for name in models}
@@ -167,7 +143,6 @@ class Layers:
             self.modules |= {before[model] + name: held for name, held in observed(module).items()}
 
     def watch(self, index: int) -> Watched:
-        """What watches one step."""
         activity = Activity(self.modules) if self.modules else None
         return Watched(index, self.parameters, activity=activity, local_times=self.local_times)
 
@@ -176,12 +151,12 @@ class Layers:
 
         count: targets of the whole batch.
         """
-        told = self.world.gathered(self._own(watched, count)) if self.world.size > 1 else [self._own(watched, count)]
+        told = self.world.gathered(self._own(watched, count))
         gradients = {name: self._norm("gradient", name, told) for name in told[0]["gradient"]}
         if not told[0]["weight"]:
             return None
-        self.seen.names |= {name for name, norm in gradients.items() if norm != 0}
-        record: Record = {
+        self.seen.update(name for name, norm in gradients.items() if norm != 0)
+        return {
             "kind": "layers",
             "step": watched.index + 1,
             "watched_step": watched.index,
@@ -190,12 +165,9 @@ class Layers:
             "update_norm": {name: self._norm("update", name, told) for name in told[0]["update"]},
             "zero_rows": {name: self._zero_rows(name, told) for name in told[0]["rows"]},
             **_of_modules(told),
+            **_noise(told[0]["noise"], gradients),
+            "never_updated": [name for name in self.rows if name not in self.seen],
         }
-        noise = _noise(told[0]["noise"], gradients)
-        if noise is not None:
-            record["noise"] = noise
-        record["never_updated"] = [name for name in self.rows if name not in self.seen.names]
-        return record
 
     def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:
         """What this rank has seen, as JSON."""
@@ -233,7 +205,6 @@ class Layers:
 
 
 def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
-    """What modules gave out, on all ranks together."""
     names = dict.fromkeys(name for own in told for name in own["modules"])
     held = {name: [own["modules"][name] for own in told if name in own["modules"]] for name in names}
     flat = {name: [own for own in owns if own["flat"] is not None] for name, owns in held.items()}
@@ -250,28 +221,24 @@ def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
     }
 
 
-def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Record | None:
+def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Record:
     """Squared norms of the gradient of a small batch and of the whole one, each of the mean over its targets."""
-    if own is None:
-        return None
-    small, big, norm = own
+    small, big, norm = own or (0.0, 0.0, 0.0)
     if not 0 < small < big:
-        return None
+        return {}
     # what backward left of the small one is its total over the count of the whole batch
     small_norm, big_norm = norm * big / small, math.hypot(*gradients.values())
-    return {
-        "small_count": round(small),
-        "small_squared": small_norm * small_norm,
-        "big_count": round(big),
-        "big_squared": big_norm * big_norm,
-    }
+    small_of = {"small_count": round(small), "small_squared": small_norm * small_norm}
+    return {"noise": {**small_of, "big_count": round(big), "big_squared": big_norm * big_norm}}
 
 
 def _fetched(numbers: Mapping[str, Tensor]) -> dict[str, float]:
+    return dict(zip(numbers, _together(list(numbers.values())), strict=True))
+
+
+def _together(numbers: list[Tensor]) -> list[float]:
     """On the host, all at once."""
-    if not numbers:
-        return {}
-    return dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
+    return list(torch.stack(numbers).tolist()) if numbers else []
 
 
 def _fetched_modules(found: Mapping[str, Found]) -> dict[str, Any]:
@@ -285,7 +252,3 @@ def _fetched_modules(found: Mapping[str, Found]) -> dict[str, Any]:
         }
         for name, each in found.items()
     }
-
-
-def _together(numbers: Sequence[Tensor]) -> list[float]:
-    return list(_fetched({str(place): number for place, number in enumerate(numbers)}).values())

@@ -9,28 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.config.train_settings import TrainSettings
-from surefoot.data.loader import MicroBatch
 from surefoot.distributed.strategy import Alone, Ranks
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean, add_each, as_logged, correction
-from surefoot.optim.build import Trained
 from surefoot.optim.clipping import clear, gradient_norm, refuse_unused
-from surefoot.optim.ema import Averages
 from surefoot.optim.skip_step import skipped_where_bad
 from surefoot.optim.trainable import Trainable
-from surefoot.schedules.curves import Factors
 from surefoot.seeding import fold, seed_generators
 from surefoot.tracking.record import refuse_own
 from surefoot.train.batch_norm_buffers import BatchStatistics
 from surefoot.train.loss_accumulator import LossSum
-from surefoot.train.precision import Precision
 from surefoot.train.step_watch import UNWATCHED, Watch
+
+if TYPE_CHECKING:  # what a step is handed
+    from surefoot.config.train_settings import TrainSettings
+    from surefoot.data.loader import MicroBatch
+    from surefoot.optim.build import Trained
+    from surefoot.optim.ema import Averages
+    from surefoot.schedules.curves import Factors
+    from surefoot.train.precision import Precision
 
 Loss = Callable[[Any, Any], Any]
 Phase = Literal["training", "waiting", "evaluating", "saving", "user"]

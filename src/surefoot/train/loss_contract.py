@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from surefoot.data.dataset_checks import rows
 from surefoot.data.loader import MicroBatch
@@ -85,14 +86,7 @@ def _halves(whole: MicroBatch, parts: Components) -> list[MicroBatch] | None:
 
 def _part(batch: Any, chosen_rows: slice, size: int) -> Any:
     """The same nest with those rows of every tensor; None where something in it is no tensor of so many rows."""
-    if isinstance(batch, Tensor):
-        return batch[chosen_rows] if batch.ndim and len(batch) == size else None
-    if isinstance(batch, dict):
-        cut = {key: _part(value, chosen_rows, size) for key, value in batch.items()}
-        return None if any(value is None for value in cut.values()) else cut
-    if isinstance(batch, list | tuple):
-        pieces = [_part(value, chosen_rows, size) for value in batch]
-        if any(piece is None for piece in pieces):
-            return None
-        return type(batch)(*pieces) if hasattr(batch, "_fields") else type(batch)(pieces)
-    return None
+    leaves, nest = pytree.tree_flatten(batch)
+    if any(not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):
+        return None
+    return pytree.tree_unflatten([leaf[chosen_rows] for leaf in leaves], nest)

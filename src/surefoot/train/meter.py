@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,19 +17,7 @@ from torch import Tensor
 
 from surefoot.distributed.world import World
 from surefoot.mean import Mean
-
-
-class Measured(Protocol):
-    """A step as the meter sees it."""
-
-    index: int
-    loss: Tensor | None
-    count: Tensor | float
-    norm: Tensor | None
-    clipped: dict[str, Tensor | None]
-    skipped: Tensor | None
-    logged: dict[str, Any]
-
+from surefoot.train.loop import Step
 
 Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Tensor | None]
 _COLUMNS = 6
@@ -52,7 +40,7 @@ class Meter:
         self.rows: list[Row] = []
         self.logged: list[tuple[int, dict[str, Any]]] = []
 
-    def add(self, step: Measured) -> None:
+    def add(self, step: Step) -> None:
         """Keep a step's row; reads nothing. Values that the user logs later in the same step are seen too."""
         clipped = next(iter(step.clipped.values()), None) if len(step.clipped) < 2 else _mean(step.clipped.values())
         self.rows.append((step.index, step.loss, step.count, step.norm, clipped, step.skipped))
@@ -134,14 +122,9 @@ class Meter:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the rows not yet logged."""
-        return {
-            "rows": self.table(),
-            **{f"logged/{name}": table for name, table in self.logged_table().items()},
-        }
+        return {"rows": self.table(), **{f"logged/{name}": table for name, table in self.logged_table().items()}}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
         self.rows = []
         for index, loss, count, norm, clipped, skipped in tensors["rows"]:
             measured = not bool(torch.isnan(skipped))

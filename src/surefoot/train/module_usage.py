@@ -27,7 +27,6 @@ class Handed:
         self.model, self.name, self.watch = model, name, watch
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The model's outputs; what happens meanwhile is inside of its call."""
         self.watch.calls[self.name] += 1
         self.watch.inside += 1
         try:
@@ -50,7 +49,6 @@ class Watched:
         self.loss, self.watch = loss, watch
 
     def __call__(self, given: Any, batch: Any) -> Any:
-        """What the loss returns."""
         with self.watch.watching():
             return self.loss(given, batch)
 
@@ -68,9 +66,8 @@ class Watch:
         self.inside = 0
         self.running = False  # from a loss's call to its return
         self.outside: dict[str, str] = {}  # what was used, by the user's line
-        self.displaced: dict[
-            str, str
-        ] = {}  # weights that were used while their module was not called, by what that is called
+        # weights that were used while their module was not called, by what that is called
+        self.displaced: dict[str, str] = {}
         self.differentiated = False  # the loss took gradients of gradients
         self.order: list[str] = []  # of what is gathered, as it was called
         self.at_work: Counter[int] = Counter()
@@ -94,7 +91,6 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Take notice until the block is left."""
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._entered).remove)
             if self.sharded:
@@ -108,7 +104,6 @@ class Watch:
                 self.at_work.clear()
 
     def problems(self) -> list[str]:
-        """In words; that a model is never called only where nothing says what is done instead."""
         found = [*self.outside_problems(), *self._sharding_problems()]
         if found or self.calls:
             return found
@@ -119,7 +114,6 @@ class Watch:
         ]
 
     def outside_problems(self) -> list[str]:
-        """What was used outside of the models' calls."""
         if not self.outside:
             return []
         shown = [f"{what} in {where}" for where, what in self.outside.items()]

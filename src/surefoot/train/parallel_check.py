@@ -1,42 +1,30 @@
-"""Passes when a run begins, after which all is as it was: what would go wrong later without a word is named here.
+"""Passes before the first step of several processes: what would go wrong later without a word is named here.
 
 DDP and FSDP2 see only what goes through the model's own call. Gradients of what a loss computes beside it are not added up over
-processes, sharded weights are not gathered for it, and a parameter that gets no gradient is waited for. And what a model, a
-loss or an optimizer remembers beside its checkpoint is lost with the process.
+processes, sharded weights are not gathered for it, and a parameter that gets no gradient is waited for.
 """
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.unsaved import NotPutBackError, Observation, changes, refuse_unsaved, same
 from surefoot.config.train_settings import TrainSettings
 from surefoot.data.loader import MicroBatch
-from surefoot.distributed.shards import held_of, holders
-from surefoot.distributed.strategy import Alone
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
-from surefoot.mean import Mean
 from surefoot.optim.clipping import clear
-from surefoot.seeding import fold, seed_generators
-from surefoot.train.loop import Loss, State, Step, Task, forward_backward
+from surefoot.train.loop import State, Step, Task, forward_backward
 from surefoot.train.module_usage import Handed, Watch, Watched
 from surefoot.train.precision import Precision
-from surefoot.train.scratch import preserved
-from surefoot.train.step_watch import UNWATCHED
-from surefoot.train.step_watch import Watch as StepWatch
+from surefoot.train.scratch import eagerly, preserved
 
-CHECKED_STEPS = 2  # that a `StateCheck` watches
 _SHOWN = 3
 
 
@@ -62,6 +50,7 @@ def check_first_pass(
 
     >>> from surefoot.train.precision import precision
     >>> import numpy as np
+    >>> import torch
     >>> micro_batch = MicroBatch(torch.ones(4, 2), 4, 0, np.arange(4), np.zeros(4, dtype=np.int64))
     >>> cpu = torch.device("cpu")
     >>> settings = {"precision": precision("fp32", cpu), "world": World(cpu)}
@@ -92,130 +81,15 @@ def check_first_pass(
         raise ConfigError("\n".join(every))
 
 
-@dataclass
-class StateCheck:
-    """Finds what passes and updates change and no checkpoint holds, when a run begins. It watches the first two steps.
-
-    What the second of two equal passes changes is state; what only the first one sets is a cache. `user_state`: the objects of
-    `run.register_state`. The checks are collective, and refuse with `ConfigError`.
-    """
-
-    task: Task
-    state: State
-    user_state: Mapping[str, Any]
-    world: World
-    exact: bool  # equal passes give equal bits
-    inner: StepWatch = UNWATCHED  # what else watches a step
-    has_passed: bool = False
-    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the first step
-    updates: list[list[Observation]] = field(default_factory=list)  # of one step: before and after each
-    changed: set[str] = field(default_factory=set)  # by the updates of the first step
-
-    def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
-        """Pass this rank's micro-batch twice, once in a run; what fails is left to the step, where its error is explained."""
-        for loss, micro_batch in () if self.has_passed else passes:
-            able = loss is not None and micro_batch is not None and micro_batch.count > 0
-            if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
-                return
-            names: list[str] = []
-            try:
-                names = self._changed_by_second_pass(loss, micro_batch)
-            except NotPutBackError:
-                raise
-            except Exception:  # of the user's: the step explains it
-                pass
-            refuse_unsaved(self.world.gathered(names), when="in every pass")
-            self.has_passed = True
-
-    def check_step(self, step: Step) -> None:
-        """After each of the first two steps: look at what its updates changed; pass what a user's own steps have passed."""
-        step.watch, changed = self.inner, self.changed
-        self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
-        if step.index:
-            refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
-        self.check_passes(*self.losses)
-        self.losses, self.updates = [], []
-
-    def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
-        """The loss as `inner` has it called."""
-        self.losses.append((loss, micro_batches[0]))
-        return self.inner.over(loss, micro_batches)
-
-    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
-        """An update begins."""
-        self.inner.before(names, factor)
-        self.updates.append([self._observed()])
-
-    def after(self, names: Iterable[str]) -> None:
-        """It is over."""
-        self.updates[-1].append(self._observed())
-        self.inner.after(names)
-
-    def _changed_by_second_pass(self, loss: Loss, micro_batch: MicroBatch) -> list[str]:
-        models, task = self.state.models, replace(self.task, loss=loss)
-        if holders(self.state.parameters) is None:  # else all ranks gather weights together
-            task = replace(task, ranks=Alone(), forward=models["model"] if list(models) == ["model"] else models)
-        losses, after = [], []
-        with preserved(models, loss, self.user_state, self.state.parameters) as put_back, _eagerly():
-            for _ in range(2):
-                put_back(only_saved=True)
-                batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
-                losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
-                after.append(Observation(models, loss, user_state=self.user_state))
-        differ = f"what the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
-        return changes(*after, exact=self.exact) or [differ] * (not same(*losses, exact=self.exact))
-
-    def _observed(self) -> Observation:
-        optimizers = {name: trained.optimizer for name, trained in self.state.trained.items()}
-        return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state)
-
-
-def first_loss(
-    models: Mapping[str, nn.Module],
-    loss: Callable[[Any, Any], Any],
-    micro_batch: MicroBatch,
-    *,
-    key: int,
-    precision: Precision,
-    user_state: Mapping[str, Any],
-) -> tuple[float | None, bool]:
-    """The loss of the first step's first micro-batch as a step computes it, uncompiled, and whether it drew random numbers.
-
-    None for a pass that fails: the first step says why. No gradient is computed, unless the loss takes one itself. Everything is
-    put back as for `check_first_pass`. Of sharded models all ranks must make the pass: it gathers weights.
-    """
-    named: Any = models["model"] if list(models) == ["model"] else dict(models)
-    generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if precision.device.type == "cuda" else [])]
-    sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
-    with preserved(models, loss, user_state, ()), _eagerly():
-        for gradients in (False, True)[: 1 if sharded else 2]:  # with them FSDP would wait for a backward pass
-            seed_generators(fold(key, 0, micro_batch.index))
-            before = [state() for state in generators]
-            try:
-                with torch.set_grad_enabled(gradients), precision.autocast():
-                    passed = loss(named, micro_batch.batch)
-                mean = passed[0] if isinstance(passed, tuple) else passed
-                value = float(torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach())
-            except Exception:
-                continue
-            return value, not all(torch.equal(state(), was) for state, was in zip(generators, before, strict=True))
-    return None, False
-
-
 def make_ready(
-    task: Task,
-    state: State,
-    first: Callable[[int], MicroBatch | None],
-    *,
-    user_state: Mapping[str, Any],
-    world: World,
+    task: Task, state: State, first: Callable[[int], MicroBatch | None], *, user_state: Mapping[str, Any], world: World
 ) -> None:
     """If several ranks share a step: one pass that counts nothing, after which all passes are alike. Collective.
 
     DDP puts gradients into buckets in the order in which the first pass makes them, and adds the ranks up bucket by bucket: a
     resumed run, whose first pass is another, would round otherwise. `first` reads this rank's first micro-batch of a step.
     """
-    if world.size == 1 or task.loss is None:
+    if task.loss is None:
         return
     micro_batch = first(state.step)
     if any(world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
@@ -246,7 +120,7 @@ def _passed(
         used.add(parameter)
         parameter.grad = None  # whole gradients of a model that is to be sharded may be more than there is memory for
 
-    with preserved(models, loss, {}, ()), precision.numerics(), _eagerly(), ExitStack() as hooks:
+    with preserved(models, loss, {}, ()), precision.numerics(), eagerly(), ExitStack() as hooks:
         trained = [
             (f"{prefix}{name}", parameter)
             for prefix, model in _prefixed(models)
@@ -257,11 +131,6 @@ def _passed(
             hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)  # type: ignore[no-untyped-call]
         forward_backward(Step(0, [micro_batch], task, State(dict(models), {})))
         return [name for name, parameter in trained if parameter.requires_grad and parameter not in used]
-
-
-def _eagerly() -> AbstractContextManager[Any]:
-    """Nothing is compiled for one pass; torch's compiler is not even imported for it."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _prefixed(models: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:

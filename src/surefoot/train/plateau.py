@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from surefoot.checkpoint.state_json import Lowered
 from surefoot.errors import ConfigError
-from surefoot.train.early_stopping import EarlyStopping, parsed
+from surefoot.train.early_stopping import EarlyStopping, parsed, refuse_unknown_split
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,7 @@ def feedback(
     """The plateau of a run that scores these splits; `ConfigError` for one that could never lower a rate."""
     if plateau is None:
         return None
-    if plateau.score.split("/")[0] not in splits:
-        raise ConfigError(
-            f"plateau: cannot watch {plateau.score!r}: no split of that name; there are: {', '.join(splits) or 'none'}"
-        )
+    refuse_unknown_split(plateau.score, splits, by="plateau: ")
     if early_stopping is not None:
         refuse_end_before_reduction(plateau, early_stopping)
     return Feedback(plateau)

@@ -91,7 +91,6 @@ class Precision:
         return instruction_set() == "none"
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context in which a forward pass runs."""
         dtype = FORMATS[self.name].autocast
         return self._plain if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
@@ -112,13 +111,11 @@ class Precision:
             torch.backends.cudnn.allow_tf32 = before[1]
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold: nothing, or the two numbers of the loss scale."""
         if self.loss_scale is None:
             return {}
         return {"scale": self.loss_scale.scale, "good_steps": self.loss_scale.good_steps}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
         if self.loss_scale is not None:
             self.loss_scale.scale = tensors["scale"].to(self.device)
             self.loss_scale.good_steps = tensors["good_steps"].to(self.device)

@@ -34,12 +34,8 @@ def flat(described: Described, prefix: str = "") -> dict[str, Any]:
 def differences(saved: Described, now: Described) -> list[str]:
     """One line for each setting whose value differs: its dotted name, then both values."""
     before, after = flat(saved), flat(now)
-    keys = [*before, *(key for key in after if key not in before)]
-    return [
-        f"{key} was {_shown(before, key)}, now {_shown(after, key)}"
-        for key in keys
-        if _shown(before, key) != _shown(after, key)
-    ]
+    pairs = {key: (_shown(before, key), _shown(after, key)) for key in {**before, **after}}
+    return [f"{key} was {was}, now {now_is}" for key, (was, now_is) in pairs.items() if was != now_is]
 
 
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:

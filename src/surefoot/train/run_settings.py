@@ -1,4 +1,4 @@
-"""The panels of a run: made of its model by the run's own function, within limits, and written whole or not at all."""
+"""The keywords of `Run`: the settings of every run, and what only a script can give."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from torch import nn
 from surefoot.checkpoint.changes import change_names
 from surefoot.checkpoint.filesystem import DISK, Files
 from surefoot.config.parallel import Kind, Strategy
-from surefoot.config.train_settings import TrainSettings, ordered, setting
+from surefoot.config.setting import ordered, setting
+from surefoot.config.train_settings import TrainSettings
 from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
 from surefoot.optim.specs import OptimizerSpec
 from surefoot.schedules.lr_schedule import Joined, Schedule
-from surefoot.tracking.panels import Panel
 from surefoot.train.early_stopping import EarlyStopping
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
 from surefoot.train.plateau import Plateau
 
 if TYPE_CHECKING:
-    pass
+    from surefoot.tracking.panels import Panel
 
-
-Makes = Callable[[Any], Iterable[Panel]]
+Makes = Callable[[Any], "Iterable[Panel]"]
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -108,10 +107,7 @@ class RunSettings(TrainSettings):
     about_data: Sequence[str] = setting((), observer=True)
     """Lines on the data that `surefoot plan` shows; the start of a run shows the first."""
     accept_change: str | Sequence[str] | None = setting(
-        None,
-        check=_accept_change,
-        one_session=True,
-        after="check_state",
+        None, check=_accept_change, one_session=True, after="check_state"
     )
     """What may compute something else than before, from this session on: "loss", "model", "collate", "data" or "optimizer"."""
     disk: Files = setting(DISK, per_rank=True)

@@ -62,18 +62,9 @@ class Scoring:
         for name in names:
             split = self.splits[name]
             with nullcontext() if split.outputs is None else self.ranks.whole(models):
-                scores = scored(
-                    forward,
-                    self.supply.split(split.dataset, batch_size=split.batch_size),
-                    loss=self.loss if split.loss else None,
-                    scores=split.score_functions,
-                    precision=self.precision,
-                    seed=self.supply.seed,
-                    outputs=split.outputs,
-                    judge=split.judge,
-                    stop=stop,
-                    world=self.supply.world,
-                )
+                batches = self.supply.split(split.dataset, batch_size=split.batch_size)
+                world, how = self.supply.world, self._how(split)
+                scores = scored(forward, batches, judge=split.judge, stop=stop, world=world, **how)
             scores |= {score: function(scores) for score, function in split.derived.items()}
             found |= {f"{name}/{score}": value for score, value in scores.items()}
         return found
@@ -81,21 +72,12 @@ class Scoring:
     def seconds(self, name: str, *, batches: int = 3) -> float:
         """About how long it takes to score a split now: as measured with so many of its batches, without the judging."""
         split, forward = self.splits[name], self._forward()
-        samples = len(split.dataset[0]) if is_tensors(split.dataset) else len(split.dataset)
         took_s, seen = 0.0, 0
         for batch in self.supply.split(split.dataset, batch_size=split.batch_size, most=batches):
             begun = perf_counter()
-            scored(
-                forward,
-                [batch],
-                loss=self.loss if split.loss else None,
-                scores=split.score_functions,
-                precision=self.precision,
-                seed=self.supply.seed,
-                outputs=split.outputs,
-            )
+            scored(forward, [batch], **self._how(split))
             took_s, seen = took_s + perf_counter() - begun, seen + len(batch.ids)
-        return took_s * samples / max(1, seen)
+        return took_s * _samples(split) / max(1, seen)
 
     def score_by_batch(self, score: str, *, batches: int) -> list[Mean] | None:
         """ "SPLIT/SCORE" of each of so many batches of neighbouring samples by itself (fewer of a small split).
@@ -104,18 +86,18 @@ class Scoring:
         """
         name, _, wanted = score.partition("/")
         split = self.splits[name]
-        samples = len(split.dataset[0]) if is_tensors(split.dataset) else len(split.dataset)
-        return scored_by_batch(
-            self._forward(),
-            self.supply.split(split.dataset, batch_size=-(-samples // batches)),
-            score=wanted,
-            loss=self.loss if split.loss else None,
-            scores=split.score_functions,
-            precision=self.precision,
-            seed=self.supply.seed,
-            outputs=split.outputs,
-            judge=split.judge,
-        )
+        neighbours = self.supply.split(split.dataset, batch_size=-(-_samples(split) // batches))
+        return scored_by_batch(self._forward(), neighbours, score=wanted, judge=split.judge, **self._how(split))
+
+    def _how(self, split: Split) -> dict[str, Any]:
+        """How the batches of a split are passed, and what is computed of them."""
+        return {
+            "loss": self.loss if split.loss else None,
+            "scores": split.score_functions,
+            "outputs": split.outputs,
+            "precision": self.precision,
+            "seed": self.supply.seed,
+        }
 
     def leave_out_end(self) -> None:
         """Score nothing that is for the end of the run alone: whoever chooses between runs must not see it."""
@@ -123,7 +105,6 @@ class Scoring:
             del self.splits[name]
 
     def sample(self, make: Callable[[Any], str]) -> str:
-        """What `make` says of the model, under random numbers of its own; every rank asks, where there are several."""
         return self._told(make, stream="sample")
 
     def panels(self, make: Callable[[Any], Made]) -> Made:
@@ -138,14 +119,12 @@ class Scoring:
             return make(model)
 
     def models(self) -> dict[str, nn.Module]:
-        """The models that are scored, with the live buffers."""
         averages = self.state.averages
         for name, average in averages.items():
             average.refresh(self.state.models[name])
         return {name: averages[name].model if name in averages else model for name, model in self.state.models.items()}
 
     def _forward(self) -> Any:
-        """What is called to score: the model, or several by name."""
         models: dict[str, Any] = dict(self.models())
         if self.compiling.on:  # callables of their own: what training compiled is specialised to its mode and shapes
             self.callables = self.callables or {
@@ -153,6 +132,10 @@ class Scoring:
             }
             models = self.callables
         return models["model"] if list(models) == ["model"] else models
+
+
+def _samples(split: Split) -> int:
+    return len(split.dataset[0]) if is_tensors(split.dataset) else len(split.dataset)
 
 
 _BATCH_SIZE = 16  # where the split names none; changes no score
@@ -166,7 +149,7 @@ def split_scores(
     `precision` is that of the passes, as in `Run`. A split that scores the run's loss has none here: `Split(..., loss=False)`.
 
     >>> import torch
-    >>> from surefoot.train.evaluate import accuracy
+    >>> from surefoot.metrics.classification import accuracy
     >>> data = torch.eye(3), torch.tensor([0, 1, 0])
     >>> split_scores(nn.Identity(), Split(data, scores=accuracy, loss=False), device="cpu")
     {'accuracy': 0.6666666666666666}
@@ -178,15 +161,7 @@ def split_scores(
     numbers = chosen_precision(precision, place)
     batches = in_order(split.dataset, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=place)
     with numbers.numerics():
-        found = scored(
-            model.to(place),
-            batches,
-            loss=None,
-            scores=split.score_functions,
-            outputs=split.outputs,
-            judge=split.judge,
-            precision=numbers,
-            seed=seed,
-        )
+        how: dict[str, Any] = {"scores": split.score_functions, "outputs": split.outputs, "judge": split.judge}
+        found = scored(model.to(place), batches, loss=None, precision=numbers, seed=seed, **how)
     scores = of_numbers(found)
     return scores | {name: function(scores) for name, function in split.derived.items()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from time import perf_counter, process_time
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.checkpoint.unsaved import Observation
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.shards import extra_states
 from surefoot.optim.clipping import clear
@@ -35,6 +35,8 @@ def preserved(
     optimizer trains, if they are others than the models'. Without `with_weights` no parameter is copied: for passes that are
     known to change none, or where they are put back otherwise.
     """
+    from surefoot.checkpoint.unsaved import Observation
+
     parts = [part for model in models.values() for part in model.modules()]
     every = [*parameters, *(parameter for model in models.values() for parameter in model.parameters())]
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
@@ -71,6 +73,11 @@ def preserved(
             for parameter, trained, gradient in flags:
                 parameter.requires_grad_(trained)
                 parameter.grad = gradient
+
+
+def eagerly() -> AbstractContextManager[Any]:
+    """Nothing is compiled for one pass; torch's compiler is not even imported for it."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def timed_pass(task: Task, state: State, micro_batch: MicroBatch) -> tuple[float, int]:

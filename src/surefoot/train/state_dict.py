@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,12 +15,11 @@ from surefoot.checkpoint.nested_state import copied, join_state, kept_state, res
 from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.distributed.shards import Rows
-from surefoot.distributed.world import device_called
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError
 from surefoot.train.early_stopping import Watch
-from surefoot.train.layer_stats import Seen
 from surefoot.train.loop import State
 from surefoot.train.meter import BadSteps, Meter
+from surefoot.train.model_weights import file_name, load_models, models_of
 from surefoot.train.plateau import Feedback
 from surefoot.train.precision import Precision
 from surefoot.train.timer import Clock
@@ -64,7 +62,7 @@ class Whole:
     bad_steps: BadSteps = field(default_factory=BadSteps)
     clock: Clock = field(default_factory=Clock)
     kept: Kept = field(default_factory=Kept)
-    seen: Seen = field(default_factory=Seen)
+    seen: set[str] = field(default_factory=set)  # parameters that have had a gradient in some watched step
 
 
 def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
@@ -79,7 +77,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
     optimizer: dict[str, Any] = {}
     for name, average in state.averages.items():
         average.refresh(state.models[name])
-    for kind, name, model in _models(state):
+    for kind, name, model in models_of(state):
         file = file_name(kind, name)
         models[file] = state_dict.model_tensors(model, whole=main)
         held[file], rows[file] = models[file].tensors, models[file].rows
@@ -115,7 +113,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         plateau=None if whole.feedback is None else whole.feedback.state(),
         skipped_in_a_row=whole.bad_steps.in_a_row,
         clock=whole.clock.state(),
-        seen=whole.seen.state(),
+        seen=sorted(whole.seen),
         kept=kept,
     )
     return Contents(state.step, files, saved.to_json(), pieces=pieces)
@@ -160,7 +158,7 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
         )
     loose = found.tensors("state")
     state.trainable.load_state(saved.trainable, where=where)  # first: averages of what joins begin anew
-    checks = _load_models(state, found, where=where)
+    checks = load_models(state, found, where=where)
     for name, model in state.models.items():
         evaluating = set(saved.evaluating[name])
         for part, module in model.named_modules():
@@ -183,7 +181,8 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
         whole.meter.logged = []
     whole.bad_steps.in_a_row = list(saved.skipped_in_a_row)
     whole.clock.load_state(saved.clock)
-    whole.seen.load_state(saved.seen)
+    whole.seen.clear()
+    whole.seen.update(saved.seen)
     if whole.watch is not None:
         whole.watch.load_state(saved.watch)
     if whole.feedback is not None:
@@ -203,101 +202,11 @@ def restore_known(objects: Mapping[str, Any], found: Contents) -> None:
             restore_kept(held, tensors, found.saved.kept[name], name=name)
 
 
-@interprets
-def load_weights(
-    model: nn.Module,
-    found: Contents,
-    *,
-    name: str = "model",
-    device: str = "auto",
-    weights: Literal["auto", "averaged", "trained"] = "auto",
-) -> None:
-    """Give a model the weights of a checkpoint, on a device: "auto" are those that are evaluated, averaged where the run had averages.
-
-    `name` is that of the model in a run of several. Raises `CheckpointError` where they do not fit.
-    """
-    if weights not in ("auto", "averaged", "trained"):
-        raise ConfigError(f"weights = {weights!r}: auto, averaged or trained")
-    averaged = file_name("ema", name)
-    has_averaged = averaged in found.files
-    file = averaged if weights == "averaged" or (weights == "auto" and has_averaged) else file_name("model", name)
-    if file not in found.files:
-        raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
-    state_dict.load_model(model, model_state(found, file, name), where=f"step {found.step}")()
-    model.to(device_called(device)).eval()
-
-
-@contextmanager
-def weights_of(state: State, found: Contents) -> Iterator[None]:
-    """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
-    for name, average in state.averages.items():
-        average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
-    own = [(kind, name, model, state_dict.model_tensors(model)) for kind, name, model in _models(state)]
-    try:
-        loaded = [
-            state_dict.load_model(model, model_state(found, file_name(kind, name), name), where=f"step {found.step}")
-            for kind, name, model, _ in own
-        ]
-        for check in loaded:
-            check()
-        yield
-    finally:
-        where = f"step {state.step}, after step {found.step} was scored"
-        for check in [state_dict.give_back(model, before, where=where, own_rows=True) for _, _, model, before in own]:
-            check()
-
-
-def refuse_lossy(state: State) -> None:
-    """Raise `CheckpointError` where a trained parameter, or its average, would not come back from a checkpoint."""
-    for kind, name, model in _models(state):
-        state_dict.refuse_lossy(model, trained=_trained(state.models[name]), name=file_name(kind, name))
-
-
-def _load_models(state: State, found: Contents, *, where: str) -> list[Callable[[], None]]:
-    """Load the models and their averages; what checks, when all is loaded, that they would save the same again."""
-    checks = []
-    for kind, name, model in _models(state):
-        trained, before = _trained(state.models[name]), dict(model.named_parameters())
-        checks.append(state_dict.load_model(model, model_state(found, file_name(kind, name), name), where=where))
-        now = dict(model.named_parameters())
-        replaced = next((key for key in before if key in trained and now.get(key) is not before[key]), None)
-        if replaced is not None:
-            raise CheckpointError(
-                f"{where}: when it was loaded, {type(model).__name__} put another parameter in the place of {replaced}\n"
-                "  the optimizer would train the old one, which nothing uses any more\n"
-                "  let its load_state_dict copy into the parameter that is there"
-            )
-    return checks
-
-
-def _models(state: State) -> list[tuple[str, str, nn.Module]]:
-    """All that is saved as a model: the kind of file, the name, the module."""
-    models = [("model", name, model) for name, model in state.models.items()]
-    return models + [("ema", name, average.model) for name, average in state.averages.items()]
-
-
-def _trained(model: nn.Module) -> set[str]:
-    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def model_state(found: Contents, file: str, name: str) -> state_dict.ModelState:
-    """What a checkpoint holds of a model."""
-    extra = found.saved.extra.get(file, {})
-    return state_dict.ModelState(found.files[file], found.saved.aliases.get(name, {}), extra)
-
-
-def file_name(kind: str, name: str) -> str:
-    """The file of one part: "model" where there is one model, "model-generator" where it is one of several."""
-    return kind if name == "model" else f"{kind}-{name}"
-
-
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
-    """The first name of every parameter of a model."""
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
 def _evaluating(model: nn.Module) -> list[str]:
-    """The parts in evaluation mode, by name."""
     return [name for name, module in model.named_modules() if not module.training]
 
 

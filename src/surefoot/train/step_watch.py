@@ -1,17 +1,16 @@
-"""One step, watched while it is made: the sizes of each parameter's gradient, weights and update, on the device.
-
-The loop hands a `Watch` what there is to see; `UNWATCHED` sees nothing, and most steps have that. Nothing here waits for the
-device, and nothing changes what it sees. What was seen is read in `train/layer_stats.py`, when the step is over.
+"""One step, watched while it is made: the loop hands a `Watch` what there is to see. `UNWATCHED`, which most steps have, sees
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from surefoot.data.loader import MicroBatch
+if TYPE_CHECKING:
+    from surefoot.data.loader import MicroBatch
 
 Loss = Callable[[Any, Any], Any]
 

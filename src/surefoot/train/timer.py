@@ -70,7 +70,6 @@ class Clock:
         }
 
     def load_state(self, state: Seconds) -> None:
-        """Go on counting: the steps not yet recorded keep the time that they took."""
         self.first_steps = list(state["first_steps"])
         self.window_s = {phase: float(seconds) for phase, seconds in state["window_s"].items()}
         total_s = {phase: float(seconds) for phase, seconds in state["total_s"].items()}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from surefoot.checkpoint import state_dict
 from surefoot.replay.rerun import unlike
 from surefoot.run.components import RunComponents
-from surefoot.train.state_dict import file_name
+from surefoot.train.model_weights import file_name
 from surefoot.verify.compare import TOLERANCE, as_problem, drawn_anew, tensor
 from surefoot.verify.files import Files
 from surefoot.verify.verdict import Problem, Window

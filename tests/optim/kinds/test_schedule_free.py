@@ -15,7 +15,7 @@ import surefoot as sf
 from surefoot.checkpoint.store import Store
 from surefoot.optim.ema import twin_of
 from surefoot.optim.kinds.schedule_free import ScheduleFree, ScheduleFreeAverage
-from surefoot.train import state_dict
+from surefoot.train.model_weights import weights_of
 
 RATES = [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.5, 0.1]
 
@@ -195,7 +195,7 @@ def test_a_mean_that_is_lent_is_not_made_anew_of_the_newest_steps(tmp_path: Any)
         for step in run:
             if step.index == 2:
                 start = Store(tmp_path / "run/checkpoints").at(0)
-                with state_dict.weights_of(run.state, start):
+                with weights_of(run.state, start):
                     lent = run.parts.scoring.models()["model"].state_dict()
                     torch.testing.assert_close({name: lent[name] for name in lent}, dict(start.files["ema"]))
                 mean = run.state.averages["model"].model

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.config.train_settings import default, ordered, setting
+from surefoot.config.setting import default, ordered, setting
 from surefoot.recipes.optimizer_settings import Optimizer, RecipeSettings, Schedule
 
 

@@ -231,7 +231,7 @@ def _accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
 
 def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
     """The scores of a trained model over whole files of questions, for `surefoot evaluate --on`; no training data are read."""
-    from surefoot.train.state_dict import load_weights  # imports torch
+    from surefoot.train.model_weights import load_weights  # imports torch
 
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     context = config.model.context
@@ -251,7 +251,7 @@ def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The texts with which a trained model goes on from the inputs, in pieces, for `surefoot predict`."""
-    from surefoot.train.state_dict import load_weights  # imports torch
+    from surefoot.train.model_weights import load_weights  # imports torch
 
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))

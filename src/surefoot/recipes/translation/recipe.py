@@ -168,7 +168,7 @@ def network_shape(config: Config, *, source: int | None, target: int) -> Any:
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """Translations of the inputs, one a line, for `surefoot predict`."""
-    from surefoot.train.state_dict import load_weights  # imports torch
+    from surefoot.train.model_weights import load_weights  # imports torch
 
     source, target = texts.saved_tokenizers(run)
     own = None if source is target else source.vocabulary

@@ -1,0 +1,136 @@
+"""How a setting is declared: its default, its check, and what a resume does with it. Torch-free.
+
+All else is derived from the fields: flags and their help, config.toml, the table in docs/settings.md, which runs are the same
+at a resume, what ranks must share, the timetable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, Literal, TypeVar
+
+from surefoot.config.durations import Every, Length
+from surefoot.errors import ConfigError
+
+Role = Literal["identity", "per_rank", "one_session", "cadence", "observer"]
+Check = Callable[..., Any]
+T = TypeVar("T")
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    factory: Any = MISSING,
+    check: Check | None = None,
+    identity: bool = False,
+    per_rank: bool = False,
+    one_session: bool = False,
+    cadence: bool = False,
+    observer: bool = False,
+    by_fingerprint: bool = False,
+    shared: bool = True,
+    after: str | None = None,
+) -> Any:
+    """Declare a setting: its default, its check `check(value, setting=name)`, and exactly one role.
+
+    identity: a resume with another value is refused; `by_fingerprint` if hashes of what it computes are compared instead.
+    per_rank: may differ between ranks, and from session to session. one_session: a resume forgets it. cadence: when something
+    recurs; its `check` also takes the `length` of the run, and gives an `Every`. observer: may change at a resume. All but those
+    of one rank must be the same on all ranks, unless `shared` is False. `after` names the field that it follows (`ordered`).
+    """
+    given = (("identity", identity), ("per_rank", per_rank), ("one_session", one_session), ("cadence", cadence))
+    roles = [role for role, is_given in (*given, ("observer", observer)) if is_given]
+    if len(roles) != 1:
+        raise TypeError(
+            f"a setting has exactly one role of {', '.join(typing.get_args(Role))}; this one has {roles or 'none'}"
+        )
+    metadata = {"role": roles[0], "check": check, "by_fingerprint": by_fingerprint, "after": after}
+    metadata["shared"] = shared and not per_rank
+    return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+
+
+def default(value: Any) -> Any:
+    """Give an inherited setting another default; its check, text and role stay."""
+    return dataclasses.field(default=value)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Declared:
+    """A class of settings: each of its own fields is declared by `setting(...)`, or else it fails at import."""
+
+    def __init_subclass__(cls) -> None:
+        inherited = {field.name: field for field in dataclasses.fields(cls)}
+        for name, annotation in inspect.get_annotations(cls).items():
+            own, where = cls.__dict__.get(name), f"{cls.__name__}.{name}"
+            is_declared = isinstance(own, dataclasses.Field) and "role" in own.metadata
+            if name not in inherited and not is_declared:
+                raise TypeError(f"{where} is not declared by setting(...): what would a resume do with it?")
+            if name in inherited:
+                hints = {} if isinstance(annotation, str) else typing.get_type_hints(cls.__mro__[1])
+                hint = hints.get(name, inherited[name].type)
+                if is_declared or not isinstance(own, dataclasses.Field) or annotation != hint:
+                    raise TypeError(f"{where}: of an inherited setting only the default may change, by default(...)")
+                own.metadata = inherited[name].metadata
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ and name in {field.name for field in dataclasses.fields(self)}:
+            kind = type(self).__name__
+            raise ConfigError(
+                f"{name} cannot be assigned: the settings of a {kind} are checked once, when it is made\n"
+                f"  give it there: {kind}(..., {name}={value!r})"
+            )
+        super().__setattr__(name, value)
+
+
+def ordered(kind: type[T]) -> type[T]:
+    """Put each field of a class behind the one that its `after` names ("" for none): in its signature, help and files."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    order: list[str] = list(vars(kind.__mro__[1])["__dataclass_fields__"])
+    own = [name for name in inspect.get_annotations(kind) if name not in order]
+    last = order[-1] if order else ""
+    for name in own:
+        after = fields[name].metadata["after"]
+        last = last if after is None else after
+        order.insert(order.index(last) + 1 if last else 0, name)
+        last = name
+    signature = inspect.signature(vars(kind)["__init__"])
+    kind.__dataclass_fields__ = {name: fields[name] for name in order}  # type: ignore[attr-defined]
+    kind.__signature__ = signature.replace(parameters=[signature.parameters[name] for name in order])  # type: ignore[attr-defined]
+    return kind
+
+
+def names_of(kind: type[Declared] | Declared, role: Role) -> list[str]:
+    """The settings of one role.
+
+    >>> from surefoot.config.train_settings import TrainSettings
+    >>> names_of(TrainSettings, "one_session")
+    ['stop_after', 'time_limit', 'check_state']
+    """
+    return [field.name for field in dataclasses.fields(kind) if field.metadata["role"] == role]
+
+
+def shared_by_ranks(settings: Declared) -> dict[str, Any]:
+    """The settings that every rank must have been given alike."""
+    return {
+        field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.metadata["shared"]
+    }
+
+
+def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes it this run and no other, as far as values tell: as given, or as it was `resolved` for the run."""
+    identity = (field for field in dataclasses.fields(settings) if field.metadata["role"] == "identity")
+    given = {field.name: getattr(settings, field.name) for field in identity if not field.metadata["by_fingerprint"]}
+    return {**given, **resolved}
+
+
+def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:
+    """When each thing recurs in a run of that length, by the name of its setting."""
+    return {
+        field.name: field.metadata["check"](getattr(settings, field.name), length=length, setting=field.name)
+        for field in dataclasses.fields(settings)
+        if field.metadata["role"] == "cadence"
+    }

@@ -1,0 +1,102 @@
+"""The models of a run, and their averages, as the files of a checkpoint hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from torch import nn
+
+from surefoot.checkpoint import state_dict
+from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.reader import interprets
+from surefoot.distributed.world import device_called
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.train.loop import State
+
+
+@interprets
+def load_weights(
+    model: nn.Module,
+    found: Contents,
+    *,
+    name: str = "model",
+    device: str = "auto",
+    weights: Literal["auto", "averaged", "trained"] = "auto",
+) -> None:
+    """Give a model the weights of a checkpoint, on a device: "auto" are those that are evaluated, averaged where the run had averages.
+
+    `name` is that of the model in a run of several. Raises `CheckpointError` where they do not fit.
+    """
+    if weights not in ("auto", "averaged", "trained"):
+        raise ConfigError(f"weights = {weights!r}: auto, averaged or trained")
+    averaged = file_name("ema", name)
+    has_averaged = averaged in found.files
+    file = averaged if weights == "averaged" or (weights == "auto" and has_averaged) else file_name("model", name)
+    if file not in found.files:
+        raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
+    state_dict.load_model(model, model_state(found, file, name), where=f"step {found.step}")()
+    model.to(device_called(device)).eval()
+
+
+@contextmanager
+def weights_of(state: State, found: Contents) -> Iterator[None]:
+    """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
+    for name, average in state.averages.items():
+        average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
+    own = [(kind, name, model, state_dict.model_tensors(model)) for kind, name, model in models_of(state)]
+    try:
+        loaded = [
+            state_dict.load_model(model, model_state(found, file_name(kind, name), name), where=f"step {found.step}")
+            for kind, name, model, _ in own
+        ]
+        for check in loaded:
+            check()
+        yield
+    finally:
+        where = f"step {state.step}, after step {found.step} was scored"
+        for check in [state_dict.give_back(model, before, where=where, own_rows=True) for _, _, model, before in own]:
+            check()
+
+
+def refuse_lossy(state: State) -> None:
+    """Raise `CheckpointError` where a trained parameter, or its average, would not come back from a checkpoint."""
+    for kind, name, model in models_of(state):
+        state_dict.refuse_lossy(model, trained=_trained(state.models[name]), name=file_name(kind, name))
+
+
+def load_models(state: State, found: Contents, *, where: str) -> list[Callable[[], None]]:
+    """Load the models and their averages; what checks, when all is loaded, that they would save the same again."""
+    checks = []
+    for kind, name, model in models_of(state):
+        trained, before = _trained(state.models[name]), dict(model.named_parameters())
+        checks.append(state_dict.load_model(model, model_state(found, file_name(kind, name), name), where=where))
+        now = dict(model.named_parameters())
+        replaced = next((key for key in before if key in trained and now.get(key) is not before[key]), None)
+        if replaced is not None:
+            raise CheckpointError(
+                f"{where}: when it was loaded, {type(model).__name__} put another parameter in the place of {replaced}\n"
+                "  the optimizer would train the old one, which nothing uses any more\n"
+                "  let its load_state_dict copy into the parameter that is there"
+            )
+    return checks
+
+
+def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
+    models = [("model", name, model) for name, model in state.models.items()]
+    return models + [("ema", name, average.model) for name, average in state.averages.items()]
+
+
+def model_state(found: Contents, file: str, name: str) -> state_dict.ModelState:
+    extra = found.saved.extra.get(file, {})
+    return state_dict.ModelState(found.files[file], found.saved.aliases.get(name, {}), extra)
+
+
+def file_name(kind: str, name: str) -> str:
+    """The file of one part: "model" where there is one model, "model-generator" where it is one of several."""
+    return kind if name == "model" else f"{kind}-{name}"
+
+
+def _trained(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -1,0 +1,194 @@
+"""Passes and updates when a run begins or goes on, after which all is as it was: is what it computes what its checkpoints say?
+
+What a model, a loss or an optimizer remembers beside its checkpoint is lost with the process, and is refused by name. And
+hashes tell at a resume whether samples, loss and code are what they were (`fingerprints`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.checkpoint.unsaved import NotPutBackError, Observation, changes, refuse_unsaved, same
+from surefoot.config.user_code import text_hashes
+from surefoot.data.fingerprints import all_within, hash_of, hashes_of_samples
+from surefoot.data.loader import MicroBatch
+from surefoot.distributed.shards import held_of, holders
+from surefoot.distributed.strategy import Alone
+from surefoot.distributed.world import World
+from surefoot.mean import Mean
+from surefoot.seeding import fold, seed_generators
+from surefoot.train.components import Components
+from surefoot.train.loop import Loss, State, Step, Task, forward_backward
+from surefoot.train.precision import Precision
+from surefoot.train.scratch import eagerly, preserved
+from surefoot.train.step_watch import UNWATCHED, Watch
+
+_MAX_WEIGHT_BYTES = 2 << 30  # up to which the loss is compared at a resume, for which the weights of step 0 are read
+
+
+@dataclass
+class StateCheck:
+    """Finds what passes and updates change and no checkpoint holds, when a run begins. It watches the first two steps.
+
+    What the second of two equal passes changes is state; what only the first one sets is a cache. `user_state`: the objects of
+    `run.register_state`. The checks are collective, and refuse with `ConfigError`.
+    """
+
+    task: Task
+    state: State
+    user_state: Mapping[str, Any]
+    world: World
+    exact: bool  # equal passes give equal bits
+    inner: Watch = UNWATCHED  # what else watches a step
+    has_passed: bool = False
+    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the first step
+    updates: list[list[Observation]] = field(default_factory=list)  # of one step: before and after each
+    changed: set[str] = field(default_factory=set)  # by the updates of the first step
+    steps: int = 2  # that it watches
+
+    def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
+        """Pass this rank's micro-batch twice, once in a run; what fails is left to the step, where its error is explained."""
+        for loss, micro_batch in () if self.has_passed else passes:
+            able = loss is not None and micro_batch is not None and micro_batch.count > 0
+            if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
+                return
+            names: list[str] = []
+            try:
+                names = self._changed_by_second_pass(loss, micro_batch)
+            except NotPutBackError:
+                raise
+            except Exception:  # of the user's: the step explains it
+                pass
+            refuse_unsaved(self.world.gathered(names), when="in every pass")
+            self.has_passed = True
+
+    def check_step(self, step: Step) -> None:
+        """After each of the first two steps: look at what its updates changed; pass what a user's own steps have passed."""
+        step.watch, changed = self.inner, self.changed
+        self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
+        if step.index:
+            refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
+        self.check_passes(*self.losses)
+        self.losses, self.updates = [], []
+
+    def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
+        self.losses.append((loss, micro_batches[0]))
+        return self.inner.over(loss, micro_batches)
+
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+        self.inner.before(names, factor)
+        self.updates.append([self._observed()])
+
+    def after(self, names: Iterable[str]) -> None:
+        self.updates[-1].append(self._observed())
+        self.inner.after(names)
+
+    def _changed_by_second_pass(self, loss: Loss, micro_batch: MicroBatch) -> list[str]:
+        models, task = self.state.models, replace(self.task, loss=loss)
+        if holders(self.state.parameters) is None:  # else all ranks gather weights together
+            task = replace(task, ranks=Alone(), forward=models["model"] if list(models) == ["model"] else models)
+        losses, after = [], []
+        with preserved(models, loss, self.user_state, self.state.parameters) as put_back, eagerly():
+            for _ in range(2):
+                put_back(only_saved=True)
+                batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
+                losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
+                after.append(Observation(models, loss, user_state=self.user_state))
+        differ = f"what the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
+        return changes(*after, exact=self.exact) or [differ] * (not same(*losses, exact=self.exact))
+
+    def _observed(self) -> Observation:
+        optimizers = {name: trained.optimizer for name, trained in self.state.trained.items()}
+        return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state)
+
+
+def first_loss(
+    models: Mapping[str, nn.Module],
+    loss: Callable[[Any, Any], Any],
+    micro_batch: MicroBatch,
+    *,
+    key: int,
+    precision: Precision,
+    user_state: Mapping[str, Any],
+) -> tuple[float | None, bool]:
+    """The loss of the first step's first micro-batch as a step computes it, uncompiled, and whether it drew random numbers.
+
+    None for a pass that fails: the first step says why. No gradient is computed, unless the loss takes one itself. Everything is
+    put back as for `check_first_pass`. Of sharded models all ranks must make the pass: it gathers weights.
+    """
+    named: Any = models["model"] if list(models) == ["model"] else dict(models)
+    generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if precision.device.type == "cuda" else [])]
+    sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
+    with preserved(models, loss, user_state, ()), eagerly():
+        for gradients in (False, True)[: 1 if sharded else 2]:  # with them FSDP would wait for a backward pass
+            seed_generators(fold(key, 0, micro_batch.index))
+            before = [state() for state in generators]
+            try:
+                with torch.set_grad_enabled(gradients), precision.autocast():
+                    passed = loss(named, micro_batch.batch)
+                mean = passed[0] if isinstance(passed, tuple) else passed
+                value = float(torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach())
+            except Exception:
+                continue
+            return value, not all(torch.equal(state(), was) for state, was in zip(generators, before, strict=True))
+    return None, False
+
+
+def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
+    """Hashes of samples, of the first micro-batch and of the user's own code, and the loss of that micro-batch. Collective.
+
+    `at_beginning` tells whether the models have the weights of step 0; without them, and above 2 GB of weights, no loss is
+    computed. All ranks pass the same micro-batch; what rank 0 finds counts.
+    """
+    parts.doing("looking at what is computed")
+    supply, task, models, loss = parts.supply, parts.task, parts.state.models, parts.task.loss
+    unknown: dict[str, None] = {}
+    hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
+    splits = parts.scoring.splits.items()
+    found: dict[str, Any] = {
+        "machine": parts.machine(),
+        "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
+        "samples": hashed(supply.dataset),
+        "splits": {name: hashed(split.dataset) for name, split in splits},
+        "micro_batch": None,
+        "loss": None,
+        "draws": False,
+        "failed": False,
+        "sources": {
+            "loss": text_hashes([*(loss.modules() if isinstance(loss, nn.Module) else [loss]), supply.count]),
+            "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
+            "collate": text_hashes([supply.collate]),
+            "data": text_hashes(all_within(supply.dataset)),
+            "optimizer": text_hashes(trained.optimizer for trained in parts.state.trained.values()),
+        },
+        "accepted": [],
+    }
+    micro_batch = supply.beginning()
+    if micro_batch is not None:
+        with suppress(Exception):  # of the user's objects in it
+            sha256 = hash_of(micro_batch.batch, unknown)
+            found["micro_batch"] = {"sha256": sha256, "count": micro_batch.count, "samples": len(micro_batch.ids)}
+    possible = at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
+    if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
+        user_state = parts.whole.kept.objects
+        value, found["draws"] = first_loss(
+            models, loss, micro_batch, key=task.key, precision=task.precision, user_state=user_state
+        )
+        found |= {"loss": None if value is None else repr(value), "failed": value is None}
+    return dict(parts.world.from_main(found | {"not_looked_into": list(unknown)}))
+
+
+def has_small_loss(parts: Components) -> bool:
+    """Whether the run has a loss, and weights that may be read once more for it."""
+    weights = [each for model in parts.state.models.values() for each in model.parameters()]
+    return (
+        parts.task.loss is not None and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
+    )
