@@ -32,7 +32,7 @@ def saved(directory: Path, *steps: int, count: int) -> None:
         writer = Writer(Store(directory), rank=rank, mail=world.mailbox("checkpoint"))
         for step in steps:
             writer.submit(of_rank(whole(step), rank, count))
-        writer.close()
+        writer.wait()
         world.barrier()  # as at the end of a run: rank 0 keeps the mailbox until all have read theirs
         assert (writer.saved, writer.failure()) == (steps[-1], None)
 
@@ -181,7 +181,7 @@ def test_a_rank_killed_while_it_writes_leaves_the_older_checkpoint_and_the_next_
         writer.submit(of_rank(whole(2), rank, 2))
         if rank == 0:
             os.kill(os.getpid(), signal.SIGSTOP)  # as one that waits for the dead one, until the test ends it
-        writer.close()
+        writer.wait()
 
     statuses = on_ranks(2, save, patience_s=4.0)
     assert statuses == [-signal.SIGKILL, -signal.SIGKILL]

@@ -274,7 +274,7 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
     threading.Timer(0.1, gate.opened.set).start()
     writer.submit(contents(2))
     assert 1 in writer.store.steps()
-    writer.close()
+    writer.wait()
     assert writer.store.steps() == [1, 2]
 
 
@@ -289,7 +289,7 @@ def test_the_writer_survives_a_failing_save_and_says_so_until_one_succeeds(tmp_p
     assert "step 1 is not saved: Input/output error" in str(writer.failure())
     gate.fails = False
     writer.submit(contents(2))
-    writer.close()
+    writer.wait()
     assert (writer.failed, writer.saved) == (False, 2)
 
 
@@ -300,7 +300,7 @@ def test_an_error_that_nobody_foresaw_reaches_the_caller_too(tmp_path: Path) -> 
 
     writer = Writer(Store(tmp_path, disk=Broken()))
     writer.submit(contents(1))
-    writer.close()
+    writer.wait()
     assert str(writer.failure()) == "step 1 is not saved: ZeroDivisionError: a bug"
 
 
@@ -325,8 +325,8 @@ def test_no_thread_exists_before_the_first_save_nor_after_the_last(tmp_path: Pat
     writer = Writer(Store(tmp_path))
     assert threading.active_count() == before
     writer.submit(contents(1))
-    writer.close()
-    writer.close()
+    writer.wait()
+    writer.wait()
     assert threading.active_count() == before
 
 
@@ -338,7 +338,7 @@ def test_where_no_thread_can_start_the_save_is_made_at_once(tmp_path: Path, monk
     writer = Writer(Store(tmp_path))
     writer.submit(contents(1))
     assert writer.store.steps() == [1]
-    writer.close()
+    writer.wait()
 
 
 _EXIT = """

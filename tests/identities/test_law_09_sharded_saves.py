@@ -235,7 +235,7 @@ def test_a_save_goes_on_beside_the_next_one_of_another_rank_and_both_learn_the_s
         for rank in (2, 0, 1):
             writers[rank].submit(of_rank(whole(step), rank, 3))
     for writer in writers:
-        writer.close()
+        writer.wait()
         assert (writer.saved, writer.failed) == (3, False)
     assert same((Store(tmp_path).newest_intact() or (None,))[0], whole(3))
     assert not [key for key in messages.held if "piece" in key]  # nobody will look for them
@@ -304,7 +304,7 @@ def test_a_rank_that_fails_by_itself_does_not_wait_for_those_that_this_ends(
     writer = Writer(Store(tmp_path), rank=rank, mail=Messages())
     writer.submit(of_rank(whole(1), rank, 2))
     writer.hurry()
-    writer.close()
+    writer.wait()
     assert "has said nothing for" in str(writer.failure())
     assert list(tmp_path.iterdir()) == []
 

@@ -43,7 +43,6 @@ class Writer:
             self._thread = thread
 
     def wait(self) -> None:
-        """Return when no save is in flight."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -52,13 +51,8 @@ class Writer:
         """Wait for other ranks a moment at most from now on: this one fails, and that ends them."""
         self._hurried.set()
 
-    def close(self) -> None:
-        """Finish the save in flight. Closing twice is no error, nor is submitting afterwards."""
-        self.wait()
-
     @property
     def failed(self) -> bool:
-        """Whether the last finished save failed."""
         return self._failure is not None
 
     def failure(self) -> CheckpointError | None:

@@ -18,7 +18,6 @@ CHANGES = ("loss", "model", "collate", "data", "optimizer")
 _RELATIVE, _RELATIVE_IN_FEW_BITS = 1e-4, 2e-2  # the loss of another machine may differ by this, in fp32 and else
 _READERS = ("torch", "surefoot", "device", "hardware", "cpu")  # what samples are read by; neither threads nor ranks
 _NAMED = 3
-
 Fingerprints = Mapping[str, Any]
 
 

@@ -22,7 +22,6 @@ class Files(Protocol):
 
     def create(self, path: Path) -> int:
         """Make a file, which must not exist yet, and return a handle to it."""
-        ...
 
     def append(self, handle: int, data: memoryview) -> None:
         """Write all of `data` at the end."""
@@ -47,27 +46,21 @@ class Files(Protocol):
 
     def is_directory(self, path: Path) -> bool:
         """Whether there is a directory of this name."""
-        ...
 
     def is_link(self, path: Path) -> bool:
         """Whether there is a link of this name, wherever it leads."""
-        ...
 
     def names(self, path: Path) -> list[str]:
         """What lies in a directory."""
-        ...
 
     def size(self, path: Path) -> int:
         """Length in bytes of a regular file; anything else under that name (a pipe, say) is an `OSError`."""
-        ...
 
     def read(self, path: Path, *, start: int, length: int) -> bytes:
         """At most `length` bytes from `start` on; fewer only where the file ends."""
-        ...
 
     def free_bytes(self, path: Path) -> int:
         """Room left for this user on the file system of a directory."""
-        ...
 
 
 @final
@@ -79,20 +72,16 @@ class Disk:
     """
 
     def make_directory(self, path: Path) -> None:
-        """See `Files`."""
         os.mkdir(path)
 
     def create(self, path: Path) -> int:
-        """See `Files`."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
 
     def append(self, handle: int, data: memoryview) -> None:
-        """See `Files`."""
         while data:
             data = data[os.write(handle, data) :]  # a full disk or a signal can cut a write short
 
     def flush(self, handle: int) -> None:
-        """See `Files`."""
         if sys.platform == "darwin":
             import fcntl
 
@@ -101,11 +90,9 @@ class Disk:
             os.fsync(handle)
 
     def close(self, handle: int) -> None:
-        """See `Files`."""
         os.close(handle)
 
     def flush_directory(self, path: Path) -> None:
-        """See `Files`."""
         if sys.platform == "win32":
             return
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -115,44 +102,35 @@ class Disk:
             os.close(handle)
 
     def rename(self, source: Path, target: Path) -> None:
-        """See `Files`."""
         os.rename(source, target)
 
     def remove(self, path: Path) -> None:
-        """See `Files`."""
         os.remove(path)
 
     def remove_directory(self, path: Path) -> None:
-        """See `Files`."""
         os.rmdir(path)
 
     def is_directory(self, path: Path) -> bool:
-        """See `Files`."""
         return os.path.isdir(path)
 
     def is_link(self, path: Path) -> bool:
-        """See `Files`."""
         return os.path.islink(path)
 
     def names(self, path: Path) -> list[str]:
-        """See `Files`."""
         return os.listdir(path)
 
     def size(self, path: Path) -> int:
-        """See `Files`."""
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
         return found.st_size
 
     def read(self, path: Path, *, start: int, length: int) -> bytes:
-        """See `Files`."""
         with open(path, "rb") as file:
             file.seek(start)
             return file.read(length)
 
     def free_bytes(self, path: Path) -> int:
-        """See `Files`."""
         return shutil.disk_usage(path).free
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from threading import Thread
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -92,7 +91,6 @@ class Others(Protocol):
 
     def entries(self) -> Entries:
         """Wait for all of them; what they have written. `CheckpointError` where one could not."""
-        ...
 
     def abandon(self) -> None:
         """Return when none of them writes any more, since nothing comes of this one."""
@@ -112,7 +110,8 @@ def write(contents: Contents, *, directory: Path, disk: Files = DISK, others: Ot
     entries = write_tensors(contents, directory=directory, disk=disk)
     if others is not None:
         entries |= others.entries()
-    _refuse_absent(contents.pieces, entries)
+    if contents.pieces is not None:
+        _refuse_absent(contents.pieces, entries)
     entries[STATE] = _put([memoryview(state)], directory / STATE, disk=disk)
     manifest = to_bytes(Manifest(contents.step, entries, contents.log))
     _put([memoryview(manifest)], directory / MANIFEST, disk=disk)
@@ -145,11 +144,11 @@ def _size_of(held: Mapping[str, Tensor | Stored]) -> int:
     return numbers + 256 * len(held) + sum(6 * len(name) for name in held)
 
 
-def _refuse_absent(pieces: Pieces | None, entries: Entries) -> None:
+def _refuse_absent(pieces: Pieces, entries: Entries) -> None:
     """Every piece that the state tells of must be there, or the checkpoint could not be read."""
-    for name in {} if pieces is None else pieces.shapes:
-        for place in range(pieces.count if pieces else 0):
-            file = f"{piece_file(name, place, pieces.count if pieces else 0)}.safetensors"
+    for name in pieces.shapes:
+        for place in range(pieces.count):
+            file = f"{piece_file(name, place, pieces.count)}.safetensors"
             if file not in entries:
                 raise CheckpointError(f"nobody has written {file}")
 
@@ -165,40 +164,22 @@ def _put(data: Sequence[memoryview], path: Path, *, disk: Files) -> tuple[int, s
 
     handle = disk.create(path)
     try:
-        hashed = _begun(hash_of_all)
-        for stretch in data:
-            disk.append(handle, stretch)
-        # On the handle that wrote: one opened later is not surely told of an error while writing back.
-        disk.flush(handle)
-        digest = hashed()
+        with ThreadPoolExecutor(1, thread_name_prefix="surefoot-hash") as beside:
+            try:
+                digest = beside.submit(hash_of_all).result
+            except RuntimeError:  # no more threads allowed, or the interpreter is about to end
+                digest = hash_of_all
+            for stretch in data:
+                disk.append(handle, stretch)
+            # On the handle that wrote: one opened later is not surely told of an error while writing back.
+            disk.flush(handle)
+            entry = sum(map(len, data)), digest()
     except BaseException:
         with suppress(OSError):
             disk.close(handle)
         raise
     disk.close(handle)
-    return sum(map(len, data)), digest
-
-
-def _begun(work: Callable[[], str]) -> Callable[[], str]:
-    """Begin to work beside this thread; what waits for the end of it, and returns or raises as the work does."""
-    found: Future[str] = Future()
-
-    def tell() -> None:
-        try:
-            found.set_result(work())
-        except BaseException as problem:
-            found.set_exception(problem)
-
-    def ended() -> str:
-        thread.join()
-        return found.result()
-
-    thread = Thread(target=tell, name="surefoot-hash")
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads allowed, or the interpreter is about to end
-        return work
-    return ended
+    return entry
 
 
 def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
@@ -211,7 +192,7 @@ def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
     try:
         return file_of(tensors)
     except (RuntimeError, ValueError, TypeError) as problem:
-        raise CheckpointError(f"cannot save {file}: {_said(problem)}") from problem
+        raise CheckpointError(f"cannot save {file}: {reason_of(problem)}") from problem
 
 
 def _state_bytes(state: Mapping[str, Any]) -> bytes:
@@ -219,7 +200,7 @@ def _state_bytes(state: Mapping[str, Any]) -> bytes:
         _check_json(dict(state), "state")
         return (json.dumps(dict(state), indent=1, allow_nan=False) + "\n").encode()
     except (ValueError, RecursionError) as problem:
-        raise CheckpointError(f"cannot save {STATE}: {_said(problem)}") from problem
+        raise CheckpointError(f"cannot save {STATE}: {reason_of(problem)}") from problem
 
 
 def _check_json(value: Any, where: str) -> None:
@@ -240,5 +221,6 @@ def _check_json(value: Any, where: str) -> None:
         )
 
 
-def _said(problem: BaseException) -> str:
+def reason_of(problem: BaseException) -> str:
+    """What an exception says in its first line, or else its kind."""
     return first_line(problem).strip() or type(problem).__name__

@@ -20,7 +20,6 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import LAYER_EPSILON, GPTShape
 
 _PREFIX = "transformer."
-
 _HEAD = "lm_head.weight"
 
 _OUTSIDE = {
@@ -40,9 +39,7 @@ _PARTS = {
 }
 
 _BLOCK = re.compile(r"h\.(\d+)\.(.+)\.(weight|bias)")
-
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
-
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
 
 

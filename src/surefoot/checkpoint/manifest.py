@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # of whole tensors, by file and name
-
 _PIECE = re.compile(r"(?P<name>.+)\.(?P<number>\d{5,})-of-(?P<count>\d{5,})")
 
 
@@ -86,13 +85,9 @@ def _shapes(file: str, held: Any) -> dict[str, tuple[int, ...]]:
 
 
 FORMAT_VERSION = 1
-
 FORMAT_OF_PIECES = 2  # where tensors lie over several files, which those who read the first would not find
-
 MANIFEST = "manifest.json"
-
 STATE = "state.json"
-
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 
 

@@ -90,7 +90,6 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
 
 
 def join_state(plain: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
-    """What `split_state` took apart."""
     match plain:
         case {"tensor": path}:
             return _read(tensors[path])

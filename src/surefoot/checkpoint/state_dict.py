@@ -37,14 +37,11 @@ def tensor_differences(saved: Mapping[str, Tensor | Stored], live: Mapping[str, 
 
 
 def shortened(problems: list[str], most: int = 4) -> Iterable[str]:
-    """The first few problems, and how many more there are."""
     return problems if len(problems) <= most else [*problems[: most - 1], f"... and {len(problems) - most + 1} more"]
 
 
 Saved = Mapping[str, Tensor | Stored]
-
 _OWN = "own"  # among an optimizer's plain state, whose other names have a slash
-
 EXTRA = "_extra_state"  # ends the name of what `get_extra_state` gives; its shape may change
 
 
@@ -249,7 +246,6 @@ def load_optimizer(
 
 
 def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    """Put the state of parameters there, but for what is there already."""
     for key, value in entries.items():
         name, _, entry = key.rpartition("/")
         if name not in parameters:
@@ -320,7 +316,6 @@ def _form(value: Any) -> Any:
 
 
 def _named(state: ModelState) -> dict[str, Tensor | Stored]:
-    """Saved tensors by all their names."""
     return {**state.tensors, **{alias: state.tensors[name] for alias, name in state.aliases.items()}}
 
 

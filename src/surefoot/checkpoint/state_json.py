@@ -188,7 +188,6 @@ class SavedState:
 
     @property
     def planned_steps(self) -> int:
-        """How many steps the run is to make."""
         return _planned_steps(self.described["length"])
 
     @property
@@ -205,7 +204,6 @@ KEYS = tuple(field.name for field in fields(SavedState))
 
 
 def missing_keys(state: Mapping[str, Any]) -> list[str]:
-    """The keys that a run's state.json lacks."""
     return sorted(set(KEYS) - state.keys())
 
 

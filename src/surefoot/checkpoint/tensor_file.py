@@ -58,7 +58,6 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """Of its numbers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -81,7 +80,6 @@ class Stored:
     disk: Files = DISK
 
     def whole(self) -> Tensor:
-        """All of it."""
         read = torch.empty(self.shape, dtype=self.dtype)
         for stretch in self.stretches:
             row_numbers = math.prod(self.shape[1:])

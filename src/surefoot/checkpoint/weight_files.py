@@ -35,12 +35,10 @@ class Written:
 
     @property
     def shape(self) -> list[int]:
-        """As it is written."""
         return [*reversed(self.stored.shape)] if self.turned else [*self.stored.shape]
 
     @property
     def size_bytes(self) -> int:
-        """Of its numbers."""
         return math.prod(self.stored.shape) * self.stored.dtype.itemsize
 
     def chunks(self) -> Iterator[bytes | memoryview]:

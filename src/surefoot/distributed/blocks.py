@@ -15,7 +15,6 @@ from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)  # which have no forward of their own
-
 _SMALL = 0.1  # of the parameters of the largest class of blocks: a list of less is one of heads, or the like
 
 

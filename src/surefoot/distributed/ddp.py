@@ -47,7 +47,6 @@ class Ddp:
         return None if self.parallel.synchronise == "every" else float(self.world.size)
 
     def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
-        """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
         if len(models) > 1 and self.parallel.synchronise == "every":
             raise ConfigError(
                 f"synchronise = every: gradients of several models ({', '.join(models)}) are added up once a step\n"
@@ -91,7 +90,6 @@ class Ddp:
         return counted or together
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        """Begin to add up loss and count."""
         self.sums.begin(total, counted)
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
@@ -121,7 +119,6 @@ class Ddp:
             torch._foreach_copy_(own, [part.view_as(gradient) for part, gradient in zip(parts, own, strict=True)])
 
     def whole_norm(self, norm: Tensor) -> Tensor:
-        """Every rank has the whole gradient."""
         return norm
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
@@ -134,7 +131,6 @@ class Ddp:
         return self.called
 
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Every rank has whole models."""
         return nullcontext()
 
 

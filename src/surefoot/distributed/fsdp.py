@@ -53,7 +53,6 @@ class FullySharded:
 
     @property
     def root(self) -> FSDPModule:
-        """The model itself."""
         return self.parts[-1][0]
 
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
@@ -160,7 +159,6 @@ class Fsdp:
         self.sums = Sums(self.world)
 
     def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
-        """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
         self.called = {name: Called(model, compiled[name]) for name, model in models.items()}
         return self.called
 
@@ -173,7 +171,6 @@ class Fsdp:
         return True
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        """Begin to add up loss and count."""
         self.sums.begin(total, counted)
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
@@ -192,7 +189,6 @@ class Fsdp:
         return next(iter(self.held.values())).whole_norm(norm)
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
-        """Each is called as it is given here."""
         for name, called in self.called.items():
             called.through = forwards[name]
         return self.called
@@ -202,7 +198,6 @@ class Fsdp:
 
     @contextmanager
     def whole(self, models: Iterable[nn.Module]) -> Iterator[None]:
-        """Gather these models whole, and let them go at the end."""
         asked = set(models)
         with ExitStack() as last_first:
             for held in [*self.held.values(), *self.twins]:

@@ -26,19 +26,12 @@ from surefoot.distributed.liveness import Beat, Lines, Lost, Place, Watch, of_co
 from surefoot.errors import RankLostError, first_line
 
 MEETING = "surefoot"  # before the keys by which the ranks of a start agree on what stands before all others
-
 NONCE = "nonce"  # the one of those that is there where a launcher has drawn it
-
 MAILBOX = "heartbeat"  # before all keys that are about this; before it stands the nonce of the start
-
 VERDICT = "lost"  # the key under which the rank that is lost is named
-
 SPEAKER = "speaker"  # a key that is there where a launcher says of lost ranks what there is to say
-
 _LINES = 4  # of what an exception says
-
 _LINE = 200
-
 _UNNEEDED: tuple[Place, ...] = ("failed", "left", "gone")  # and needing nobody
 
 
@@ -81,7 +74,6 @@ class Heartbeat:
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin to tell and to listen."""
         self.store.set_timeout(timedelta(seconds=self.silent_s))
         self.threads = [
             threading.Thread(target=work, name=f"surefoot {name}", daemon=True)
@@ -95,7 +87,6 @@ class Heartbeat:
         threading.Thread(target=lines.watch, args=[self._line_closed], name="surefoot lines", daemon=True).start()
 
     def hears(self, rank: int) -> bool:
-        """Whether a rank has told that it lives, in this start."""
         return self.store.check([str(rank)])
 
     def at(self, step: int, doing: str) -> None:
@@ -103,7 +94,6 @@ class Heartbeat:
         self.begun, self.doing = step, doing
 
     def busy(self, doing: str) -> None:
-        """Do something else, in the same step."""
         self.doing = doing
 
     def building(self) -> None:
@@ -361,8 +351,7 @@ def _flush() -> None:
 class Unheard:
     """In the place of a heartbeat where one process is alone: nobody is told, and nobody can be lost."""
 
-    def at(self, step: int, doing: str) -> None:
-        """See `Heartbeat.at`, and so on."""
+    def at(self, step: int, doing: str) -> None: ...
 
     def busy(self, doing: str) -> None: ...
     def building(self) -> None: ...
@@ -372,9 +361,7 @@ class Unheard:
     def failed(self, problem: BaseException) -> None: ...
     def stop(self) -> None: ...
 
-    def cause(self, problem: BaseException) -> RankLostError | None:
-        """None: whatever happened, it was no other rank."""
+    def cause(self, problem: BaseException) -> RankLostError | None: ...
 
     def speaks_of(self, problem: BaseException) -> bool:  # noqa: ARG002
-        """True: nobody else could."""
         return True

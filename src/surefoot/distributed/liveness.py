@@ -17,11 +17,8 @@ from typing import Literal
 from torch.distributed import DistError
 
 Place = Literal["building", "running", "leaving", "left", "failed", "gone"]
-
 _NEEDED: tuple[Place, ...] = ("building", "running", "leaving")  # others may be waiting for it
-
 _OUT: tuple[Place, ...] = ("leaving", "left", "gone")  # of its loop
-
 _STOPPED = "\n  it was stopped or killed, or its machine is lost"
 
 
@@ -54,12 +51,10 @@ class Beat:
 
     @staticmethod
     def read(text: str | bytes) -> Beat:
-        """What `written` wrote."""
         return Beat(**json.loads(text))
 
     @property
     def who(self) -> str:
-        """Which process this is."""
         return f"rank {self.rank} ({self.host}, process {self.pid})"
 
     @property
@@ -130,7 +125,6 @@ class Lost:
 
     @staticmethod
     def read(text: str | bytes) -> Lost:
-        """What `written` wrote."""
         return Lost(**json.loads(text))
 
 
@@ -192,7 +186,6 @@ def _where(begun: int, doing: str) -> str:
 
 
 _WORDS = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|NCCL", re.IGNORECASE)
-
 _CONNECT_S = 5.0
 
 
@@ -252,7 +245,6 @@ class Lines:
                     ready.unregister(key.fileobj)
 
     def drop(self) -> None:
-        """Close what this process holds of the lines."""
         for line in self.ranks:
             line.close()
 
@@ -268,7 +260,6 @@ def _with_causes(problem: BaseException | None) -> Iterator[BaseException]:
 
 
 _LINES = 3
-
 _WIDE = 200  # characters
 
 

@@ -12,7 +12,6 @@ LAUNCHER = "SUREFOOT_LAUNCHER"  # in the environment of a rank: the process that
 
 
 def started_by_launcher() -> bool:
-    """Whether this process is a rank that `--nproc` started."""
     return LAUNCHER in os.environ
 
 

@@ -28,7 +28,6 @@ from surefoot.distributed.liveness import Lines
 from surefoot.errors import ConfigError, RankLostError, print_uncaught
 
 _ANYWHERE = "192.0.2.1"  # an address for documentation (RFC 5737): nobody has it, and nothing is sent there
-
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
 
 
@@ -51,7 +50,6 @@ def towards(host: str) -> str | None:
 
 
 def _own_address(host: str) -> str | None:
-    """This machine's address as `host` would see it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             asked.connect((host, 9))  # of UDP: looks up the route, and sends nothing
@@ -61,7 +59,6 @@ def _own_address(host: str) -> str | None:
 
 
 def _names() -> dict[str | None, str]:
-    """The names of the interfaces that have an address, by it."""
     import fcntl  # not on Windows
 
     found: dict[str | None, str] = {}
@@ -80,7 +77,6 @@ _PATIENCE = timedelta(
 )  # of collectives: compiling and long evaluations take their time; who is dead is seen otherwise
 
 _START = timedelta(minutes=5)  # until all ranks are there
-
 _CONNECT = timedelta(minutes=1)  # to a launcher's store, and to ranks that are there: gloo takes five times that
 
 
@@ -118,7 +114,6 @@ def speaks_of(problem: Exception) -> bool:
 
 
 def has_met() -> bool:
-    """Whether this process has found other ranks."""
     return bool(_met)
 
 
@@ -137,7 +132,6 @@ def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
 
 
 _met: list[Met] = []  # once this process has joined
-
 _grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
 
 
@@ -277,7 +271,6 @@ def _part() -> None:
 
 
 def _fall_silent() -> None:
-    """Be missed by nobody."""
     for _, _, heart in _met:
         heart.stop()
     _met.clear()

@@ -86,7 +86,6 @@ class _Launcher:
         self.previous: dict[int, Any] = {}
 
     def signals(self) -> _Signals:
-        """Handlers of this launcher, for as long as it stands."""
         return _Signals(self)
 
     def attempt(self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]) -> Ended:
@@ -183,7 +182,6 @@ class _Launcher:
         self._pass_on(number)
 
     def on_save(self, number: int, frame: FrameType | None) -> None:
-        """Pass it on to one of them: they agree on the step."""
         del frame
         self._pass_on(number, 0)
 

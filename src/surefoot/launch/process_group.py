@@ -51,7 +51,6 @@ class Group:
         self.mailbox.set(SPEAKER, "launcher")
 
     def start(self) -> None:
-        """Start every rank."""
         for rank in range(self.size):
             self.processes[rank] = SubprocessHandler(
                 entrypoint=sys.executable,
@@ -64,7 +63,6 @@ class Group:
             )
 
     def look(self) -> list[int]:
-        """The ranks that have ended since the last look."""
         new = []
         for rank, process in self.processes.items():
             if rank not in self.statuses and (status := process.proc.poll()) is not None:
@@ -74,7 +72,6 @@ class Group:
 
     @property
     def running(self) -> list[int]:
-        """The ranks that have not ended, as far as was looked."""
         return [rank for rank in self.processes if rank not in self.statuses]
 
     def stopped(self) -> list[int]:
@@ -100,21 +97,17 @@ class Group:
             self.mailbox.set(VERDICT, lost.written())
 
     def named_lost(self) -> Lost | None:
-        """The rank that was named as lost, by this process or by rank 0."""
         return Lost.read(self.mailbox.get(VERDICT)) if self.mailbox.check([VERDICT]) else None
 
     def beat(self, rank: int) -> Beat:
-        """What a rank last said of itself."""
         if self.mailbox.check([str(rank)]):
             return Beat.read(self.mailbox.get(str(rank)))
         return Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)
 
     def furthest(self) -> Beat:
-        """What the rank that has begun the latest step last said of itself."""
         return max(map(self.beat, self.processes), key=lambda beat: beat.begun)
 
     def begun_anything(self) -> bool:
-        """Whether a rank has come as far as to open a run."""
         return any(self.beat(rank).begun_anything for rank in self.processes)
 
     def has_told(self, rank: int) -> bool:
@@ -134,7 +127,6 @@ class Group:
         return False
 
     def in_short(self, rank: int) -> str:
-        """Which rank ended how."""
         status, beat = self.statuses[rank], self.beat(rank)
         if status < 0:
             return f"{beat.who} was killed by {signal.Signals(-status).name}"
