@@ -26,7 +26,7 @@ from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Files
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, Pieces, as_json, piece_file, to_bytes
-from surefoot.checkpoint.state_json import KEYS, SavedState, missing_keys
+from surefoot.checkpoint.state_json import SavedState, typed_state
 from surefoot.checkpoint.tensor_file import TYPES, Stored, file_of
 from surefoot.errors import CheckpointError, first_line
 
@@ -53,11 +53,11 @@ class Contents:
     @cached_property
     def saved(self) -> SavedState:
         """The state of a run, typed; `CheckpointError` if it lacks a part: one of another version of surefoot, perhaps."""
-        if missing := missing_keys(self.state):
-            raise CheckpointError(
-                f"step-{self.step:08d}: its state.json lacks {', '.join(missing)}: was it written by another version?"
-            )
-        return SavedState(**{name: self.state[name] for name in KEYS})
+        try:
+            return typed_state(self.state)
+        except ValueError as problem:
+            text = f"step-{self.step:08d}: its {STATE} {problem}: was it written by another version?"
+            raise CheckpointError(text) from problem
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """All tensors of a file, in memory."""

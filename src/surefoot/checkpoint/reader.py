@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from surefoot.checkpoint.manifest import (
     logical_name,
     piece_file,
 )
-from surefoot.checkpoint.state_json import find_misshapen
+from surefoot.checkpoint.state_json import parse_state
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Entry, Stored, Stretch, entries
 from surefoot.errors import CheckpointError, first_line, passed_others
 
@@ -133,8 +132,8 @@ class _Source:
             self.manifest = from_bytes(disk.read(directory / MANIFEST, start=0, length=size))
 
     @contextmanager
-    def damage_in(self, file: str, where: str = "") -> Iterator[None]:
-        """What a file, or a place in it, has that cannot be read is damage."""
+    def damage_in(self, file: str) -> Iterator[None]:
+        """What in a file cannot be read is damage."""
         try:
             yield
         except FileNotFoundError as problem:
@@ -143,7 +142,7 @@ class _Source:
             reason = f"cannot be read: {problem.strerror or problem}"
             raise DamageError(self.directory, f"{file}: {reason}") from problem
         except (ValueError, RecursionError) as problem:
-            raise DamageError(self.directory, f"{file}: {where}{reason_of(problem)}") from problem
+            raise DamageError(self.directory, f"{file}: {reason_of(problem)}") from problem
 
     def check_length(self, file: str) -> int:
         with self.damage_in(file):
@@ -192,26 +191,17 @@ def _contents(
 
 
 def _state(source: _Source) -> dict[str, Any]:
+    """The state; it must tell of each model and optimizer whose tensors are there."""
     data = source.whole(STATE)
-    with source.damage_in(STATE, "not JSON: "):
-        state = json.loads(data)
-    if not isinstance(state, dict):
-        raise DamageError(source.directory, f"{STATE}: holds a {type(state).__name__}, not named values")
-    misshapen = find_misshapen(state) or _untold(state, source.manifest)
-    if misshapen is not None:
-        raise DamageError(source.directory, f"{STATE}: {misshapen}")
-    return state
-
-
-def _untold(state: Mapping[str, Any], manifest: Manifest) -> str | None:
-    """Which model or optimizer, whose tensors are there, the state does not tell of; None if it tells of all."""
+    with source.damage_in(STATE):
+        state = parse_state(data)
     tells = {"model": ("aliases", "evaluating"), "optimizer": ("groups", "optimizer")}
-    for file in manifest.files:
+    for file in source.manifest.files:
         kind, _, name = logical_name(file.removesuffix(".safetensors")).partition("-")
         for key in tells.get(kind, ()):
             if key in state and (name or "model") not in state[key]:
-                return f"{key} lacks {name or 'model'}"
-    return None
+                raise DamageError(source.directory, f"{STATE}: {key} lacks {name or 'model'}")
+    return state
 
 
 def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:

@@ -27,6 +27,9 @@ from surefoot.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
 _Remains = list[tuple[Path, OSError]]
+Only = Collection[str] | None
+There = Iterable[tuple[int, Path]] | None
+ReadOne = Callable[[int, Path], Contents] | None
 
 
 class NotPrunedError(CheckpointError):
@@ -60,7 +63,6 @@ class Store:
         return self.directory / f"step-{step:08d}"
 
     def partial(self, step: int) -> Path:
-        """The directory in which the checkpoint of a step is written."""
         return self.directory / f".partial-{self.path(step).name}"
 
     def steps(self) -> list[int]:
@@ -76,11 +78,7 @@ class Store:
         return None
 
     def newest_intact(
-        self,
-        *,
-        only: Collection[str] | None = None,
-        there: Iterable[tuple[int, Path]] | None = None,
-        read_one: Callable[[int, Path], Contents] | None = None,
+        self, *, only: Only = None, there: There = None, read_one: ReadOne = None
     ) -> tuple[Contents, list[Damage]] | None:
         """The newest checkpoint that is whole, every byte of it checked, and the newer ones that are damaged.
 
@@ -108,14 +106,7 @@ class Store:
             + "\n  put a sound copy back, or start afresh elsewhere: --out DIR"
         )
 
-    def at(
-        self,
-        step: int,
-        *,
-        only: Collection[str] | None = None,
-        there: Iterable[tuple[int, Path]] | None = None,
-        read_one: Callable[[int, Path], Contents] | None = None,
-    ) -> Contents:
+    def at(self, step: int, *, only: Only = None, there: There = None, read_one: ReadOne = None) -> Contents:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `there` as for `newest_intact`."""
         error: CheckpointError | None = None
         for path in [path for found, path in (self.all() if there is None else there) if found == step]:
@@ -149,8 +140,7 @@ class Store:
                 raise self.not_saved(contents.step, problem) from problem
             raise
         self.intact.add(contents.step)
-        remains = self._prune(contents.step, protected)
-        if remains:
+        if remains := self._prune(contents.step, protected):
             raise NotPrunedError(
                 f"{target} is saved, but what is no longer needed cannot be removed\n  "
                 + "\n  ".join(f"{path}: {problem.strerror or problem}" for path, problem in remains[:3])
@@ -208,9 +198,8 @@ class Store:
         counted = sorted(self.intact.intersection(steps) - {0})
         remains: _Remains = []
         for step in steps if len(counted) >= self.keep_last else []:
-            if step >= counted[-self.keep_last] or step in {0, saved, *protected}:
-                continue
-            if self.keep_every is not None and self.keep_every(step):
+            wanted = self.keep_every is not None and self.keep_every(step)
+            if wanted or step >= counted[-self.keep_last] or step in {0, saved, *protected}:
                 continue
             try:
                 self.guard()
@@ -232,7 +221,7 @@ class Store:
             self.disk.remove(directory / name)
         self.disk.remove_directory(directory)
 
-    def _read(self, step: int, path: Path, only: Collection[str] | None) -> Contents:
+    def _read(self, step: int, path: Path, only: Only) -> Contents:
         contents = read(path, only=only, disk=self.disk)
         if contents.step != step:
             raise DamageError(path, f"{MANIFEST}: is that of step {contents.step}")
@@ -254,16 +243,14 @@ class Store:
                 yield step, self.directory / name
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
-        try:
+        newest = None
+        with suppress(CheckpointError):
             newest = self.newest_step()
-        except CheckpointError:
-            newest = None
         link = problem.errno == errno.ELOOP
         stands = "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
-        full = problem.errno in {errno.ENOSPC, errno.EDQUOT}
         where = problem.filename or self.directory
         cure = "check the disk and who may write there"
-        if full:
+        if problem.errno in {errno.ENOSPC, errno.EDQUOT}:
             cure = f"free some space, or keep fewer: --keep-last, now {self.keep_last}"
         elif link:
             cure = f"remove it: rm {shlex.quote(str(where))}"
