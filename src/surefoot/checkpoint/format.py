@@ -165,15 +165,14 @@ def _put(data: Sequence[memoryview], path: Path, *, disk: Files) -> tuple[int, s
     handle = disk.create(path)
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="surefoot-hash") as beside:
-            try:
-                digest = beside.submit(hash_of_all).result
-            except RuntimeError:  # no more threads allowed, or the interpreter is about to end
-                digest = hash_of_all
+            hashed = None
+            with suppress(RuntimeError):  # no more threads allowed, or the interpreter is about to end
+                hashed = beside.submit(hash_of_all)
             for stretch in data:
                 disk.append(handle, stretch)
             # On the handle that wrote: one opened later is not surely told of an error while writing back.
             disk.flush(handle)
-            entry = sum(map(len, data)), digest()
+            entry = sum(map(len, data)), hash_of_all() if hashed is None else hashed.result()
     except BaseException:
         with suppress(OSError):
             disk.close(handle)

@@ -39,6 +39,13 @@ _PARTS = {
 _BLOCK = re.compile(r"h\.(\d+)\.")
 _MASK = re.compile(r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
+_OF_GPT = {  # settings of transformers with which its network is the gpt2 of `GPT`; where they are left out it is
+    "activation_function": _ACTIVATIONS,
+    "layer_norm_epsilon": (LAYER_EPSILON,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
 
 
 def is_gpt2_layout(names: Iterable[str]) -> bool:
@@ -131,23 +138,6 @@ def gpt2_settings(shape: GPTShape, *, end: int | None) -> dict[str, Any]:
         "bos_token_id": end,
         "eos_token_id": end,
     }
-
-
-def foreign_to_gpt2(settings: Mapping[str, Any]) -> str | None:
-    """What in a config.json of transformers makes it another network than the gpt2 of `GPT`; None where nothing does.
-
-    >>> foreign_to_gpt2({"n_head": 12}), foreign_to_gpt2({"activation_function": "relu"})
-    (None, "activation_function = 'relu'")
-    """
-    expected: dict[str, tuple[Any, ...]] = {
-        "activation_function": _ACTIVATIONS,
-        "layer_norm_epsilon": (LAYER_EPSILON,),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "add_cross_attention": (False,),
-    }
-    wrong = [name for name, right in expected.items() if name in settings and settings[name] not in right]
-    return f"{wrong[0]} = {settings[wrong[0]]!r}" if wrong else None
 
 
 def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
@@ -262,8 +252,9 @@ def _noted_heads(file: Path) -> int | None:
         raise CheckpointError(f"{place} cannot be read: {problem}") from problem
     if not isinstance(settings, dict):
         raise CheckpointError(f"{place} is a {type(settings).__name__}, not named values")
-    foreign = foreign_to_gpt2(settings)
-    if foreign is not None:
-        raise CheckpointError(f"{place}: {foreign}, which the gpt2 of surefoot has not: its results would differ")
-    heads = settings.get("n_head")
-    return heads if isinstance(heads, int) else None
+    for name, right in _OF_GPT.items():
+        if name in settings and settings[name] not in right:
+            raise CheckpointError(
+                f"{place}: {name} = {settings[name]!r}, which the gpt2 of surefoot has not: its results would differ"
+            )
+    return settings["n_head"] if isinstance(settings.get("n_head"), int) else None

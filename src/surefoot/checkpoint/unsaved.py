@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.nested_state import metrics_in
-from surefoot.checkpoint.state_dict import group_numbers
+from surefoot.checkpoint.optimizer_state import group_numbers
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import ConfigError, first_line
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import HashStore, Store
 
 from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.distributed.liveness import Beat, Lines, Lost, Place, Watch, of_connection
@@ -315,6 +315,8 @@ class Heartbeat:
                 log.write(text)
 
     def _tell_now(self) -> None:
+        if not self.threads:
+            return
         with self.told:
             self.wake.set()
             now = (self.place, self.error)
@@ -348,20 +350,6 @@ def _flush() -> None:
             stream.flush()
 
 
-class Unheard:
-    """In the place of a heartbeat where one process is alone: nobody is told, and nobody can be lost."""
-
-    def at(self, step: int, doing: str) -> None: ...
-
-    def busy(self, doing: str) -> None: ...
-    def building(self) -> None: ...
-    def opened(self, *, logs: Path | None, fresh_line: str) -> None: ...
-    def goodbye(self) -> None: ...
-    def closed(self) -> None: ...
-    def failed(self, problem: BaseException) -> None: ...
-    def stop(self) -> None: ...
-
-    def cause(self, problem: BaseException) -> RankLostError | None: ...
-
-    def speaks_of(self, problem: BaseException) -> bool:  # noqa: ARG002
-        return True
+def alone() -> Heartbeat:
+    """The heartbeat, never started, of a process that is alone: it tells nobody, and can lose nobody."""
+    return Heartbeat(HashStore(), rank=0, size=1, host="")

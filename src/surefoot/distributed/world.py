@@ -23,9 +23,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from surefoot.distributed.environment import Placement, placed
-from surefoot.distributed.heartbeat import Heartbeat, Unheard
+from surefoot.distributed.heartbeat import Heartbeat, alone
 from surefoot.distributed.rendezvous import met
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,10 @@ class World:
     local_rank: int = 0
     side: dist.ProcessGroup | None = None  # None where there is one process
     store: Store | None = None
-    heart: Heartbeat | Unheard = field(default_factory=Unheard)  # who of the others lives
+    heart: Heartbeat = field(default_factory=alone)  # who of the others lives
     host: str = field(default_factory=socket.gethostname)
     on_paper: int = 0  # for so many ranks it is meant, and there is none; 0 in a world that is real
-    planned: int = (
-        0  # for so many ranks it is meant, and this process is none of them; 0 where it is as large as it will be
-    )
+    planned: int = 0  # likewise, and this process is none of them; 0 where it is as large as it will be
 
     @property
     def ranks(self) -> int:
@@ -120,7 +118,6 @@ def joined(device: str, *, sharded: bool = False) -> World:
     if found.type == "cuda":
         torch.cuda.set_device(found)
     side, store, heart = met(found, place)
-    heart.building()
     return World(found, place.rank, place.world_size, place.local_rank, side, store, heart, planned=planned)
 
 
@@ -176,18 +173,14 @@ def device_called(name: str) -> torch.device:
     if _paper.get():
         return torch.device("meta")
     if name == "auto":
-        return (
-            (torch.accelerator.current_accelerator() or torch.device("cpu"))
-            if torch.accelerator.is_available()
-            else torch.device("cpu")
-        )
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as problem:
-        reason = str(problem).split("\n", maxsplit=1)[0]
         raise ConfigError(
-            f"device = {name!r} cannot be used here: {reason}\n  try: --device cpu, or --device auto"
+            f"device = {name!r} cannot be used here: {first_line(problem)}\n  try: --device cpu, or --device auto"
         ) from problem
     return device
 
