@@ -34,7 +34,7 @@ def saved(directory: Path, *steps: int, count: int) -> None:
             writer.submit(of_rank(whole(step), rank, count))
         writer.wait()
         world.barrier()  # as at the end of a run: rank 0 keeps the mailbox until all have read theirs
-        assert (writer.saved, writer.failure()) == (steps[-1], None)
+        assert (writer.saved, writer.failure) == (steps[-1], None)
 
     assert on_ranks(count, save) == [0] * count
 

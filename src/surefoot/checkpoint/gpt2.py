@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from surefoot.checkpoint.weight_files import read_weights
 from surefoot.config.paths import local_path, write_whole
-from surefoot.errors import CheckpointError, first_line
+from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import LAYER_EPSILON, GPTShape
 
@@ -148,10 +148,7 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     """
     path = local_path(path, setting="path")
     file = path / _FILE if path.is_dir() else path
-    try:
-        tensors = read_weights(path) if path.is_dir() else load_file(file)
-    except (OSError, SafetensorError) as problem:
-        raise CheckpointError(f"cannot read weights from {file}: {first_line(problem)}") from problem
+    tensors = read_weights(path)
     if not is_gpt2_layout(tensors):
         raise CheckpointError(
             f"{file} is no GPT-2 as transformers names it: it holds {', '.join(list(tensors)[:3])} ...\n"

@@ -145,11 +145,8 @@ def on_paper(ranks: int) -> Iterator[None]:
     >>> world.device, world.size, world.on_paper
     (device(type='meta'), 1, 512)
     """
-    before = _paper.set(ranks)
-    try:
+    with _set(_paper, ranks):
         yield
-    finally:
-        _paper.reset(before)
 
 
 @contextmanager
@@ -161,11 +158,8 @@ def planned_for(ranks: int) -> Iterator[None]:
     >>> world.size, world.ranks
     (1, 4)
     """
-    before = _planned.set(ranks)
-    try:
+    with _set(_planned, ranks):
         yield
-    finally:
-        _planned.reset(before)
 
 
 def device_called(name: str) -> torch.device:
@@ -188,6 +182,15 @@ def device_called(name: str) -> torch.device:
 _paper: ContextVar[int] = ContextVar("ranks on paper", default=0)
 _planned: ContextVar[int] = ContextVar("ranks of a plan", default=0)
 _mailboxes = count()  # how many were asked for; all ranks count alike
+
+
+@contextmanager
+def _set(variable: ContextVar[int], ranks: int) -> Iterator[None]:
+    before = variable.set(ranks)
+    try:
+        yield
+    finally:
+        variable.reset(before)
 
 
 def _own_device(name: str, place: Placement) -> torch.device:

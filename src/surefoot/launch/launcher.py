@@ -85,6 +85,7 @@ class _Launcher:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
+        handlers: dict[int, Callable[[int, FrameType | None], None]]
         handlers = {signal.SIGINT: self.on_stop, signal.SIGTERM: self.on_stop}
         if sys.platform != "win32":
             handlers |= {signal.SIGUSR1: self.on_save, signal.SIGTSTP: self.on_pause}

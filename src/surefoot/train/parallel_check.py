@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.unsaved import NotPutBackError, Observation, changes, refuse_unsaved, same
+from surefoot.checkpoint.live_values import NotPutBackError, refuse_unsaved, same
+from surefoot.checkpoint.unsaved import Observation, changes
 from surefoot.config.train_settings import TrainSettings
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.shards import held_of, holders
