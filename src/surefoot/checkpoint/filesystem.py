@@ -17,7 +17,7 @@ from typing import Protocol, final
 class Files(Protocol):
     """What `Disk` does; a method fails with `OSError`. Only what is flushed is safe from a power cut."""
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, /) -> None:
         """Make one directory, which must not exist yet, in one that does."""
 
     def create(self, path: Path) -> int:
@@ -29,28 +29,28 @@ class Files(Protocol):
     def flush(self, handle: int) -> None:
         """Return when the file's bytes are on the medium. That its name is there needs `flush_directory`."""
 
-    def close(self, handle: int) -> None:
+    def close(self, handle: int, /) -> None:
         """Give the handle back, also where this fails."""
 
     def flush_directory(self, path: Path) -> None:
         """Return when the names in a directory are on the medium: files made in it, renamed and removed."""
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, /) -> None:
         """Give a file or directory another name on the same file system, at once or not at all."""
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: Path, /) -> None:
         """Remove a file."""
 
-    def remove_directory(self, path: Path) -> None:
+    def remove_directory(self, path: Path, /) -> None:
         """Remove an empty directory."""
 
-    def is_directory(self, path: Path) -> bool:
+    def is_directory(self, path: Path, /) -> bool:
         """Whether there is a directory of this name."""
 
-    def is_link(self, path: Path) -> bool:
+    def is_link(self, path: Path, /) -> bool:
         """Whether there is a link of this name, wherever it leads."""
 
-    def names(self, path: Path) -> list[str]:
+    def names(self, path: Path, /) -> list[str]:
         """What lies in a directory."""
 
     def size(self, path: Path) -> int:
@@ -71,8 +71,14 @@ class Disk:
     (not a kill) may take back the newest checkpoint.
     """
 
-    def make_directory(self, path: Path) -> None:
-        os.mkdir(path)
+    make_directory = staticmethod(os.mkdir)
+    close = staticmethod(os.close)
+    rename = staticmethod(os.rename)
+    remove = staticmethod(os.remove)
+    remove_directory = staticmethod(os.rmdir)
+    is_directory = staticmethod(os.path.isdir)
+    is_link = staticmethod(os.path.islink)
+    names = staticmethod(os.listdir)
 
     def create(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
@@ -89,9 +95,6 @@ class Disk:
         else:
             os.fsync(handle)
 
-    def close(self, handle: int) -> None:
-        os.close(handle)
-
     def flush_directory(self, path: Path) -> None:
         if sys.platform == "win32":
             return
@@ -100,24 +103,6 @@ class Disk:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-    def rename(self, source: Path, target: Path) -> None:
-        os.rename(source, target)
-
-    def remove(self, path: Path) -> None:
-        os.remove(path)
-
-    def remove_directory(self, path: Path) -> None:
-        os.rmdir(path)
-
-    def is_directory(self, path: Path) -> bool:
-        return os.path.isdir(path)
-
-    def is_link(self, path: Path) -> bool:
-        return os.path.islink(path)
-
-    def names(self, path: Path) -> list[str]:
-        return os.listdir(path)
 
     def size(self, path: Path) -> int:
         found = os.stat(path)

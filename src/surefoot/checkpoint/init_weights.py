@@ -80,7 +80,9 @@ def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tupl
                 fitted = fitted_gpt2(tensors, only, place=place / WEIGHTS if place.is_dir() else place)
                 return dict.fromkeys(models, fitted), f"{place}, GPT-2's weights as transformers names them"
             return dict.fromkeys(models, tensors), str(place)
-        by_model = {name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()}
+        by_model: dict[str, Saved] = {
+            name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()
+        }
         return by_model, str(place)
     found, said = _checkpoint(place, world)
     kept: dict[str, Saved] = {}
