@@ -44,11 +44,6 @@ def logical_name(file: str) -> str:
     return file if found is None else found["name"]
 
 
-def is_piece(file: str) -> bool:
-    """Whether a file, given without its ending, is called as a piece is."""
-    return _PIECE.fullmatch(file) is not None
-
-
 def bounds(rows: int, place: int, count: int) -> tuple[int, int]:
     """The first of `rows` rows that lies at a place, and the one after the last.
 
@@ -106,7 +101,8 @@ def to_bytes(manifest: Manifest) -> bytes:
     >>> from_bytes(to_bytes(Manifest(7, {"state.json": (3, "ab")}, None)))
     Manifest(step=7, files={'state.json': (3, 'ab')}, log=None)
     """
-    pieces = any(is_piece(file.removesuffix(".safetensors")) for file in manifest.files)
+    names = [file.removesuffix(".safetensors") for file in manifest.files]
+    pieces = any(logical_name(name) != name for name in names)
     body: dict[str, Any] = {
         "files": {file: {"bytes": length, "sha256": digest} for file, (length, digest) in manifest.files.items()},
         "format_version": FORMAT_OF_PIECES if pieces else FORMAT_VERSION,

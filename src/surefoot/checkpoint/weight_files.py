@@ -104,7 +104,6 @@ def read_weights(place: Path) -> dict[str, Tensor]:
 
 
 def has_weights(directory: Path) -> bool:
-    """Whether there is something for `read_weights`."""
     return (directory / WEIGHTS).is_file() or (directory / INDEX).is_file()
 
 

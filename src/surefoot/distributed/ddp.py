@@ -156,7 +156,6 @@ def spread(
 
 
 def check_device(device: torch.device) -> None:
-    """Raise `ConfigError` for a device on which torch does not synchronise batch normalisation."""
     if device.type != "cuda":
         raise ConfigError(
             f"sync_batch_norm needs CUDA, and this run is on {device.type}: torch.nn.SyncBatchNorm has no other kernels\n"

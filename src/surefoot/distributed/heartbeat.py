@@ -83,7 +83,6 @@ class Heartbeat:
             thread.start()
 
     def follow(self, lines: Lines) -> None:
-        """Notice at once where one of these lines is closed."""
         threading.Thread(target=lines.watch, args=[self._line_closed], name="surefoot lines", daemon=True).start()
 
     def hears(self, rank: int) -> bool:
