@@ -33,7 +33,7 @@ def saved(directory: Path, *steps: int, count: int) -> None:
         for step in steps:
             writer.submit(of_rank(whole(step), rank, count))
         writer.wait()
-        world.barrier()  # as at the end of a run: rank 0 keeps the mailbox until all have read theirs
+        world.gathered(None)  # as at the end of a run: rank 0 keeps the mailbox until all have read theirs
         assert (writer.saved, writer.failure) == (steps[-1], None)
 
     assert on_ranks(count, save) == [0] * count
@@ -104,10 +104,10 @@ def test_every_file_is_checked_by_some_rank(tmp_path: Path) -> None:
         for file in files:
             if world.is_main:
                 flip(store.path(2) / file)
-            world.barrier()
+            world.gathered(None)
             found = collective.newest_intact(store, world)
             told.append("" if found is None or found[0].step != 1 else found[1][0].problem.split(":")[0])
-            world.barrier()
+            world.gathered(None)
             if world.is_main:
                 flip(store.path(2) / file)
         return told

@@ -1,6 +1,6 @@
 """Every operation on files that saving or reading a checkpoint performs, one method each.
 
-Nothing else in this room touches the file system. So a test can let each single operation fail, be the last
+Nothing else in this package touches the file system. So a test can let each single operation fail, be the last
 before a kill, or be lost in a power cut, by giving another object with these methods.
 """
 

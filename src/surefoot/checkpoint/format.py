@@ -1,11 +1,11 @@
 """What one checkpoint is on disk: a directory of safetensors and JSON, and a manifest that proves the rest.
 
     model.safetensors, ...   named tensors, one file for each entry of `Contents.files`
-    model.00001-of-00002.safetensors, ...   in the place of one, where tensors lie over ranks (`pieces.py`)
+    model.00001-of-00002.safetensors, ...   in the place of one, where tensors lie over ranks (`manifest.py`)
     state.json               everything that is not a tensor
     manifest.json            written last: the step, and length and SHA-256 of all files (`manifest.py`)
 
-No byte of it is ever executed: there is no pickle here. How it is read and checked is `reading.py`; which checkpoints exist
+No byte of it is ever executed: there is no pickle here. How it is read and checked is `reader.py`; which checkpoints exist
 and which stay is `store.py`.
 """
 

@@ -1,7 +1,4 @@
-"""How one run is made by several processes: the setting that chooses it, and what a step shares with the other ranks.
-
-This file and `distributed/fsdp.py` are the only ones that name DDP and FSDP2.
-"""
+"""Data parallelism: whole models on every rank, whose gradients are added up by DDP, and batch normalisation over all of them."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from surefoot.errors import ConfigError
 
 @dataclass
 class Ddp:
-    """Whole models on every rank, under `DistributedDataParallel`; see `ddp`.
+    """Whole models on every rank, under `DistributedDataParallel`.
 
     Batch statistics are the step's own business (`train/batch_norm_buffers.py`), so it broadcasts no buffers. Of several models a loss may
     use one without training it (a generator, to train the discriminator), and DDP would wait for its gradients: there the mean is

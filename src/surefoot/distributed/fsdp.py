@@ -1,7 +1,7 @@
 """FSDP2: models of which every rank holds some rows of every parameter. The second half of `distributed/strategy.py`.
 
 Torch's `fully_shard` gathers weights when they are used and spreads gradients. Here is what a run needs around it: plain
-tensors for the optimizer (`sharding.Shard`), the norm of the whole gradient, whole weights for sampling.
+tensors for the optimizer (`shards.Shard`), the norm of the whole gradient, whole weights for sampling.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class FullySharded:
 
 @dataclass
 class Fsdp:
-    """Models of which every rank holds a part: what a step shares with the others (`parallel.Ranks`)."""
+    """Models of which every rank holds a part: what a step shares with the others (`strategy.Ranks`)."""
 
     world: World
     parallel: Strategy

@@ -1,7 +1,4 @@
-"""How one run is made by several processes: the setting that chooses it, and what a step shares with the other ranks.
-
-This file and `distributed/fsdp.py` are the only ones that name DDP and FSDP2.
-"""
+"""What a step shares with the other ranks of a run. Only `distributed/ddp.py` and `distributed/fsdp.py` name DDP and FSDP2."""
 
 from __future__ import annotations
 

@@ -87,11 +87,6 @@ class World:
             raise RuntimeError("one process has nobody to leave a message for")
         return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
 
-    def barrier(self) -> None:
-        """Return when every rank has called it; collective."""
-        if self.side is not None:
-            dist.barrier(group=self.side)
-
     def sum_begun(self, tensor: Tensor) -> dist.Work | None:
         """Begin to add a tensor up in place over all ranks, on its device; `wait` on what is returned makes it so. Collective."""
         return None if self.side is None else dist.all_reduce(tensor, async_op=True)
