@@ -29,8 +29,9 @@ def optimizer_tensors(
     tensors: Named = {}
     lying: dict[str, Rows] = {}
     plain: dict[str, Any] = _own_state(optimizer)
-    entries = ((parameter, *entry) for parameter, state in _by_parameter(optimizer) for entry in state.items())
-    for parameter, key, value in entries:
+    # what an optimizer has there for all parameters together is by other keys
+    states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
+    for parameter, key, value in [(parameter, *entry) for parameter, state in states for entry in state.items()]:
         name = f"{name_of(parameter, names)}/{key}"
         if not isinstance(value, Tensor):
             plain[name] = value
@@ -89,11 +90,6 @@ def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: 
             if held.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
                 held = torch.empty_like(parameter, dtype=held.dtype, requires_grad=False).copy_(held)
         optimizer.state[parameter][entry] = held
-
-
-def _by_parameter(optimizer: Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
-    """The state of each parameter, without what an optimizer has there for all of them together."""
-    return [(key, state) for key, state in optimizer.state.items() if isinstance(key, Tensor)]
 
 
 def _own_state(optimizer: Optimizer) -> dict[str, Any]:

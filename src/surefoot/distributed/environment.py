@@ -147,7 +147,8 @@ def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
     place = environment.get("MASTER_ADDR") or task.host
     port = _number(environment, "MASTER_PORT", said_by="srun", default=task.port)
     apart = "SLURM_GPUS_PER_TASK" in environment or _apart(environment, task.local_rank)
-    return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, _address(place, port), apart)
+    host = f"[{place}]" if ":" in place else place  # an address of IPv6 stands in brackets
+    return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, f"tcp://{host}:{port}", apart)
 
 
 def _by_mpi(environment: Mapping[str, str]) -> Placement | None:
@@ -186,8 +187,3 @@ def _number(environment: Mapping[str, str], name: str, *, said_by: str, default:
             "  start several processes with --nproc N, torchrun, or srun; one without WORLD_SIZE"
         )
     return int(text)
-
-
-def _address(host: str, port: int) -> str:
-    """As torch's rendezvous takes it; an address of IPv6 stands in brackets."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
