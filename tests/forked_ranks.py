@@ -26,8 +26,8 @@ import small_program
 from forked import Forked
 from surefoot.cli.main import answered, main
 from surefoot.distributed import rendezvous
+from surefoot.distributed.environment import tie_to_launcher
 from surefoot.distributed.heartbeat import Heartbeat
-from surefoot.distributed.parent_watch import tie_to_launcher
 from surefoot.launch import launcher, process_group
 from surefoot.launch.launcher import launch
 from surefoot.launch.process_count import Places, asked

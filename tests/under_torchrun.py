@@ -165,7 +165,7 @@ if __name__ == "__main__":
         case "late-on-rank-1":
             late_on_rank_1(be_a_rank())
         case _:
-            from surefoot.distributed.parent_watch import tie_to_launcher
+            from surefoot.distributed.environment import tie_to_launcher
 
             tie_to_launcher()
             be_a_rank()

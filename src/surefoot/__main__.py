@@ -3,7 +3,7 @@
 import sys
 
 from surefoot.cli.main import main
-from surefoot.distributed.parent_watch import tie_to_launcher
+from surefoot.distributed.environment import tie_to_launcher
 
 if __name__ == "__main__":
     sys.argv[0] = "surefoot"  # as the records and messages call it

@@ -185,7 +185,6 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _available_bytes(meminfo: Path) -> int | None:
-    """MemAvailable of Linux; None elsewhere."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
     except OSError:

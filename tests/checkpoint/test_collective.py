@@ -32,9 +32,9 @@ def saved(directory: Path, *steps: int, count: int) -> None:
         writer = Writer(Store(directory), rank=rank, mail=world.mailbox("checkpoint"))
         for step in steps:
             writer.submit(of_rank(whole(step), rank, count))
-        writer.close()
-        world.barrier()  # as at the end of a run: rank 0 keeps the mailbox until all have read theirs
-        assert (writer.saved, writer.failure()) == (steps[-1], None)
+        writer.wait()
+        world.gathered(None)  # as at the end of a run: rank 0 keeps the mailbox until all have read theirs
+        assert (writer.saved, writer.failure) == (steps[-1], None)
 
     assert on_ranks(count, save) == [0] * count
 
@@ -104,10 +104,10 @@ def test_every_file_is_checked_by_some_rank(tmp_path: Path) -> None:
         for file in files:
             if world.is_main:
                 flip(store.path(2) / file)
-            world.barrier()
+            world.gathered(None)
             found = collective.newest_intact(store, world)
             told.append("" if found is None or found[0].step != 1 else found[1][0].problem.split(":")[0])
-            world.barrier()
+            world.gathered(None)
             if world.is_main:
                 flip(store.path(2) / file)
         return told
@@ -181,7 +181,7 @@ def test_a_rank_killed_while_it_writes_leaves_the_older_checkpoint_and_the_next_
         writer.submit(of_rank(whole(2), rank, 2))
         if rank == 0:
             os.kill(os.getpid(), signal.SIGSTOP)  # as one that waits for the dead one, until the test ends it
-        writer.close()
+        writer.wait()
 
     statuses = on_ranks(2, save, patience_s=4.0)
     assert statuses == [-signal.SIGKILL, -signal.SIGKILL]

@@ -264,7 +264,7 @@ def test_submitting_returns_before_the_save_has_ended(tmp_path: Path) -> None:
     assert writer.store.steps() == []
     gate.opened.set()
     writer.wait()
-    assert (writer.store.steps(), writer.saved, writer.failure()) == ([1], 1, None)
+    assert (writer.store.steps(), writer.saved, writer.failure) == ([1], 1, None)
 
 
 def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
     threading.Timer(0.1, gate.opened.set).start()
     writer.submit(contents(2))
     assert 1 in writer.store.steps()
-    writer.close()
+    writer.wait()
     assert writer.store.steps() == [1, 2]
 
 
@@ -285,12 +285,12 @@ def test_the_writer_survives_a_failing_save_and_says_so_until_one_succeeds(tmp_p
     gate.fails = True
     writer.submit(contents(1))
     writer.wait()
-    assert writer.failed
-    assert "step 1 is not saved: Input/output error" in str(writer.failure())
+    assert writer.failure is not None
+    assert "step 1 is not saved: Input/output error" in str(writer.failure)
     gate.fails = False
     writer.submit(contents(2))
-    writer.close()
-    assert (writer.failed, writer.saved) == (False, 2)
+    writer.wait()
+    assert (writer.failure, writer.saved) == (None, 2)
 
 
 def test_an_error_that_nobody_foresaw_reaches_the_caller_too(tmp_path: Path) -> None:
@@ -300,8 +300,8 @@ def test_an_error_that_nobody_foresaw_reaches_the_caller_too(tmp_path: Path) -> 
 
     writer = Writer(Store(tmp_path, disk=Broken()))
     writer.submit(contents(1))
-    writer.close()
-    assert str(writer.failure()) == "step 1 is not saved: ZeroDivisionError: a bug"
+    writer.wait()
+    assert str(writer.failure) == "step 1 is not saved: ZeroDivisionError: a bug"
 
 
 def test_a_failure_that_is_kept_does_not_keep_the_tensors(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_failure_that_is_kept_does_not_keep_the_tensors(tmp_path: Path) -> Non
     gone = weakref.ref(tensor)
     writer.submit(Contents(1, {"model": {"w": tensor}}))
     writer.wait()
-    failure = writer.failure()
+    failure = writer.failure
     del tensor
     gc.collect()
     assert failure is not None
@@ -325,8 +325,8 @@ def test_no_thread_exists_before_the_first_save_nor_after_the_last(tmp_path: Pat
     writer = Writer(Store(tmp_path))
     assert threading.active_count() == before
     writer.submit(contents(1))
-    writer.close()
-    writer.close()
+    writer.wait()
+    writer.wait()
     assert threading.active_count() == before
 
 
@@ -338,7 +338,7 @@ def test_where_no_thread_can_start_the_save_is_made_at_once(tmp_path: Path, monk
     writer = Writer(Store(tmp_path))
     writer.submit(contents(1))
     assert writer.store.steps() == [1]
-    writer.close()
+    writer.wait()
 
 
 _EXIT = """

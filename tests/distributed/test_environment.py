@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distributed.test_slurm import ONE_MACHINE, OUTSIDE_OF_STEPS, THREE_MACHINES
+from fake_slurm import ONE_MACHINE, OUTSIDE_OF_STEPS, THREE_MACHINES
 from surefoot.distributed import world
 from surefoot.distributed.environment import Placement, placed
 from surefoot.errors import ConfigError

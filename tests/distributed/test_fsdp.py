@@ -125,4 +125,3 @@ def test_rows_lie_as_torch_cuts_them_and_state_lies_as_its_parameter() -> None:
     assert (momentum.shape, momentum.start, momentum.stop) == ((5, 6), 4, 5)
     assert rows_of_state(shard, torch.zeros(())) is None
     assert rows_of(torch.zeros(5)) is None
-    assert rows.numbers == 30

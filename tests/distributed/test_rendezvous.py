@@ -71,7 +71,7 @@ def test_who_has_met_is_waited_for_longer_than_who_has_not(ranks) -> None:
         joined = world.joined("cpu")
         if rank == 1:
             time.sleep(START_S + 1)
-        joined.barrier()
+        joined.gathered(None)
         if rank == 0:
             time.sleep(START_S + 1)
         sum_of_ranks = torch.tensor([rank + 1.0])
@@ -105,7 +105,7 @@ def test_ranks_that_are_started_again_on_the_same_store_hear_nothing_of_the_dead
     def dies(rank: int) -> None:
         joined = world.joined("cpu")
         joined.mailbox("checkpoint").set("outcome", "of the first start")
-        joined.barrier()
+        joined.gathered(None)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         joined.heart.opened(logs=None, fresh_line="")
@@ -118,9 +118,9 @@ def test_ranks_that_are_started_again_on_the_same_store_hear_nothing_of_the_dead
         before = joined.heart.rounds
         assert wait_until(lambda: joined.heart.rounds > before + 10)
         assert not joined.mailbox("checkpoint").check(["outcome"])
-        joined.barrier()
+        joined.gathered(None)
         joined.heart.goodbye()
-        joined.barrier()
+        joined.gathered(None)
 
     assert both(dies, of_agent(agent.port)) == [RankLostError.exit_status, -signal.SIGKILL]
     assert both(lives, of_agent(agent.port)) == [0, 0]
@@ -134,7 +134,7 @@ def test_groups_that_are_made_again_on_the_same_store_have_no_address_of_a_dead_
         if rank == late:
             time.sleep(0.5)  # meanwhile the other one would find its address of before
         joined = world.joined("cpu")
-        joined.barrier()
+        joined.gathered(None)
         os._exit(0)  # without a word, as a rank that is killed
 
     assert [both(call, of_agent(agent.port)) for _ in range(2)] == [[0, 0], [0, 0]]
@@ -153,7 +153,7 @@ def test_the_group_of_a_script_stays_and_groups_beside_it_have_no_key_of_an_earl
         if rank == late:
             time.sleep(0.5)  # meanwhile the other one would find its address of before
         joined = world.joined("cpu")
-        joined.barrier()
+        joined.gathered(None)
         replicated, _ = rendezvous.replicated(2)
         for group in (of_script, replicated, dist.new_group()):
             sum_of_ranks = torch.tensor([rank + 1.0])
@@ -175,7 +175,7 @@ def test_a_rank_that_dies_before_the_nonce_reaches_it_is_waited_for_and_may_come
             letters = PrefixStore(rendezvous.MEETING, agent_of_rank())
             letters.set("word-1", "of one that died")
             assert wait_until(lambda: letters.check(["of one that died"])), "rank 0 answers, and nobody reads it"
-        world.joined("cpu").barrier()
+        world.joined("cpu").gathered(None)
 
     def agent_of_rank() -> TCPStore:
         return TCPStore("127.0.0.1", agent.port, is_master=False, timeout=timedelta(seconds=10))

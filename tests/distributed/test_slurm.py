@@ -9,57 +9,10 @@ import pytest
 from hypothesis import given, strategies
 from hypothesis.strategies import DrawFn, composite
 
+from fake_slurm import ONE_MACHINE, OUTSIDE_OF_STEPS, THREE_MACHINES
 from surefoot.distributed.slurm import hosts, port, task, tasks_per_node
 from surefoot.errors import ConfigError
 
-# `srun -N1 -n4` on one machine, as HPX's tracker shows it (TheHPXProject/hpx#692), the place of its second task
-ONE_MACHINE = {
-    "SLURM_CPUS_ON_NODE": "4",
-    "SLURM_GTIDS": "0,1,2,3",
-    "SLURM_JOBID": "901593",
-    "SLURM_JOB_ID": "901593",
-    "SLURM_JOB_NODELIST": "t-cn0117",
-    "SLURM_JOB_NUM_NODES": "1",
-    "SLURM_LOCALID": "1",
-    "SLURM_NNODES": "1",
-    "SLURM_NODEID": "0",
-    "SLURM_NODELIST": "t-cn0117",
-    "SLURM_NPROCS": "4",
-    "SLURM_NTASKS": "4",
-    "SLURM_PROCID": "1",
-    "SLURM_STEPID": "0",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "t-cn0117",
-    "SLURM_STEP_NUM_NODES": "1",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "4",
-    "SLURM_TASKS_PER_NODE": "4",
-}
-THREE_MACHINES = ONE_MACHINE | {
-    "SLURM_JOB_NODELIST": "gpu[001-002,007]",
-    "SLURM_STEP_NODELIST": "gpu[001-002,007]",
-    "SLURM_NTASKS": "11",
-    "SLURM_STEP_NUM_TASKS": "11",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
-    "SLURM_TASKS_PER_NODE": "4(x2),3",
-    "SLURM_NODEID": "2",
-    "SLURM_PROCID": "9",
-    "SLURM_LOCALID": "1",
-}
-OUTSIDE_OF_STEPS = {
-    "no Slurm": {},
-    "a shell of salloc": {
-        "SLURM_JOB_ID": "5",
-        "SLURM_NTASKS": "8",
-        "SLURM_JOB_NODELIST": "a[1-2]",
-        "SLURM_NNODES": "2",
-    },
-    "a script of sbatch": {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
-    "ssh to a machine of a job": {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "4294967292"},
-    "the interactive step of salloc": ONE_MACHINE | {"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"},
-    "srun -n1": ONE_MACHINE | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
-    "srun -n1 of an old version": {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_ID": "5"},
-}
 CONTRADICTIONS = {
     "rank": ({"SLURM_PROCID": "11"}, "SLURM_PROCID = 11, SLURM_NODEID = 2 and SLURM_LOCALID = 1 are no place among 11"),
     "local rank": ({"SLURM_LOCALID": "3"}, "SLURM_LOCALID = 3"),

@@ -224,7 +224,7 @@ def test_ranks_at_different_steps_save_nothing(tmp_path: Path) -> None:
     following.submit(of_rank(whole(4), 1, 2))
     for writer in (leading, following):
         writer.wait()
-        assert "step 3 is not saved: rank 1 on " in str(writer.failure())
+        assert "step 3 is not saved: rank 1 on " in str(writer.failure)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -235,8 +235,8 @@ def test_a_save_goes_on_beside_the_next_one_of_another_rank_and_both_learn_the_s
         for rank in (2, 0, 1):
             writers[rank].submit(of_rank(whole(step), rank, 3))
     for writer in writers:
-        writer.close()
-        assert (writer.saved, writer.failed) == (3, False)
+        writer.wait()
+        assert (writer.saved, writer.failure) == (3, None)
     assert same((Store(tmp_path).newest_intact() or (None,))[0], whole(3))
     assert not [key for key in messages.held if "piece" in key]  # nobody will look for them
 
@@ -270,7 +270,7 @@ def test_nothing_is_cleared_away_while_another_rank_still_writes(tmp_path: Path)
         writer.submit(of_rank(whole(1), rank, 2))
     for writer in writers:
         writer.wait()
-        assert "No space left on device" in str(writer.failure())
+        assert "No space left on device" in str(writer.failure)
     assert done[:2] == ["written", "written"]
     assert set(done[2:]) == {"removed"}
     assert list(tmp_path.iterdir()) == []
@@ -304,8 +304,8 @@ def test_a_rank_that_fails_by_itself_does_not_wait_for_those_that_this_ends(
     writer = Writer(Store(tmp_path), rank=rank, mail=Messages())
     writer.submit(of_rank(whole(1), rank, 2))
     writer.hurry()
-    writer.close()
-    assert "has said nothing for" in str(writer.failure())
+    writer.wait()
+    assert "has said nothing for" in str(writer.failure)
     assert list(tmp_path.iterdir()) == []
 
 

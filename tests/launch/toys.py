@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from surefoot.distributed.parent_watch import tie_to_launcher
+from surefoot.distributed.environment import tie_to_launcher
 
 _TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 

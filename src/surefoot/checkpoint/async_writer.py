@@ -25,7 +25,9 @@ class Writer:
         self.store, self.rank, self.mail = store, rank, mail
         self.saved: int | None = None
         self.not_pruned: NotPrunedError | None = None  # of the last save, which is on disk all the same
-        self._failure: CheckpointError | None = None
+        self.failure: CheckpointError | None = (
+            None  # of the last finished save; None where it succeeded, and before the first
+        )
         self._thread: Thread | None = None
         self._begun = 0  # saves
         self._hurried = Event()
@@ -43,7 +45,6 @@ class Writer:
             self._thread = thread
 
     def wait(self) -> None:
-        """Return when no save is in flight."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -51,19 +52,6 @@ class Writer:
     def hurry(self) -> None:
         """Wait for other ranks a moment at most from now on: this one fails, and that ends them."""
         self._hurried.set()
-
-    def close(self) -> None:
-        """Finish the save in flight. Closing twice is no error, nor is submitting afterwards."""
-        self.wait()
-
-    @property
-    def failed(self) -> bool:
-        """Whether the last finished save failed."""
-        return self._failure is not None
-
-    def failure(self) -> CheckpointError | None:
-        """Why the last finished save failed; None where it succeeded, and before the first."""
-        return self._failure
 
     def _save(self, contents: Contents, protected: Collection[int]) -> None:
         step, self.not_pruned = contents.step, None
@@ -79,14 +67,14 @@ class Writer:
         except NotPrunedError as problem:
             del contents
             _let_go(problem)
-            self.saved, self._failure, self.not_pruned = step, None, problem
+            self.saved, self.failure, self.not_pruned = step, None, problem
         except Exception as problem:  # a bug must reach the caller too: nobody reads a thread's traceback
             del contents
             _let_go(problem)
             reason = f"step {step} is not saved: {type(problem).__name__}: {problem}"
-            self._failure = problem if isinstance(problem, CheckpointError) else CheckpointError(reason)
+            self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(reason)
         else:
-            self.saved, self._failure = step, None
+            self.saved, self.failure = step, None
 
 
 def _let_go(problem: BaseException | None) -> None:

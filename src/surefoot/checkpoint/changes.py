@@ -1,7 +1,7 @@
 """Does the program compute what it computed when its run began? What changed is named, and refused unless it is accepted.
 
 Compared are the fingerprints that `run/resume.py` takes: hashes of samples and of the first micro-batch, its loss with the weights
-of step 0, and hashes of the texts of the user's own code. Settings are compared in `compare.py`.
+of step 0, and hashes of the texts of the user's own code. Settings are compared in `train/run_identity.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ CHANGES = ("loss", "model", "collate", "data", "optimizer")
 _RELATIVE, _RELATIVE_IN_FEW_BITS = 1e-4, 2e-2  # the loss of another machine may differ by this, in fp32 and else
 _READERS = ("torch", "surefoot", "device", "hardware", "cpu")  # what samples are read by; neither threads nor ranks
 _NAMED = 3
-
 Fingerprints = Mapping[str, Any]
 
 

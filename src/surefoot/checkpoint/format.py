@@ -1,11 +1,11 @@
 """What one checkpoint is on disk: a directory of safetensors and JSON, and a manifest that proves the rest.
 
     model.safetensors, ...   named tensors, one file for each entry of `Contents.files`
-    model.00001-of-00002.safetensors, ...   in the place of one, where tensors lie over ranks (`pieces.py`)
+    model.00001-of-00002.safetensors, ...   in the place of one, where tensors lie over ranks (`manifest.py`)
     state.json               everything that is not a tensor
     manifest.json            written last: the step, and length and SHA-256 of all files (`manifest.py`)
 
-No byte of it is ever executed: there is no pickle here. How it is read and checked is `reading.py`; which checkpoints exist
+No byte of it is ever executed: there is no pickle here. How it is read and checked is `reader.py`; which checkpoints exist
 and which stay is `store.py`.
 """
 
@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from threading import Thread
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Files
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, Pieces, as_json, piece_file, to_bytes
-from surefoot.checkpoint.state_json import KEYS, SavedState, missing_keys
+from surefoot.checkpoint.state_json import SavedState, typed_state
 from surefoot.checkpoint.tensor_file import TYPES, Stored, file_of
 from surefoot.errors import CheckpointError, first_line
 
@@ -54,11 +53,11 @@ class Contents:
     @cached_property
     def saved(self) -> SavedState:
         """The state of a run, typed; `CheckpointError` if it lacks a part: one of another version of surefoot, perhaps."""
-        if missing := missing_keys(self.state):
-            raise CheckpointError(
-                f"step-{self.step:08d}: its state.json lacks {', '.join(missing)}: was it written by another version?"
-            )
-        return SavedState(**{name: self.state[name] for name in KEYS})
+        try:
+            return typed_state(self.state)
+        except ValueError as problem:
+            text = f"step-{self.step:08d}: its {STATE} {problem}: was it written by another version?"
+            raise CheckpointError(text) from problem
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """All tensors of a file, in memory."""
@@ -92,7 +91,6 @@ class Others(Protocol):
 
     def entries(self) -> Entries:
         """Wait for all of them; what they have written. `CheckpointError` where one could not."""
-        ...
 
     def abandon(self) -> None:
         """Return when none of them writes any more, since nothing comes of this one."""
@@ -112,7 +110,8 @@ def write(contents: Contents, *, directory: Path, disk: Files = DISK, others: Ot
     entries = write_tensors(contents, directory=directory, disk=disk)
     if others is not None:
         entries |= others.entries()
-    _refuse_absent(contents.pieces, entries)
+    if contents.pieces is not None:
+        _refuse_absent(contents.pieces, entries)
     entries[STATE] = _put([memoryview(state)], directory / STATE, disk=disk)
     manifest = to_bytes(Manifest(contents.step, entries, contents.log))
     _put([memoryview(manifest)], directory / MANIFEST, disk=disk)
@@ -145,11 +144,11 @@ def _size_of(held: Mapping[str, Tensor | Stored]) -> int:
     return numbers + 256 * len(held) + sum(6 * len(name) for name in held)
 
 
-def _refuse_absent(pieces: Pieces | None, entries: Entries) -> None:
+def _refuse_absent(pieces: Pieces, entries: Entries) -> None:
     """Every piece that the state tells of must be there, or the checkpoint could not be read."""
-    for name in {} if pieces is None else pieces.shapes:
-        for place in range(pieces.count if pieces else 0):
-            file = f"{piece_file(name, place, pieces.count if pieces else 0)}.safetensors"
+    for name in pieces.shapes:
+        for place in range(pieces.count):
+            file = f"{piece_file(name, place, pieces.count)}.safetensors"
             if file not in entries:
                 raise CheckpointError(f"nobody has written {file}")
 
@@ -165,40 +164,21 @@ def _put(data: Sequence[memoryview], path: Path, *, disk: Files) -> tuple[int, s
 
     handle = disk.create(path)
     try:
-        hashed = _begun(hash_of_all)
-        for stretch in data:
-            disk.append(handle, stretch)
-        # On the handle that wrote: one opened later is not surely told of an error while writing back.
-        disk.flush(handle)
-        digest = hashed()
+        with ThreadPoolExecutor(1, thread_name_prefix="surefoot-hash") as beside:
+            hashed = None
+            with suppress(RuntimeError):  # no more threads allowed, or the interpreter is about to end
+                hashed = beside.submit(hash_of_all)
+            for stretch in data:
+                disk.append(handle, stretch)
+            # On the handle that wrote: one opened later is not surely told of an error while writing back.
+            disk.flush(handle)
+            entry = sum(map(len, data)), hash_of_all() if hashed is None else hashed.result()
     except BaseException:
         with suppress(OSError):
             disk.close(handle)
         raise
     disk.close(handle)
-    return sum(map(len, data)), digest
-
-
-def _begun(work: Callable[[], str]) -> Callable[[], str]:
-    """Begin to work beside this thread; what waits for the end of it, and returns or raises as the work does."""
-    found: Future[str] = Future()
-
-    def tell() -> None:
-        try:
-            found.set_result(work())
-        except BaseException as problem:
-            found.set_exception(problem)
-
-    def ended() -> str:
-        thread.join()
-        return found.result()
-
-    thread = Thread(target=tell, name="surefoot-hash")
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads allowed, or the interpreter is about to end
-        return work
-    return ended
+    return entry
 
 
 def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
@@ -211,7 +191,7 @@ def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
     try:
         return file_of(tensors)
     except (RuntimeError, ValueError, TypeError) as problem:
-        raise CheckpointError(f"cannot save {file}: {_said(problem)}") from problem
+        raise CheckpointError(f"cannot save {file}: {reason_of(problem)}") from problem
 
 
 def _state_bytes(state: Mapping[str, Any]) -> bytes:
@@ -219,7 +199,7 @@ def _state_bytes(state: Mapping[str, Any]) -> bytes:
         _check_json(dict(state), "state")
         return (json.dumps(dict(state), indent=1, allow_nan=False) + "\n").encode()
     except (ValueError, RecursionError) as problem:
-        raise CheckpointError(f"cannot save {STATE}: {_said(problem)}") from problem
+        raise CheckpointError(f"cannot save {STATE}: {reason_of(problem)}") from problem
 
 
 def _check_json(value: Any, where: str) -> None:
@@ -240,5 +220,6 @@ def _check_json(value: Any, where: str) -> None:
         )
 
 
-def _said(problem: BaseException) -> str:
+def reason_of(problem: BaseException) -> str:
+    """What an exception says in its first line, or else its kind."""
     return first_line(problem).strip() or type(problem).__name__

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from surefoot.checkpoint.weight_files import read_weights
@@ -19,17 +19,15 @@ from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import LAYER_EPSILON, GPTShape
 
+_FILE, _SETTINGS = "model.safetensors", "config.json"
 _PREFIX = "transformer."
-
-_HEAD = "lm_head.weight"
-
 _OUTSIDE = {
     "wte.weight": "embedding.weight",
     "wpe.weight": "positions.weight",
     "ln_f.weight": "norm.weight",
     "ln_f.bias": "norm.bias",
+    "lm_head.weight": "head.weight",
 }
-
 _PARTS = {
     "ln_1": "attention_norm",
     "attn.c_attn": "attention.qkv",
@@ -38,12 +36,16 @@ _PARTS = {
     "mlp.c_fc": "mlp.up",
     "mlp.c_proj": "mlp.down",
 }
-
-_BLOCK = re.compile(r"h\.(\d+)\.(.+)\.(weight|bias)")
-
-_MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
-
+_BLOCK = re.compile(r"h\.(\d+)\.")
+_MASK = re.compile(r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
+_OF_GPT = {  # settings of transformers with which its network is the gpt2 of `GPT`; where they are left out it is
+    "activation_function": _ACTIVATIONS,
+    "layer_norm_epsilon": (LAYER_EPSILON,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
 
 
 def is_gpt2_layout(names: Iterable[str]) -> bool:
@@ -60,36 +62,19 @@ def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The head is given where it is saved, else it is the embedding.
     """
-    plain = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
-    found: dict[str, Tensor] = {}
-    foreign = []
-    for name, tensor in plain.items():
-        block = _BLOCK.fullmatch(name)
-        if name in _OUTSIDE:
-            found[_OUTSIDE[name]] = tensor
-        elif name == _HEAD:
-            found["head.weight"] = tensor
-        elif _MASK.fullmatch(name):
-            continue
-        elif block is not None and block[2] in _PARTS:
-            turned = tensor.t().contiguous() if tensor.ndim == 2 else tensor
-            found[f"blocks.{block[1]}.{_PARTS[block[2]]}.{block[3]}"] = turned
-        else:
-            foreign.append(name)
-    if foreign:
+    plain = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if not _MASK.fullmatch(name)}
+    names = _names(block[1] for name in plain if (block := _BLOCK.match(name)))
+    if foreign := [name for name in plain if name not in names]:
         raise ValueError(f"{len(foreign)} tensors that no GPT-2 has: {', '.join(foreign[:3])}")
-    found.setdefault("head.weight", found["embedding.weight"])
-    return found
+    state = {names[name]: _turned(tensor, name.startswith("h.")) for name, tensor in plain.items()}
+    state.setdefault("head.weight", state["embedding.weight"])
+    return state
 
 
 def to_gpt2_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state of a `GPT` of the family gpt2, with its head tied, as transformers names and turns it."""
-    found = {}
-    for name, tensor in state.items():
-        there, turned = named_in_gpt2(name)
-        if there is not None:
-            found[there] = (tensor.t() if turned and tensor.ndim == 2 else tensor).contiguous()
-    return found
+    named = [(*named_in_gpt2(name), tensor) for name, tensor in state.items()]
+    return {name: _turned(tensor, turned).contiguous() for name, turned, tensor in named if name is not None}
 
 
 def named_in_gpt2(name: str) -> tuple[str | None, bool]:
@@ -100,12 +85,22 @@ def named_in_gpt2(name: str) -> tuple[str | None, bool]:
     """
     if name == "head.weight":
         return None, False
-    outside = {here: there for there, here in _OUTSIDE.items()}
-    if name in outside:
-        return _PREFIX + outside[name], False
-    parts = {here: there for there, here in _PARTS.items()}
-    _, layer, *part, kind = name.split(".")
-    return f"{_PREFIX}h.{layer}.{parts['.'.join(part)]}.{kind}", True
+    layers = [name.split(".")[1]] if name.startswith("blocks.") else []
+    there = next(there for there, here in _names(layers).items() if here == name)
+    return _PREFIX + there, bool(layers)
+
+
+def _names(layers: Iterable[str]) -> dict[str, str]:
+    """The names of a `GPT`, by those that transformers has for the same tensors."""
+    names = dict(_OUTSIDE)
+    for layer in dict.fromkeys(layers):
+        for there, here in _PARTS.items():
+            names |= {f"h.{layer}.{there}.{kind}": f"blocks.{layer}.{here}.{kind}" for kind in ("weight", "bias")}
+    return names
+
+
+def _turned(tensor: Tensor, turned: bool) -> Tensor:
+    return tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
 
 
 def shape_of_gpt2(state: Mapping[str, Tensor], *, heads: int | None = None) -> GPTShape:
@@ -145,26 +140,6 @@ def gpt2_settings(shape: GPTShape, *, end: int | None) -> dict[str, Any]:
     }
 
 
-def foreign_to_gpt2(settings: Mapping[str, Any]) -> str | None:
-    """What in a config.json of transformers makes it another network than the gpt2 of `GPT`; None where nothing does.
-
-    >>> foreign_to_gpt2({"n_head": 12}), foreign_to_gpt2({"activation_function": "relu"})
-    (None, "activation_function = 'relu'")
-    """
-    expected: dict[str, tuple[Any, ...]] = {
-        "activation_function": _ACTIVATIONS,
-        "layer_norm_epsilon": (LAYER_EPSILON,),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "add_cross_attention": (False,),
-    }
-    wrong = [name for name, right in expected.items() if name in settings and settings[name] not in right]
-    return f"{wrong[0]} = {settings[wrong[0]]!r}" if wrong else None
-
-
-_FILE, _SETTINGS = "model.safetensors", "config.json"
-
-
 def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     """A `GPT` with the weights of a GPT-2 that transformers saved: a .safetensors file, or the directory of one.
 
@@ -173,24 +148,17 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     """
     path = local_path(path, setting="path")
     file = path / _FILE if path.is_dir() else path
-    try:
-        tensors = read_weights(path) if path.is_dir() else load_file(file)
-    except (OSError, SafetensorError) as problem:
-        raise CheckpointError(f"cannot read weights from {file}: {str(problem).splitlines()[0]}") from problem
+    tensors = read_weights(path)
     if not is_gpt2_layout(tensors):
         raise CheckpointError(
             f"{file} is no GPT-2 as transformers names it: it holds {', '.join(list(tensors)[:3])} ...\n"
             "  weights of a run: surefoot.load(RUN).load_model(model)"
         )
-    state = _translated(tensors, file)
     noted = _noted_heads(file)
     if heads is not None and noted not in (None, heads):
         raise CheckpointError(f"heads = {heads}, but {file.with_name(_SETTINGS)} says n_head = {noted}")
-    try:
-        shape = shape_of_gpt2(state, heads=noted if heads is None else heads)
-        model = GPT(shape)
-    except ValueError as problem:
-        raise CheckpointError(f"{file} is no GPT-2: {problem}") from problem
+    state, shape = _translated(tensors, file, noted if heads is None else heads)
+    model = GPT(shape)
     misfit = _misfit(state, model)
     if misfit is not None:
         raise CheckpointError(f"{file} is no GPT-2: {misfit}")
@@ -227,11 +195,8 @@ def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
 
 def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> dict[str, Tensor]:
     """The state for a `GPT` from the tensors of a file at `place`; `CheckpointError` where they do not fit whole."""
-    state, shape, noted = _translated(tensors, place), model.shape, _noted_heads(place)
-    try:
-        found = shape_of_gpt2(state, heads=noted)
-    except ValueError as problem:
-        raise CheckpointError(f"{place} is no GPT-2: {problem}") from problem
+    shape, noted = model.shape, _noted_heads(place)
+    state, found = _translated(tensors, place, noted)
     if shape.family != "gpt2":
         raise CheckpointError(
             f"{place} is a GPT-2, this model is of the family {shape.family}, which has other parts\n  --model.family gpt2"
@@ -267,9 +232,10 @@ def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
     return None
 
 
-def _translated(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTShape]:
     try:
-        return from_gpt2_layout(tensors)
+        state = from_gpt2_layout(tensors)
+        return state, shape_of_gpt2(state, heads=heads)
     except ValueError as problem:
         raise CheckpointError(f"{file} is no GPT-2: {problem}") from problem
 
@@ -283,8 +249,9 @@ def _noted_heads(file: Path) -> int | None:
         raise CheckpointError(f"{place} cannot be read: {problem}") from problem
     if not isinstance(settings, dict):
         raise CheckpointError(f"{place} is a {type(settings).__name__}, not named values")
-    foreign = foreign_to_gpt2(settings)
-    if foreign is not None:
-        raise CheckpointError(f"{place}: {foreign}, which the gpt2 of surefoot has not: its results would differ")
-    heads = settings.get("n_head")
-    return heads if isinstance(heads, int) else None
+    for name, right in _OF_GPT.items():
+        if name in settings and settings[name] not in right:
+            raise CheckpointError(
+                f"{place}: {name} = {settings[name]!r}, which the gpt2 of surefoot has not: its results would differ"
+            )
+    return settings["n_head"] if isinstance(settings.get("n_head"), int) else None

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from surefoot.checkpoint import collective
@@ -82,15 +80,15 @@ def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tupl
                 fitted = fitted_gpt2(tensors, only, place=place / WEIGHTS if place.is_dir() else place)
                 return dict.fromkeys(models, fitted), f"{place}, GPT-2's weights as transformers names them"
             return dict.fromkeys(models, tensors), str(place)
-        return {name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()}, str(
-            place
-        )
+        by_model: dict[str, Saved] = {
+            name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()
+        }
+        return by_model, str(place)
     found, said = _checkpoint(place, world)
     kept: dict[str, Saved] = {}
     for name in models:
-        files = [
-            kind if name == "model" else f"{kind}-{name}" for kind in ("ema", "model")
-        ]  # averaged, where there are any
+        # averaged, where there are any
+        files = [kind if name == "model" else f"{kind}-{name}" for kind in ("ema", "model")]
         kept[name] = next((found.files[file] for file in files if file in found.files), {})
         said += " (averaged weights)" if files[0] in found.files else ""
     aliases = found.state.get("aliases", {})  # of any checkpoint, also one that holds no run
@@ -102,12 +100,9 @@ def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tupl
 
 def _of_file(file: Path) -> dict[str, Tensor]:
     try:
-        return load_file(file)
-    except (OSError, SafetensorError) as problem:
-        raise CheckpointError(
-            f"cannot read weights from {file}: {str(problem).splitlines()[0]}\n"
-            "  --init takes .safetensors files only: others may run code"
-        ) from problem
+        return read_weights(file)
+    except CheckpointError as problem:
+        raise CheckpointError(f"{problem}\n  --init takes .safetensors files only: others may run code") from problem
 
 
 def _checkpoint(place: Path, world: World) -> tuple[Contents, str]:

@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # of whole tensors, by file and name
-
 _PIECE = re.compile(r"(?P<name>.+)\.(?P<number>\d{5,})-of-(?P<count>\d{5,})")
 
 
@@ -43,11 +42,6 @@ def logical_name(file: str) -> str:
     """
     found = _PIECE.fullmatch(file)
     return file if found is None else found["name"]
-
-
-def is_piece(file: str) -> bool:
-    """Whether a file, given without its ending, is called as a piece is."""
-    return _PIECE.fullmatch(file) is not None
 
 
 def bounds(rows: int, place: int, count: int) -> tuple[int, int]:
@@ -86,13 +80,9 @@ def _shapes(file: str, held: Any) -> dict[str, tuple[int, ...]]:
 
 
 FORMAT_VERSION = 1
-
 FORMAT_OF_PIECES = 2  # where tensors lie over several files, which those who read the first would not find
-
 MANIFEST = "manifest.json"
-
 STATE = "state.json"
-
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 
 
@@ -111,7 +101,8 @@ def to_bytes(manifest: Manifest) -> bytes:
     >>> from_bytes(to_bytes(Manifest(7, {"state.json": (3, "ab")}, None)))
     Manifest(step=7, files={'state.json': (3, 'ab')}, log=None)
     """
-    pieces = any(is_piece(file.removesuffix(".safetensors")) for file in manifest.files)
+    names = [file.removesuffix(".safetensors") for file in manifest.files]
+    pieces = any(logical_name(name) != name for name in names)
     body: dict[str, Any] = {
         "files": {file: {"bytes": length, "sha256": digest} for file, (length, digest) in manifest.files.items()},
         "format_version": FORMAT_OF_PIECES if pieces else FORMAT_VERSION,

@@ -34,9 +34,8 @@ def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
     for name, held in objects.items():
         state = held.state_dict() if isinstance(held, Stateful) else held
         state = held.get_state() if isinstance(held, torch.Generator) else state
-        if metrics := metrics_in(
-            held
-        ):  # whose state_dict leaves out how often they were updated, and most of their state
+        # whose state_dict leaves out how often they were updated, and most of their state
+        if metrics := metrics_in(held):
             state = {"module": state, "metrics": [[each.metric_state, each.update_count] for each in metrics]}
         if not isinstance(state, Tensor | dict | list):
             raise CheckpointError(
@@ -90,7 +89,6 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
 
 
 def join_state(plain: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
-    """What `split_state` took apart."""
     match plain:
         case {"tensor": path}:
             return _read(tensors[path])
@@ -145,9 +143,8 @@ def _load_state(held: Any, saved: Any) -> None:
                 setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
             metric._update_count, metric._computed = updates, None
         saved = saved["module"] if metrics else saved
-        if isinstance(
-            held, nn.Module
-        ):  # its own has the versions of its parts, without which it takes them for old ones
+        # its own has the versions of its parts, without which it takes them for old ones
+        if isinstance(held, nn.Module):
             state = held.state_dict()
             state.clear()
             state.update(saved)

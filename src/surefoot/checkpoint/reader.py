@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Files
-from surefoot.checkpoint.format import SHARDED, Contents, DamageError
+from surefoot.checkpoint.format import SHARDED, Contents, DamageError, reason_of
 from surefoot.checkpoint.json_shapes import UNREADABLE
 from surefoot.checkpoint.manifest import (
     MANIFEST,
@@ -25,18 +23,18 @@ from surefoot.checkpoint.manifest import (
     TENSORS,
     Manifest,
     Pieces,
-    bounds,
     from_bytes,
     from_json,
     logical_name,
     piece_file,
 )
-from surefoot.checkpoint.state_json import find_misshapen
-from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, Stretch, entries
+from surefoot.checkpoint.state_json import parse_state
+from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Entry, Stored, Stretch, entries
 from surefoot.errors import CheckpointError, first_line, passed_others
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Part = TypeVar("_Part")
 _MANIFEST_BYTES = 16 << 20  # far more than a manifest needs; a larger one is not read
 
 
@@ -74,19 +72,7 @@ def read(directory: Path, *, only: Collection[str] | None = None, disk: Files = 
     `only` names the entries of `Contents.files` to read and to check; the others are not looked at. The state
     always comes. A name that the checkpoint never had is a plain `CheckpointError`.
     """
-    manifest = _manifest(directory, disk=disk)
-    bare, pieces = _without_tensors(manifest, directory, disk=disk)
-    files: dict[str, dict[str, Tensor]] = {}
-    for name, held in _held(manifest, pieces, only, directory).items():
-        loaded: dict[str, dict[str, Tensor]] = {}
-        for file in held:
-            data = _get(file, manifest, directory=directory, disk=disk)
-            try:
-                loaded[file] = safetensors.torch.load(data)
-            except Exception as problem:  # whatever a file made by someone else brings the parser to say
-                raise DamageError(directory, f"{file}: not safetensors: {_said(problem)}") from problem
-        files[name] = _joined(name, loaded, pieces, directory)
-    return replace(bare, files=files)
+    return _contents(_Source(directory, disk), only, _loaded, _joined)
 
 
 def opened(directory: Path, *, only: Collection[str] | None = None, disk: Files = DISK) -> Contents:
@@ -94,34 +80,16 @@ def opened(directory: Path, *, only: Collection[str] | None = None, disk: Files 
 
     Manifest and state are checked, the tensors' bytes are not: `check` does that. `only` as for `read`.
     """
-    manifest = _manifest(directory, disk=disk)
-    bare, pieces = _without_tensors(manifest, directory, disk=disk)
-    files: dict[str, dict[str, Stored]] = {}
-    for name, held in _held(manifest, pieces, only, directory).items():
-        found: dict[str, list[Stretch]] = {}
-        for place, file in enumerate(held):
-            try:
-                there = entries(directory / file, disk=disk)
-            except OSError as problem:
-                raise DamageError(directory, f"{file}: {_reason(problem)}") from problem
-            except ValueError as problem:
-                raise DamageError(directory, f"{file}: {_said(problem)}") from problem
-            whole = {} if pieces is None else pieces.shapes.get(name, {})
-            for tensor, entry in there.items():
-                first = bounds(whole[tensor][0], place, len(held))[0] if tensor in whole else 0
-                found.setdefault(tensor, []).append(Stretch(directory / file, entry, first))
-        files[name] = {tensor: _stored(stretches, disk) for tensor, stretches in found.items()}
-        _refuse_misfit(name, files[name], pieces, directory)
-    return replace(bare, files=files)
+    return _contents(_Source(directory, disk), only, _entries, partial(_stored, disk=disk))
 
 
 def check(directory: Path, files: Collection[str], *, disk: Files = DISK) -> list[str]:
     """All that is wrong with some files of a checkpoint, each line naming its file; they are never in memory whole."""
-    manifest = _manifest(directory, disk=disk)
-    problems = []
+    source, problems = _Source(directory, disk), []
     for file in files:
         try:
-            _check(file, manifest, directory=directory, disk=disk)
+            for _ in source.chunks(file):
+                pass
         except DamageError as error:
             problems.append(error.damage.problem)
     return problems
@@ -130,7 +98,7 @@ def check(directory: Path, files: Collection[str], *, disk: Files = DISK) -> lis
 def verify(directory: Path, *, disk: Files = DISK) -> list[str]:
     """All that is wrong with a checkpoint, each line naming its file; an empty list for an intact one."""
     try:
-        manifest = _manifest(directory, disk=disk)
+        manifest = _Source(directory, disk).manifest
     except DamageError as error:
         return [error.damage.problem]
     return check(directory, manifest.files, disk=disk)
@@ -138,10 +106,10 @@ def verify(directory: Path, *, disk: Files = DISK) -> list[str]:
 
 def read_manifest(directory: Path, *, disk: Files = DISK) -> Manifest:
     """Read and check the manifest alone, and that each file has the length it states: no tensor is read."""
-    manifest = _manifest(directory, disk=disk)
-    for file in manifest.files:
-        _check_length(file, manifest, directory=directory, disk=disk)
-    return manifest
+    source = _Source(directory, disk)
+    for file in source.manifest.files:
+        source.check_length(file)
+    return source.manifest
 
 
 def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[str]:
@@ -152,39 +120,98 @@ def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[st
     return [file for file in manifest.files if file in wanted or file == STATE]
 
 
-def _without_tensors(manifest: Manifest, directory: Path, *, disk: Files) -> tuple[Contents, Pieces | None]:
-    state = _state(_get(STATE, manifest, directory=directory, disk=disk), directory)
-    misshapen = find_misshapen(state) or _untold(state, manifest)
-    if misshapen is not None:
-        raise DamageError(directory, f"{STATE}: {misshapen}")
-    try:
+class _Source:
+    """The files of a checkpoint, each as the manifest says that it is; anything else is a `DamageError`."""
+
+    def __init__(self, directory: Path, disk: Files) -> None:
+        self.directory, self.disk = directory, disk
+        with self.damage_in(MANIFEST):
+            size = disk.size(directory / MANIFEST)
+            if size > _MANIFEST_BYTES:
+                raise ValueError(f"{size} bytes long, far too long")
+            self.manifest = from_bytes(disk.read(directory / MANIFEST, start=0, length=size))
+
+    @contextmanager
+    def damage_in(self, file: str) -> Iterator[None]:
+        """What in a file cannot be read is damage."""
+        try:
+            yield
+        except FileNotFoundError as problem:
+            raise DamageError(self.directory, f"{file}: missing") from problem
+        except OSError as problem:
+            reason = f"cannot be read: {problem.strerror or problem}"
+            raise DamageError(self.directory, f"{file}: {reason}") from problem
+        except (ValueError, RecursionError) as problem:
+            raise DamageError(self.directory, f"{file}: {reason_of(problem)}") from problem
+
+    def check_length(self, file: str) -> int:
+        with self.damage_in(file):
+            length = self.disk.size(self.directory / file)
+        if length != self.manifest.files[file][0]:
+            saved = self.manifest.files[file][0]
+            raise DamageError(self.directory, f"{file}: {length} bytes long, {saved} were saved")
+        return length
+
+    def chunks(self, file: str) -> Iterator[bytes]:
+        """All bytes of a file; only after the last of them is their hash compared."""
+        length, digest = self.check_length(file), sha256()
+        with self.damage_in(file):
+            for start in range(0, length, CHUNK_BYTES):
+                chunk = self.disk.read(self.directory / file, start=start, length=min(CHUNK_BYTES, length - start))
+                digest.update(chunk)
+                yield chunk
+        if digest.hexdigest() != self.manifest.files[file][1]:
+            raise DamageError(self.directory, f"{file}: hash differs")
+
+    def whole(self, file: str) -> bytes:
+        return b"".join(self.chunks(file))
+
+
+def _contents(
+    source: _Source,
+    only: Collection[str] | None,
+    parts_of: Callable[[_Source, str], Mapping[str, _Part]],
+    joined: Callable[[list[_Part]], Tensor | Stored],
+) -> Contents:
+    """A checkpoint, each tensor of which is `joined` from the parts that its files have."""
+    state = _state(source)
+    with source.damage_in(STATE):
         pieces = from_json(state.pop(SHARDED, None))
-    except ValueError as problem:
-        raise DamageError(directory, f"{STATE}: {problem}") from problem
-    return Contents(manifest.step, {}, state, manifest.log, directory=directory), pieces
+    files: dict[str, dict[str, Tensor | Stored]] = {}
+    for name, names_of_files in _wanted_files(source, pieces, only).items():
+        parts: dict[str, list[_Part]] = {}
+        for file in names_of_files:
+            for tensor, part in parts_of(source, file).items():
+                parts.setdefault(tensor, []).append(part)
+        files[name] = {tensor: joined(each) for tensor, each in parts.items()}
+        for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
+            if tensor not in files[name] or tuple(files[name][tensor].shape) != shape:
+                raise DamageError(source.directory, f"{name}: its pieces do not make {tensor} {list(shape)}")
+    return Contents(source.manifest.step, files, state, source.manifest.log, directory=source.directory)
 
 
-def _untold(state: Mapping[str, Any], manifest: Manifest) -> str | None:
-    """Which model or optimizer, whose tensors are there, the state does not tell of; None if it tells of all."""
+def _state(source: _Source) -> dict[str, Any]:
+    """The state; it must tell of each model and optimizer whose tensors are there."""
+    data = source.whole(STATE)
+    with source.damage_in(STATE):
+        state = parse_state(data)
     tells = {"model": ("aliases", "evaluating"), "optimizer": ("groups", "optimizer")}
-    for file in manifest.files:
+    for file in source.manifest.files:
         kind, _, name = logical_name(file.removesuffix(".safetensors")).partition("-")
         for key in tells.get(kind, ()):
             if key in state and (name or "model") not in state[key]:
-                return f"{key} lacks {name or 'model'}"
-    return None
+                raise DamageError(source.directory, f"{STATE}: {key} lacks {name or 'model'}")
+    return state
 
 
-def _held(
-    manifest: Manifest, pieces: Pieces | None, only: Collection[str] | None, directory: Path
-) -> dict[str, list[str]]:
+def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
     """The files of each entry of `Contents.files` that is wanted, in the order of their rows."""
-    there = [match["name"] for file in manifest.files if (match := TENSORS.fullmatch(file))]
-    spread = {} if pieces is None else pieces.shapes
+    directory = source.directory
+    there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
+    spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
     held: dict[str, list[str]] = {}
     for file in there:
         name = logical_name(file) if logical_name(file) in spread else file
-        count = 1 if pieces is None or name not in spread else pieces.count
         held[name] = [file] if name not in spread else [piece_file(name, place, count) for place in range(count)]
     absent = [name for name in only or () if name not in held]
     if absent:
@@ -200,99 +227,27 @@ def _held(
     }
 
 
-def _joined(
-    name: str, loaded: Mapping[str, dict[str, Tensor]], pieces: Pieces | None, directory: Path
-) -> dict[str, Tensor]:
-    """One entry of `Contents.files`, its tensors whole."""
-    spread = {} if pieces is None else pieces.shapes.get(name, {})
-    parts: dict[str, list[Tensor]] = {}
-    for held in loaded.values():
-        for tensor, part in held.items():
-            parts.setdefault(tensor, []).append(part)
-    found = {tensor: torch.cat(held) if tensor in spread else held[0] for tensor, held in parts.items()}
-    _refuse_misfit(name, found, pieces, directory)
-    return found
-
-
-def _stored(stretches: list[Stretch], disk: Files) -> Stored:
-    shape = stretches[0].entry.shape
-    rows = sum(stretch.entry.shape[0] for stretch in stretches) if shape else 0
-    return Stored(stretches[0].entry.dtype, torch.Size((rows, *shape[1:]) if shape else ()), tuple(stretches), disk)
-
-
-def _refuse_misfit(name: str, found: Mapping[str, Tensor | Stored], pieces: Pieces | None, directory: Path) -> None:
-    """Raise `DamageError` where pieces do not make the wholes that the state tells of."""
-    for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
-        if tensor not in found or tuple(found[tensor].shape) != shape:
-            raise DamageError(directory, f"{name}: its pieces do not make {tensor} {list(shape)}")
-
-
-def _get(file: str, manifest: Manifest, *, directory: Path, disk: Files) -> bytes:
-    length, digest = _check_length(file, manifest, directory=directory, disk=disk)
+def _loaded(source: _Source, file: str) -> dict[str, Tensor]:
+    data = source.whole(file)
     try:
-        data = b"".join(_chunks(directory / file, length, disk=disk))
-    except OSError as problem:
-        raise DamageError(directory, f"{file}: {_reason(problem)}") from problem
-    if len(data) != length or sha256(data).hexdigest() != digest:
-        raise DamageError(directory, f"{file}: hash differs")
-    return data
+        return safetensors.torch.load(data)
+    except Exception as problem:  # whatever a file made by someone else brings the parser to say
+        raise DamageError(source.directory, f"{file}: not safetensors: {reason_of(problem)}") from problem
 
 
-def _check(file: str, manifest: Manifest, *, directory: Path, disk: Files) -> None:
-    length, digest = _check_length(file, manifest, directory=directory, disk=disk)
-    found = sha256()
-    try:
-        for chunk in _chunks(directory / file, length, disk=disk):
-            found.update(chunk)
-    except OSError as problem:
-        raise DamageError(directory, f"{file}: {_reason(problem)}") from problem
-    if found.hexdigest() != digest:
-        raise DamageError(directory, f"{file}: hash differs")
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _chunks(path: Path, length: int, *, disk: Files) -> Iterator[bytes]:
-    for start in range(0, length, CHUNK_BYTES):
-        yield disk.read(path, start=start, length=min(CHUNK_BYTES, length - start))
+def _entries(source: _Source, file: str) -> dict[str, tuple[Path, Entry]]:
+    path = source.directory / file
+    with source.damage_in(file):
+        return {tensor: (path, entry) for tensor, entry in entries(path, disk=source.disk).items()}
 
 
-def _check_length(file: str, manifest: Manifest, *, directory: Path, disk: Files) -> tuple[int, str]:
-    try:
-        length = disk.size(directory / file)
-    except OSError as problem:
-        raise DamageError(directory, f"{file}: {_reason(problem)}") from problem
-    if length != manifest.files[file][0]:
-        raise DamageError(directory, f"{file}: {length} bytes long, {manifest.files[file][0]} were saved")
-    return manifest.files[file]
-
-
-def _state(data: bytes, directory: Path) -> dict[str, Any]:
-    try:
-        state = json.loads(data)
-    except (ValueError, RecursionError) as problem:
-        raise DamageError(directory, f"{STATE}: not JSON: {_said(problem)}") from problem
-    if not isinstance(state, dict):
-        raise DamageError(directory, f"{STATE}: holds a {type(state).__name__}, not named values")
-    return state
-
-
-def _manifest(directory: Path, *, disk: Files) -> Manifest:
-    path = directory / MANIFEST
-    try:
-        size = disk.size(path)
-        if size > _MANIFEST_BYTES:
-            raise DamageError(directory, f"{MANIFEST}: {size} bytes long, far too long")
-        data = disk.read(path, start=0, length=size)
-    except OSError as problem:
-        raise DamageError(directory, f"{MANIFEST}: {_reason(problem)}") from problem
-    try:
-        return from_bytes(data)
-    except (ValueError, RecursionError) as problem:
-        raise DamageError(directory, f"{MANIFEST}: {_said(problem)}") from problem
-
-
-def _reason(problem: OSError) -> str:
-    return "missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {problem.strerror or problem}"
-
-
-def _said(problem: BaseException) -> str:
-    return first_line(problem).strip() or type(problem).__name__
+def _stored(parts: list[tuple[Path, Entry]], disk: Files) -> Stored:
+    shape, rows, stretches = parts[0][1].shape, 0, []
+    for path, entry in parts:
+        stretches.append(Stretch(path, entry, rows))
+        rows += entry.shape[0] if entry.shape else 0
+    return Stored(parts[0][1].dtype, torch.Size((rows, *shape[1:]) if shape else ()), tuple(stretches), disk)

@@ -92,12 +92,10 @@ class Writers:
         self.begun = False
 
     def begin(self) -> None:
-        """See `Others`."""
         self.begun = True
         self.board.say("begin", {"step": self.step})
 
     def entries(self) -> Entries:
-        """See `Others`."""
         found: Entries = {}
         failed: list[str] = []
         while self.awaited:
@@ -117,7 +115,6 @@ class Writers:
         return found
 
     def abandon(self) -> None:
-        """See `Others`."""
         if self.begun:
             with suppress(CheckpointError):
                 self.entries()

@@ -11,23 +11,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from surefoot.checkpoint.nested_state import Named, copied, first_difference, join_state, kept_state, split_state
+from surefoot.checkpoint.nested_state import Named, copied, join_state, split_state
 from surefoot.checkpoint.tensor_file import Stored, equal_bits
-from surefoot.distributed.shards import Rows, held_of, name_of, plain_tensors, rows_of, rows_of_state, saved_state
+from surefoot.distributed.shards import Rows, held_of, plain_tensors, saved_state
 from surefoot.errors import CheckpointError, first_line
-from surefoot.optim.flat_parameters import APART
 
 
 def tensor_differences(saved: Mapping[str, Tensor | Stored], live: Mapping[str, Tensor]) -> list[str]:
     """One line for each name, shape or dtype in which two sets of tensors differ."""
-    problems = [
-        f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
-    ]
-    problems += [
-        f"{name} {list(live[name].shape)} is in this model, but not saved" for name in live if name not in saved
-    ]
+    absent, new = [name for name in saved if name not in live], [name for name in live if name not in saved]
+    problems = [f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in absent]
+    problems += [f"{name} {list(live[name].shape)} is in this model, but not saved" for name in new]
     for name in live:
         if name in saved and saved[name].shape != live[name].shape:
             problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")
@@ -37,14 +32,10 @@ def tensor_differences(saved: Mapping[str, Tensor | Stored], live: Mapping[str, 
 
 
 def shortened(problems: list[str], most: int = 4) -> Iterable[str]:
-    """The first few problems, and how many more there are."""
     return problems if len(problems) <= most else [*problems[: most - 1], f"... and {len(problems) - most + 1} more"]
 
 
 Saved = Mapping[str, Tensor | Stored]
-
-_OWN = "own"  # among an optimizer's plain state, whose other names have a slash
-
 EXTRA = "_extra_state"  # ends the name of what `get_extra_state` gives; its shape may change
 
 
@@ -194,133 +185,7 @@ def taken(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
     return saved if rows is None else saved[rows.start : rows.stop]
 
 
-def optimizer_tensors(
-    optimizer: Optimizer, names: Mapping[Tensor, str], *, whole: bool = True
-) -> tuple[Named, dict[str, Any]]:
-    """Copies of the state of every parameter as PARAMETER/KEY, and all other state (`split_state`); `whole` as for a model."""
-    tensors: Named = {}
-    plain: dict[str, Any] = _own_state(optimizer)
-    for parameter, state in _by_parameter(optimizer):
-        for key, value in state.items():
-            if not isinstance(value, Tensor):
-                plain[f"{name_of(parameter, names)}/{key}"] = value
-            elif whole or rows_of_state(parameter, value) is not None:
-                tensors[f"{name_of(parameter, names)}/{key}"] = copied(value)
-    return tensors, plain
-
-
-def optimizer_rows(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, Rows]:
-    """How those tensors of an optimizer's state lie in the whole that lie over several ranks."""
-    return {
-        f"{name_of(parameter, names)}/{key}": rows
-        for parameter, state in _by_parameter(optimizer)
-        for key, value in state.items()
-        if isinstance(value, Tensor) and (rows := rows_of_state(parameter, value)) is not None
-    }
-
-
-def load_optimizer(
-    optimizer: Optimizer,
-    tensors: Saved,
-    plain: Mapping[str, Any],
-    names: Mapping[Tensor, str],
-) -> None:
-    """Put an optimizer's state back from whole tensors, through its own `load_state_dict` if its class has one."""
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # those that are frozen now too: what else is not as it was says more
-    parameters = {name: held for held, name in names.items()}
-    parameters |= {name_of(parameter, names): parameter for parameter in trained}
-    own = plain[_OWN]
-    optimizer.state.clear()
-    optimizer.state.update(own["state"])
-    entries = {**tensors, **{key: value for key, value in plain.items() if key != _OWN}}
-    _load_entries(optimizer, entries, parameters)
-    if own["more"] or type(optimizer).load_state_dict is not Optimizer.load_state_dict:
-        optimizer.load_state_dict({**optimizer.state_dict(), **own["more"]})
-        _load_entries(optimizer, entries, parameters)  # some cast what they are given
-        (then_tensors, then), (now_tensors, now) = kept_state({_OWN: own}), kept_state(_own_state(optimizer))
-        wrong = first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)
-        if wrong is not None:
-            raise CheckpointError(
-                f"cannot resume: {type(optimizer).__name__} did not take back what it had saved: {wrong} is not as it was\n"
-                "  its steps would not be those of the run that was saved\n"
-                "  make its load_state_dict undo its state_dict"
-            )
-
-
-def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    """Put the state of parameters there, but for what is there already."""
-    for key, value in entries.items():
-        name, _, entry = key.rpartition("/")
-        if name not in parameters:
-            raise CheckpointError(
-                f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it"
-            )
-        parameter = parameters[name]
-        held = value
-        if isinstance(value, Tensor | Stored):
-            rows = rows_of(parameter) if value.shape else None  # a number is the same on every rank
-            read, now = taken(value, rows), optimizer.state[parameter].get(entry)
-            if isinstance(now, Tensor) and now.device == parameter.device and equal_bits(now, read):
-                continue
-            held = read.to(parameter.device, copy=True)
-            if held.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
-                held = torch.empty_like(parameter, dtype=held.dtype, requires_grad=False).copy_(held)
-        optimizer.state[parameter][entry] = held
-
-
-def _by_parameter(optimizer: Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
-    """The state of each parameter, without what an optimizer has there for all of them together."""
-    return [(key, state) for key, state in optimizer.state.items() if isinstance(key, Tensor)]
-
-
-def _own_state(optimizer: Optimizer) -> dict[str, Any]:
-    """What an optimizer saves besides groups and the state of parameters, by names that are no parameters or in its state_dict."""
-    of_torch = type(optimizer).state_dict is Optimizer.state_dict and not optimizer._optimizer_state_dict_post_hooks
-    named = {} if of_torch else optimizer.state_dict()  # of torch's own it would import the compiler, for nothing more
-    more = {key: value for key, value in named.items() if key not in ("state", "param_groups")}
-    state = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
-    return {_OWN: {"state": state, "more": more}}
-
-
-def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What each group holds besides parameters: rates and decays, which user code may change, and what some optimizers count."""
-    kinds = (bool, int, float, str, Tensor, tuple)
-    return [
-        {key: value for key, value in group.items() if key != "params" and isinstance(value, kinds)}
-        for group in optimizer.param_groups
-    ]
-
-
-def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Put `group_numbers`, taken apart by `kept_state`, back."""
-    groups = join_state(plain, tensors)
-    if len(groups) != len(optimizer.param_groups):
-        raise CheckpointError(
-            f"cannot resume: the optimizer had {len(groups)} groups of parameters, now {len(optimizer.param_groups)}\n"
-            "  were other parameters frozen, or other decays chosen?"
-        )
-    for group, saved in zip(optimizer.param_groups, groups, strict=True):
-        group.pop(APART, None)  # by a step that this takes back
-        for key, value in saved.items():
-            held = group.get(key)
-            if held is not None and _form(held) != _form(value):
-                raise CheckpointError(
-                    f"cannot resume: {key} of the optimizer was {value!r}, and is {held!r} now\n"
-                    "  no step can be made with what the checkpoint holds there\n"
-                    "  go on from an older checkpoint, or start from its weights with --init"
-                )
-            group[key] = value.to(held.device) if isinstance(value, Tensor) and isinstance(held, Tensor) else value
-
-
-def _form(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_form(each) for each in value]
-    return "number" if isinstance(value, bool | int | float | Tensor) else type(value).__name__
-
-
 def _named(state: ModelState) -> dict[str, Tensor | Stored]:
-    """Saved tensors by all their names."""
     return {**state.tensors, **{alias: state.tensors[name] for alias, name in state.aliases.items()}}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypedDict
 
 from surefoot.checkpoint.json_shapes import hints_of, misshapen
+from surefoot.errors import first_line
 
 
 def _planned_steps(length: str) -> int:
@@ -188,7 +189,6 @@ class SavedState:
 
     @property
     def planned_steps(self) -> int:
-        """How many steps the run is to make."""
         return _planned_steps(self.described["length"])
 
     @property
@@ -204,26 +204,22 @@ class SavedState:
 KEYS = tuple(field.name for field in fields(SavedState))
 
 
-def missing_keys(state: Mapping[str, Any]) -> list[str]:
-    """The keys that a run's state.json lacks."""
-    return sorted(set(KEYS) - state.keys())
-
-
-def find_misshapen(state: Mapping[str, Any]) -> str | None:
-    """Say which value that is there is not of its shape; None if all are."""
-    hints = {name: hint for name, hint in hints_of(SavedState).items() if name in state}
-    return next((problem for name in hints if (problem := misshapen(state[name], hints[name], name))), None)
-
-
-def parse_state(data: bytes) -> SavedState:
-    """Parse the whole of a run's state.json; a `ValueError` in one line for anything else."""
+def parse_state(data: bytes) -> dict[str, Any]:
+    """Parse a state.json, of which any key may be missing; a `ValueError` in one line for anything else."""
     try:
         state = json.loads(data)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {first_line(error)}") from error
     if not isinstance(state, dict):
         raise ValueError(f"holds a {type(state).__name__}, not named values")
-    missing = missing_keys(state)
-    if problem := f"lacks {', '.join(missing)}" if missing else find_misshapen(state):
-        raise ValueError(problem)
+    for name, hint in hints_of(SavedState).items():
+        if name in state and (problem := misshapen(state[name], hint, name)):
+            raise ValueError(problem)
+    return state
+
+
+def typed_state(state: Mapping[str, Any]) -> SavedState:
+    """The state of a run, typed; a `ValueError` that names the keys it lacks."""
+    if missing := sorted(set(KEYS) - state.keys()):
+        raise ValueError(f"lacks {', '.join(missing)}")
     return SavedState(**{name: state[name] for name in KEYS})

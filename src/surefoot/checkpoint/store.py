@@ -13,8 +13,9 @@ from __future__ import annotations
 import errno
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from surefoot.checkpoint.filesystem import DISK, Files
@@ -26,12 +27,9 @@ from surefoot.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
 _Remains = list[tuple[Path, OSError]]
-
-
-def check_keep(keep_last: int) -> None:
-    """Raise `ConfigError` where not even the newest checkpoint would stay."""
-    if keep_last < 1:
-        raise ConfigError(f"keep_last = {keep_last}: the newest checkpoint must stay; --keep-last 1 is the least")
+Only = Collection[str] | None
+There = Iterable[tuple[int, Path]] | None
+ReadOne = Callable[[int, Path], Contents] | None
 
 
 class NotPrunedError(CheckpointError):
@@ -55,22 +53,16 @@ class Store:
         guard: Callable[[], None] = lambda: None,
         disk: Files = DISK,
     ) -> None:
-        check_keep(keep_last)
-        self.directory, self.keep_last, self.keep_every, self.disk = (
-            local_path(directory, setting="directory"),
-            keep_last,
-            keep_every,
-            disk,
-        )
-        self.guard = guard
+        if keep_last < 1:
+            raise ConfigError(f"keep_last = {keep_last}: the newest checkpoint must stay; --keep-last 1 is the least")
+        self.directory = local_path(directory, setting="directory")
+        self.keep_last, self.keep_every, self.guard, self.disk = keep_last, keep_every, guard, disk
         self.intact: set[int] = set()
 
     def path(self, step: int) -> Path:
-        """The directory that the checkpoint of a step has, or would have."""
         return self.directory / f"step-{step:08d}"
 
     def partial(self, step: int) -> Path:
-        """The directory in which the checkpoint of a step is written."""
         return self.directory / f".partial-{self.path(step).name}"
 
     def steps(self) -> list[int]:
@@ -85,16 +77,18 @@ class Store:
                     return step
         return None
 
-    def newest_intact(self, *, only: Collection[str] | None = None) -> tuple[Contents, list[Damage]] | None:
+    def newest_intact(
+        self, *, only: Only = None, there: There = None, read_one: ReadOne = None
+    ) -> tuple[Contents, list[Damage]] | None:
         """The newest checkpoint that is whole, every byte of it checked, and the newer ones that are damaged.
 
         `only` as for `read`: what is not read is not checked. None where there is no checkpoint; where all
-        are damaged that is a `CheckpointError`.
+        are damaged that is a `CheckpointError`. Several ranks find out together what is `there`, and read it.
         """
         damaged: list[Damage] = []
-        for step, path in self.all():
+        for step, path in self.all() if there is None else there:
             try:
-                return self._read(step, path, only), damaged
+                return (read_one or partial(self._read, only=only))(step, path), damaged
             except DamageError as error:
                 damaged.append(error.damage)
         if not damaged:
@@ -112,19 +106,17 @@ class Store:
             + "\n  put a sound copy back, or start afresh elsewhere: --out DIR"
         )
 
-    def at(self, step: int, *, only: Collection[str] | None = None) -> Contents:
-        """The checkpoint of one step; a `CheckpointError` where it is damaged or absent."""
+    def at(self, step: int, *, only: Only = None, there: There = None, read_one: ReadOne = None) -> Contents:
+        """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `there` as for `newest_intact`."""
         error: CheckpointError | None = None
-        for found, path in self.all():
-            if found == step:
-                try:
-                    return self._read(step, path, only)
-                except DamageError as damage:
-                    error = error or damage
+        for path in [path for found, path in (self.all() if there is None else there) if found == step]:
+            try:
+                return (read_one or partial(self._read, only=only))(step, path)
+            except DamageError as damage:
+                error = error or damage
         raise error or self.absent(step)
 
     def absent(self, step: int) -> CheckpointError:
-        """The error where there is no checkpoint of a step."""
         there = ", ".join(str(step) for step in self.steps()) or "none"
         return CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
 
@@ -148,8 +140,7 @@ class Store:
                 raise self.not_saved(contents.step, problem) from problem
             raise
         self.intact.add(contents.step)
-        remains = self._prune(contents.step, protected)
-        if remains:
+        if remains := self._prune(contents.step, protected):
             raise NotPrunedError(
                 f"{target} is saved, but what is no longer needed cannot be removed\n  "
                 + "\n  ".join(f"{path}: {problem.strerror or problem}" for path, problem in remains[:3])
@@ -167,8 +158,7 @@ class Store:
                 raise problem  # what resists removal is in the way
         needed, free = size_bytes(contents), self.disk.free_bytes(self.directory)
         if free < needed:
-            megabytes = f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free"
-            raise OSError(errno.ENOSPC, megabytes)
+            raise OSError(errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
 
     def _commit(self, contents: Contents, target: Path, others: Others | None) -> None:
         partial, replaced = self.partial(contents.step), target.with_name(f".replaced-{target.name}")
@@ -208,9 +198,8 @@ class Store:
         counted = sorted(self.intact.intersection(steps) - {0})
         remains: _Remains = []
         for step in steps if len(counted) >= self.keep_last else []:
-            if step >= counted[-self.keep_last] or step in {0, saved, *protected}:
-                continue
-            if self.keep_every is not None and self.keep_every(step):
+            wanted = self.keep_every is not None and self.keep_every(step)
+            if wanted or step >= counted[-self.keep_last] or step in {0, saved, *protected}:
                 continue
             try:
                 self.guard()
@@ -232,7 +221,7 @@ class Store:
             self.disk.remove(directory / name)
         self.disk.remove_directory(directory)
 
-    def _read(self, step: int, path: Path, only: Collection[str] | None) -> Contents:
+    def _read(self, step: int, path: Path, only: Only) -> Contents:
         contents = read(path, only=only, disk=self.disk)
         if contents.step != step:
             raise DamageError(path, f"{MANIFEST}: is that of step {contents.step}")
@@ -254,17 +243,14 @@ class Store:
                 yield step, self.directory / name
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
-        """What to say where the file system has failed a save."""
-        try:
+        newest = None
+        with suppress(CheckpointError):
             newest = self.newest_step()
-        except CheckpointError:
-            newest = None
         link = problem.errno == errno.ELOOP
         stands = "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
-        full = problem.errno in {errno.ENOSPC, errno.EDQUOT}
         where = problem.filename or self.directory
         cure = "check the disk and who may write there"
-        if full:
+        if problem.errno in {errno.ENOSPC, errno.EDQUOT}:
             cure = f"free some space, or keep fewer: --keep-last, now {self.keep_last}"
         elif link:
             cure = f"remove it: rm {shlex.quote(str(where))}"

@@ -58,7 +58,6 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """Of its numbers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -81,11 +80,10 @@ class Stored:
     disk: Files = DISK
 
     def whole(self) -> Tensor:
-        """All of it."""
         read = torch.empty(self.shape, dtype=self.dtype)
         for stretch in self.stretches:
-            row_numbers = math.prod(self.shape[1:])
-            _fill(bytes_of(read), stretch.first * row_numbers * self.dtype.itemsize, stretch, self.disk)
+            row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+            _fill(bytes_of(read)[stretch.first * row_bytes :], stretch, self.disk)
         return read
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -95,13 +93,8 @@ class Stored:
         for stretch in self.stretches:
             begin, end = max(start, stretch.first), min(stop, stretch.first + stretch.entry.shape[0])
             if begin < end:
-                _fill(
-                    bytes_of(read)[(begin - start) * row_bytes : (end - start) * row_bytes],
-                    0,
-                    stretch,
-                    self.disk,
-                    skipped=(begin - stretch.first) * row_bytes,
-                )
+                target = bytes_of(read)[(begin - start) * row_bytes : (end - start) * row_bytes]
+                _fill(target, stretch, self.disk, skipped=(begin - stretch.first) * row_bytes)
         return read
 
     def chunks(self) -> Iterator[bytes]:
@@ -216,9 +209,9 @@ def equal_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*(each.view(_INTEGERS[each.element_size()]) for each in flat))
 
 
-def _fill(target: memoryview, place: int, stretch: Stretch, disk: Files, *, skipped: int = 0) -> None:
-    """Read into memory from `place` on what a stretch holds after its first bytes, as much as fits."""
-    length = min(len(target) - place, stretch.entry.size_bytes - skipped)
+def _fill(target: memoryview, stretch: Stretch, disk: Files, *, skipped: int = 0) -> None:
+    """Read into memory what a stretch holds after its first bytes, as much as fits."""
+    length, place = min(len(target), stretch.entry.size_bytes - skipped), 0
     for data in _chunks(stretch, skipped, skipped + length, disk):
         target[place : place + len(data)] = data
         place += len(data)

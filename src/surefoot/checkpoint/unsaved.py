@@ -14,38 +14,29 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cache, partial
-from operator import is_not
 from pathlib import Path
 from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.checkpoint.live_values import Counted, NotPutBackError, generator_state, reset, reset_tensor, same
 from surefoot.checkpoint.nested_state import metrics_in
-from surefoot.checkpoint.state_dict import group_numbers
+from surefoot.checkpoint.optimizer_state import group_numbers
 from surefoot.distributed.shards import held_of, plain_tensors
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import first_line
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length is compared
-# of what no checkpoint holds, in all: of tensors beyond that only the counter of changes in place is compared, and they are
-# not put back
+# of what no checkpoint holds, in all: tensors beyond that are compared by their counters of changes in place, and not put back
 _MAX_BYTES = 1 << 28
-_ROUNDING = 1e-4  # relative, between two passes where kernels are not deterministic
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
 _OPTIMIZER_PROTOCOL = ("state_dict", "load_state_dict")
 _PROTOCOL = ("get_extra_state", "state_dict", "_save_to_state_dict")
-
-
-class _Counted(NamedTuple):
-    """A tensor too large to be copied, by its shape and its counter of changes in place."""
-
-    shape: tuple[int, ...]
-    version: int
 
 
 class Observation:
@@ -125,6 +116,8 @@ class Observation:
                 self._tensor(path, thing, is_saved)
             case np.ndarray() if thing.dtype.kind in "biuf" and thing.dtype.itemsize <= 8 and thing.flags.writeable:
                 self.visit(path, torch.from_numpy(thing), is_saved)
+            case random.SystemRandom():
+                pass
             case torch.Generator() | random.Random() | np.random.Generator() | np.random.RandomState():
                 self._generator(path, thing, is_saved)
             case dict() | list() | tuple() | deque() | set():
@@ -162,33 +155,23 @@ class Observation:
                 self.visit(name, part, is_saved)
             return
         if not is_saved and self.copied_bytes + local.nbytes > _MAX_BYTES:
-            self._note(path, _Counted(tuple(local.shape), tensor._version), is_saved)
+            self._note(path, Counted(tuple(local.shape), tensor._version), is_saved)
             return
         self.copied_bytes += 0 if is_saved else local.nbytes
         numbers = local.to("cpu", copy=True) if self.with_weights else local.clone()
-        self._note(path, numbers, is_saved, _reset_tensor, tensor, local, numbers)
+        self._note(path, numbers, is_saved, reset_tensor, tensor, local, numbers)
         if tensor.is_leaf and tensor.requires_grad:
             self._note("", None, True, setattr, tensor, "grad", tensor.grad)
             self.visit("", tensor.grad, True)
 
     def _generator(self, path: str, generator: Any, is_saved: bool) -> None:
-        state: Any
-        set_state: Callable[[Any], None]
-        match generator:
-            case random.SystemRandom():
-                return
-            case np.random.Generator(bit_generator=bits):
-                state, set_state = bits.state, partial(setattr, bits, "state")
-            case random.Random():
-                state, set_state = generator.getstate(), generator.setstate
-            case _:
-                state, set_state = generator.get_state(), generator.set_state
+        state, set_state = generator_state(generator)
         self._note(path, state if isinstance(state, Tensor) else repr(state), is_saved, set_state, state)
 
     def _container(self, path: str, thing: Any, is_saved: bool) -> None:
         before = copy(thing)
-        reset = () if isinstance(thing, tuple) else (_reset, thing, before)
-        self._note(path, (type(thing).__name__, len(before)), is_saved, *reset)
+        undo = () if isinstance(thing, tuple) else (reset, thing, before)
+        self._note(path, (type(thing).__name__, len(before)), is_saved, *undo)
         entries = before.items() if isinstance(before, dict) else enumerate(before)
         for index, (key, entry) in enumerate(entries if len(before) <= _MAX_ENTRIES else ()):
             key_text = repr(key) if isinstance(key, str | int) else f"{type(key).__name__} {index}"
@@ -196,7 +179,7 @@ class Observation:
 
     def _attributes(self, path: str, attributes: dict[str, Any], is_saved: bool = False) -> None:
         before = attributes.copy()
-        self._note("", None, is_saved, _reset, attributes, before)
+        self._note("", None, is_saved, reset, attributes, before)
         for name, attribute in before.items():
             self.visit(f"{path}.{name}", attribute, is_saved)
 
@@ -213,11 +196,10 @@ class Observation:
     def _module(self, path: str, module: nn.Module, is_saved: bool) -> None:
         is_known = id(module) in self.saved_modules
         # one with a protocol of its own says itself which of its attributes are saved; but a metric's leaves out its numbers
-        says_itself = any(getattr(type(module), name) is not getattr(nn.Module, name) for name in _PROTOCOL)
-        says_itself &= module not in metrics_in(module)
+        says_itself = _overrides(module, nn.Module, _PROTOCOL) and module not in metrics_in(module)
         all_saved = is_saved or (is_known and (says_itself or bool(module._state_dict_hooks)))
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
-            self._note("", None, all_saved, _reset, entries, entries.copy())
+            self._note("", None, all_saved, reset, entries, entries.copy())
         self._attributes(path, {k: v for k, v in vars(module).items() if k not in _OF_MODULES}, all_saved)
         for slots in (module._parameters, module._buffers):
             for name, tensor in slots.items():
@@ -249,9 +231,7 @@ class Observation:
             rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
             self._attributes(f"{path}.param_groups[{index}]", rest)
         # one with a protocol of its own says itself what of it is saved
-        says_itself = any(
-            getattr(type(optimizer), name) is not getattr(Optimizer, name) for name in _OPTIMIZER_PROTOCOL
-        )
+        says_itself = _overrides(optimizer, Optimizer, _OPTIMIZER_PROTOCOL)
         all_saved = says_itself or bool(optimizer._optimizer_state_dict_post_hooks)
         own = _is_own(type(optimizer).__module__)  # what torch's and surefoot's remember besides is no state
         names = [name for name in vars(optimizer) if name not in _OF_OPTIMIZERS and (own or name.endswith("_hooks"))]
@@ -265,45 +245,6 @@ def changes(before: Observation, after: Observation, *, exact: bool) -> list[str
     return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
 
 
-def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
-    """Raise `ConfigError` if values change `when` ("in every pass") that no checkpoint holds."""
-    first, *others = dict.fromkeys([name for names in names_by_rank for name in names]) or [""]
-    if first:
-        also = f" (nor {', '.join(others[:2])}{', ...' * (len(others) > 2)})" * bool(others)
-        raise ConfigError(
-            f"{first} changes {when}, and no checkpoint holds it{also}\n"
-            "  a run that is killed would resume without it, as another run than one that was left alone\n"
-            "  use register_buffer, or run.register_state(name, the dict, list, tensor or object that holds it), or a global generator;"
-            " if nothing depends on it: check_state=False (--check-state False)"
-        )
-
-
-def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
-    """Whether two values are of one type and equal, tensors and floats to the bit or (not `exact`) to rounding.
-
-    A tensor that only one observation had room to copy counts as equal: nothing is known of it.
-    """
-    if isinstance(earlier, _Counted) != isinstance(later, _Counted):
-        return True
-    if type(earlier) is not type(later):
-        return False
-    if isinstance(earlier, float):
-        earlier, later = torch.tensor(earlier, dtype=torch.float64), torch.tensor(later, dtype=torch.float64)
-    if not isinstance(earlier, Tensor):
-        return bool(earlier == later)
-    if (earlier.shape, earlier.dtype) != (later.shape, later.dtype):
-        return False
-    if not exact and earlier.is_floating_point():
-        size = earlier.abs().nan_to_num(posinf=0.0).max() if earlier.numel() else 0.0
-        return torch.allclose(earlier, later, rtol=_ROUNDING, atol=_ROUNDING * float(size), equal_nan=True)
-    plain = [each.resolve_conj().resolve_neg().contiguous().reshape(-1) for each in (earlier, later)]
-    return torch.equal(*(each.view(torch.uint8) for each in plain))
-
-
-class NotPutBackError(ConfigError):
-    """Something that a pass changed could not be changed back."""
-
-
 @cache
 def _is_own(module: str) -> bool:
     """Whether a module is a file of the user's own, not of an installed package."""
@@ -312,16 +253,5 @@ def _is_own(module: str) -> bool:
     return not installed and module.partition(".")[0] not in {*sys.stdlib_module_names, "torch", "surefoot"}
 
 
-def _reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
-    if held_of(tensor)[0].data_ptr() != local.data_ptr():
-        tensor.data = local  # other memory was put in its place
-    if not same(local.cpu(), numbers.cpu()):
-        local.copy_(numbers)
-
-
-def _reset(live: Any, before: Any) -> None:
-    """Give a dict, list, deque or set back the entries that it had, unless they are the same."""
-    flat = (lambda each: [*each, *each.values()]) if isinstance(live, dict) else list
-    if len(live) != len(before) or any(map(is_not, flat(live), flat(before))):
-        live.clear()
-        (live.extend if isinstance(live, list | deque) else live.update)(before)
+def _overrides(thing: object, base: type, names: Sequence[str]) -> bool:
+    return any(getattr(type(thing), name) is not getattr(base, name) for name in names)

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
+from surefoot.checkpoint.format import reason_of
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, bytes_of, laid_out
 from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError
@@ -35,12 +38,10 @@ class Written:
 
     @property
     def shape(self) -> list[int]:
-        """As it is written."""
         return [*reversed(self.stored.shape)] if self.turned else [*self.stored.shape]
 
     @property
     def size_bytes(self) -> int:
-        """Of its numbers."""
         return math.prod(self.stored.shape) * self.stored.dtype.itemsize
 
     def chunks(self) -> Iterator[bytes | memoryview]:
@@ -81,17 +82,14 @@ def write_weights(
     return [*files, INDEX] if count > 1 else files
 
 
-def read_weights(directory: Path) -> dict[str, Tensor]:
-    """All tensors of a directory that `write_weights`, or a library that names files so, has written; in memory.
+def read_weights(place: Path) -> dict[str, Tensor]:
+    """All tensors of a file, or of a directory that `write_weights`, or a library that names files so, has written; in memory.
 
     Raises `CheckpointError` where one of the files is missing or is none.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    files = [WEIGHTS]
+    directory, files = (place, [WEIGHTS]) if place.is_dir() else (place.parent, [place.name])
     try:
-        if (directory / INDEX).is_file():
+        if place.is_dir() and (directory / INDEX).is_file():
             index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
             files = sorted({str(file) for file in index["weight_map"].values()})
         elsewhere = [file for file in files if Path(file).name != file]
@@ -101,13 +99,11 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
         for file in files:
             found |= load_file(directory / file)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as problem:
-        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
-        raise CheckpointError(f"cannot read weights from {directory}: {reason}") from problem
+        raise CheckpointError(f"cannot read weights from {place}: {reason_of(problem)}") from problem
     return found
 
 
 def has_weights(directory: Path) -> bool:
-    """Whether there is something for `read_weights`."""
     return (directory / WEIGHTS).is_file() or (directory / INDEX).is_file()
 
 

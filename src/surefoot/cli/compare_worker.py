@@ -37,7 +37,7 @@ def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any
     threads = {"OMP_NUM_THREADS": str(plan.threads), "MKL_NUM_THREADS": str(plan.threads)}
     with subprocess.Popen(
         command("look", directory.path, name),
-        stdin=subprocess.PIPE,  # open as long as this process lives: see distributed/parent_watch.py
+        stdin=subprocess.PIPE,  # open as long as this process lives: see distributed/environment.py
         stdout=subprocess.PIPE,
         env=os.environ | threads,
         cwd=plan.started_in,
@@ -141,7 +141,7 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
 def main() -> None:
     """`python -m surefoot.cli.compare_worker PARENT PROGRAM train|look DIRECTORY NAME`, as `command` writes it."""
     parent, typed, what, directory, name = sys.argv[1:]
-    from surefoot.distributed.parent_watch import die_with
+    from surefoot.distributed.environment import die_with
 
     die_with(int(parent))
     sys.argv = [typed, "compare", directory]  # what goes on with it, for its environment.json and its messages

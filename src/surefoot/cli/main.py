@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from surefoot.distributed.parent_watch import started_by_launcher
+from surefoot.distributed.environment import started_by_launcher
 from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines, wait_for_first_rank
 
 VERBS = (

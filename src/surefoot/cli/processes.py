@@ -14,7 +14,7 @@ from surefoot.cli.options import flag_text, without
 from surefoot.config import parallel
 from surefoot.config.durations import seconds
 from surefoot.config.tree import flatten
-from surefoot.distributed.parent_watch import started_by_launcher
+from surefoot.distributed.environment import started_by_launcher
 from surefoot.errors import ConfigError
 from surefoot.launch.process_count import Asked, Places, asked, sizes_of
 from surefoot.recipes.program import Program

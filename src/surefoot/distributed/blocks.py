@@ -15,7 +15,6 @@ from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)  # which have no forward of their own
-
 _SMALL = 0.1  # of the parameters of the largest class of blocks: a list of less is one of heads, or the like
 
 
@@ -57,7 +56,7 @@ def _candidates(module: nn.Module, *, prefix: str, in_list: bool) -> Iterator[tu
     for name, child in module.named_children():
         whole = f"{prefix}{name}"
         is_list = type(child) is nn.Sequential or isinstance(child, _LISTS)
-        if in_list and _made_of_parts(child) and not (is_list and _holds_parts(child)):
+        if in_list and _made_of_parts(child) and not (is_list and any(map(_made_of_parts, child.children()))):
             if not isinstance(child, _LISTS):
                 yield whole, child
         else:
@@ -67,10 +66,6 @@ def _candidates(module: nn.Module, *, prefix: str, in_list: bool) -> Iterator[tu
 
 def _made_of_parts(module: nn.Module) -> bool:
     return next(module.children(), None) is not None and next(module.parameters(), None) is not None
-
-
-def _holds_parts(module: nn.Module) -> bool:
-    return any(_made_of_parts(child) for child in module.children())
 
 
 def _numbers(module: nn.Module) -> int:
@@ -155,10 +150,8 @@ def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
     for module in reversed(list(model.modules())):
         if module is model or all(module is not block for block in blocks):
             continue
-        own, outside = (
-            set(module.parameters()),
-            {held for other in _beside(model, module) for held in other._parameters.values()},
-        )
+        own = set(module.parameters())
+        outside = {held for other in _beside(model, module) for held in other._parameters.values()}
         if own and own.isdisjoint(outside):
             chosen.append(module)
     return chosen

@@ -23,7 +23,6 @@ from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DivergedError
 
 _LONG = 100  # items: whoever has more of them names their number
-
 _WIDE = 60  # characters of a value in a message
 
 

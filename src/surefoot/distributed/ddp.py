@@ -1,7 +1,4 @@
-"""How one run is made by several processes: the setting that chooses it, and what a step shares with the other ranks.
-
-This file and `distributed/fsdp.py` are the only ones that name DDP and FSDP2.
-"""
+"""Data parallelism: whole models on every rank, whose gradients are added up by DDP, and batch normalisation over all of them."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from surefoot.errors import ConfigError
 
 @dataclass
 class Ddp:
-    """Whole models on every rank, under `DistributedDataParallel`; see `ddp`.
+    """Whole models on every rank, under `DistributedDataParallel`.
 
     Batch statistics are the step's own business (`train/batch_norm_buffers.py`), so it broadcasts no buffers. Of several models a loss may
     use one without training it (a generator, to train the discriminator), and DDP would wait for its gradients: there the mean is
@@ -47,7 +44,6 @@ class Ddp:
         return None if self.parallel.synchronise == "every" else float(self.world.size)
 
     def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
-        """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
         if len(models) > 1 and self.parallel.synchronise == "every":
             raise ConfigError(
                 f"synchronise = every: gradients of several models ({', '.join(models)}) are added up once a step\n"
@@ -91,7 +87,6 @@ class Ddp:
         return counted or together
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        """Begin to add up loss and count."""
         self.sums.begin(total, counted)
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
@@ -121,7 +116,6 @@ class Ddp:
             torch._foreach_copy_(own, [part.view_as(gradient) for part, gradient in zip(parts, own, strict=True)])
 
     def whole_norm(self, norm: Tensor) -> Tensor:
-        """Every rank has the whole gradient."""
         return norm
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
@@ -134,7 +128,6 @@ class Ddp:
         return self.called
 
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Every rank has whole models."""
         return nullcontext()
 
 
@@ -160,7 +153,6 @@ def spread(
 
 
 def check_device(device: torch.device) -> None:
-    """Raise `ConfigError` for a device on which torch does not synchronise batch normalisation."""
     if device.type != "cuda":
         raise ConfigError(
             f"sync_batch_norm needs CUDA, and this run is on {device.type}: torch.nn.SyncBatchNorm has no other kernels\n"

@@ -1,4 +1,4 @@
-"""Which process of how many this is, where they meet, and who started it, as the environment says; torch-free."""
+"""Which process of how many this is, where they meet, and who started it, with whom it ends; torch-free."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from surefoot.errors import ConfigError
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # in the environment of a rank: torchrun started it
+LAUNCHER = "SUREFOOT_LAUNCHER"  # in the environment of a rank: the process of ours that started it
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _MPI = (  # rank, size, and the same among those of the machine
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -66,6 +67,40 @@ def placed(environment: Mapping[str, str]) -> Placement:
     return mpi or Placement()
 
 
+def started_by_launcher() -> bool:
+    return LAUNCHER in os.environ
+
+
+def tie_to_launcher() -> None:
+    """End this process when the launcher that started it is gone, if one did; keep ranks above 0 from what is typed."""
+    if TORCHRUN in os.environ:
+        end_with_parent(os.getppid())
+    if not started_by_launcher():
+        return
+    end_with_parent(int(os.environ[LAUNCHER]))
+    if os.environ.get("RANK") != "0":
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+
+
+def die_with(parent: int) -> None:
+    """End this process when `parent`, which started it, is gone.
+
+    Elsewhere than on Linux a thread waits for the end of standard input too, a pipe whose other end only the parent holds.
+    What is lost is what a checkpoint does not hold: the run goes on from it.
+    """
+    if sys.platform != "linux":
+        threading.Thread(target=_end_with_input, name="surefoot ends with its parent", daemon=True).start()
+    end_with_parent(parent)
+
+
+def _end_with_input() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
 def end_with_parent(parent: int) -> None:
     """End this process when `parent`, which started it, is gone: Linux kills it, elsewhere a thread looks. Not on Windows."""
     if sys.platform == "linux":
@@ -86,9 +121,8 @@ def _look_for(parent: int) -> None:
 
 def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:
     size = _number(environment, "WORLD_SIZE", said_by="WORLD_SIZE")
-    if (
-        task is not None and "LOCAL_WORLD_SIZE" not in environment
-    ):  # a script exported what srun says under torch's names
+    # a script exported what srun says under torch's names
+    if task is not None and "LOCAL_WORLD_SIZE" not in environment:
         rank = _number(environment, "RANK", said_by="WORLD_SIZE", default=task.rank)
         if (rank, size) != (task.rank, task.tasks):
             raise ConfigError(
@@ -113,7 +147,8 @@ def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
     place = environment.get("MASTER_ADDR") or task.host
     port = _number(environment, "MASTER_PORT", said_by="srun", default=task.port)
     apart = "SLURM_GPUS_PER_TASK" in environment or _apart(environment, task.local_rank)
-    return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, _address(place, port), apart)
+    host = f"[{place}]" if ":" in place else place  # an address of IPv6 stands in brackets
+    return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, f"tcp://{host}:{port}", apart)
 
 
 def _by_mpi(environment: Mapping[str, str]) -> Placement | None:
@@ -152,8 +187,3 @@ def _number(environment: Mapping[str, str], name: str, *, said_by: str, default:
             "  start several processes with --nproc N, torchrun, or srun; one without WORLD_SIZE"
         )
     return int(text)
-
-
-def _address(host: str, port: int) -> str:
-    """As torch's rendezvous takes it; an address of IPv6 stands in brackets."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -1,7 +1,7 @@
 """FSDP2: models of which every rank holds some rows of every parameter. The second half of `distributed/strategy.py`.
 
 Torch's `fully_shard` gathers weights when they are used and spreads gradients. Here is what a run needs around it: plain
-tensors for the optimizer (`sharding.Shard`), the norm of the whole gradient, whole weights for sampling.
+tensors for the optimizer (`shards.Shard`), the norm of the whole gradient, whole weights for sampling.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.blocks import gathered, is_batch_norm, refuse_unshardable
 from surefoot.distributed.rendezvous import replicated
-from surefoot.distributed.shards import Rows, Shard, add_up
+from surefoot.distributed.shards import Shard, add_up, held_of
 from surefoot.distributed.strategy import Called, Sums
 from surefoot.distributed.world import World
 
@@ -53,7 +53,6 @@ class FullySharded:
 
     @property
     def root(self) -> FSDPModule:
-        """The model itself."""
         return self.parts[-1][0]
 
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
@@ -129,24 +128,20 @@ class FullySharded:
         with self.whole():
             for name, parameter in self.model.named_parameters():
                 if name in places:
-                    parameter.register_post_accumulate_grad_hook(self._noting(places[name]))  # type: ignore[no-untyped-call]
+                    parameter.register_post_accumulate_grad_hook(partial(self._note_use, places[name]))  # type: ignore[no-untyped-call]
 
-    def _noting(self, place: int) -> Any:
-        def note(_: Tensor) -> None:
-            if self.counted:
-                self.used.add(place)
-
-        return note
+    def _note_use(self, place: int, _: Tensor) -> None:
+        if self.counted:
+            self.used.add(place)
 
     def _unused_anywhere(self) -> set[int]:
-        heard = self.world.gathered(sorted(self.used))
-        self.used = set()
+        heard, self.used = self.world.gathered(sorted(self.used)), set()
         return set(range(len(self.trained))) - {place for used in heard for place in used}
 
 
 @dataclass
 class Fsdp:
-    """Models of which every rank holds a part: what a step shares with the others (`parallel.Ranks`)."""
+    """Models of which every rank holds a part: what a step shares with the others (`strategy.Ranks`)."""
 
     world: World
     parallel: Strategy
@@ -160,7 +155,6 @@ class Fsdp:
         self.sums = Sums(self.world)
 
     def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
-        """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
         self.called = {name: Called(model, compiled[name]) for name, model in models.items()}
         return self.called
 
@@ -173,7 +167,6 @@ class Fsdp:
         return True
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        """Begin to add up loss and count."""
         self.sums.begin(total, counted)
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
@@ -192,7 +185,6 @@ class Fsdp:
         return next(iter(self.held.values())).whole_norm(norm)
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
-        """Each is called as it is given here."""
         for name, called in self.called.items():
             called.through = forwards[name]
         return self.called
@@ -202,7 +194,6 @@ class Fsdp:
 
     @contextmanager
     def whole(self, models: Iterable[nn.Module]) -> Iterator[None]:
-        """Gather these models whole, and let them go at the end."""
         asked = set(models)
         with ExitStack() as last_first:
             for held in [*self.held.values(), *self.twins]:
@@ -219,7 +210,7 @@ def sharded(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
     sharded.
     """
     refuse_unshardable(model)
-    mesh, group, replica = _mesh(world, parallel)
+    mesh, group = _mesh(world, parallel)
     parts: list[tuple[FSDPModule, bool]] = []
     for block in gathered(model, parallel):
         reshard = parallel.reshard and block is not model  # the model's own are needed first in the backward pass
@@ -231,7 +222,11 @@ def sharded(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
             # torch.compile begins anew inside of each block, and passes over torch's own code: that of an nn.Sequential, say
             vars(block).setdefault("forward", partial(_forward, block))
     fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called by itself would be the root
-    shards = {held: _shard(name, held, group, replica) for name, held in model.named_parameters()}
+    shards: dict[nn.Parameter, Shard] = {}
+    for name, held in model.named_parameters():
+        local, rows = held_of(held)
+        assert rows is not None  # it has just been sharded
+        shards[held] = Shard(local, rows, called=name, requires_grad=held.requires_grad)
     return FullySharded(model, shards, world, parallel, group, parts)
 
 
@@ -249,22 +244,14 @@ def _policy(parallel: Strategy, *, whole: bool, exact: bool) -> MixedPrecisionPo
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=output)
 
 
-def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGroup, int]:
-    """Torch's picture of the ranks, the group that holds a model together, and which of the replicas it is."""
+def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGroup]:
+    """Torch's picture of the ranks, and the group that holds a model together."""
     kind = world.device.type
     if parallel.replicas == 1:
         everyone = dist.group.WORLD
         assert everyone is not None  # `world.joined` made it
-        return DeviceMesh.from_group(everyone, kind, mesh_dim_names=("shard",)), everyone, 0
+        return DeviceMesh.from_group(everyone, kind, mesh_dim_names=("shard",)), everyone
     across, within = replicated(parallel.replicas)
     table = torch.arange(world.size).view(parallel.replicas, -1)
     mesh = DeviceMesh.from_group([across, within], kind, mesh=table, mesh_dim_names=("replicate", "shard"))
-    return mesh, within, across.rank()
-
-
-def _shard(name: str, held: Any, group: dist.ProcessGroup, replica: int) -> Shard:
-    local: Tensor = held.to_local().detach()
-    rows = Rows(tuple(held.shape), 0, 0, group, replica)
-    start = rows.starts[group.rank()]
-    own = Rows(rows.shape, start, start + len(local), group, replica)
-    return Shard(local, own, called=name, requires_grad=held.requires_grad)
+    return mesh, within

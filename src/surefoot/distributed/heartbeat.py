@@ -19,26 +19,19 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import HashStore, Store
 
 from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.distributed.liveness import Beat, Lines, Lost, Place, Watch, of_connection
 from surefoot.errors import RankLostError, first_line
 
 MEETING = "surefoot"  # before the keys by which the ranks of a start agree on what stands before all others
-
 NONCE = "nonce"  # the one of those that is there where a launcher has drawn it
-
 MAILBOX = "heartbeat"  # before all keys that are about this; before it stands the nonce of the start
-
 VERDICT = "lost"  # the key under which the rank that is lost is named
-
 SPEAKER = "speaker"  # a key that is there where a launcher says of lost ranks what there is to say
-
 _LINES = 4  # of what an exception says
-
 _LINE = 200
-
 _UNNEEDED: tuple[Place, ...] = ("failed", "left", "gone")  # and needing nobody
 
 
@@ -81,7 +74,6 @@ class Heartbeat:
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin to tell and to listen."""
         self.store.set_timeout(timedelta(seconds=self.silent_s))
         self.threads = [
             threading.Thread(target=work, name=f"surefoot {name}", daemon=True)
@@ -91,11 +83,9 @@ class Heartbeat:
             thread.start()
 
     def follow(self, lines: Lines) -> None:
-        """Notice at once where one of these lines is closed."""
         threading.Thread(target=lines.watch, args=[self._line_closed], name="surefoot lines", daemon=True).start()
 
     def hears(self, rank: int) -> bool:
-        """Whether a rank has told that it lives, in this start."""
         return self.store.check([str(rank)])
 
     def at(self, step: int, doing: str) -> None:
@@ -103,7 +93,6 @@ class Heartbeat:
         self.begun, self.doing = step, doing
 
     def busy(self, doing: str) -> None:
-        """Do something else, in the same step."""
         self.doing = doing
 
     def building(self) -> None:
@@ -325,6 +314,8 @@ class Heartbeat:
                 log.write(text)
 
     def _tell_now(self) -> None:
+        if not self.threads:
+            return
         with self.told:
             self.wake.set()
             now = (self.place, self.error)
@@ -358,23 +349,6 @@ def _flush() -> None:
             stream.flush()
 
 
-class Unheard:
-    """In the place of a heartbeat where one process is alone: nobody is told, and nobody can be lost."""
-
-    def at(self, step: int, doing: str) -> None:
-        """See `Heartbeat.at`, and so on."""
-
-    def busy(self, doing: str) -> None: ...
-    def building(self) -> None: ...
-    def opened(self, *, logs: Path | None, fresh_line: str) -> None: ...
-    def goodbye(self) -> None: ...
-    def closed(self) -> None: ...
-    def failed(self, problem: BaseException) -> None: ...
-    def stop(self) -> None: ...
-
-    def cause(self, problem: BaseException) -> RankLostError | None:
-        """None: whatever happened, it was no other rank."""
-
-    def speaks_of(self, problem: BaseException) -> bool:  # noqa: ARG002
-        """True: nobody else could."""
-        return True
+def alone() -> Heartbeat:
+    """The heartbeat, never started, of a process that is alone: it tells nobody, and can lose nobody."""
+    return Heartbeat(HashStore(), rank=0, size=1, host="")

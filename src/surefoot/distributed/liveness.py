@@ -7,7 +7,6 @@ import os
 import re
 import selectors
 import socket
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -17,11 +16,9 @@ from typing import Literal
 from torch.distributed import DistError
 
 Place = Literal["building", "running", "leaving", "left", "failed", "gone"]
-
 _NEEDED: tuple[Place, ...] = ("building", "running", "leaving")  # others may be waiting for it
-
 _OUT: tuple[Place, ...] = ("leaving", "left", "gone")  # of its loop
-
+_CONNECT_S = 5.0
 _STOPPED = "\n  it was stopped or killed, or its machine is lost"
 
 
@@ -54,12 +51,10 @@ class Beat:
 
     @staticmethod
     def read(text: str | bytes) -> Beat:
-        """What `written` wrote."""
         return Beat(**json.loads(text))
 
     @property
     def who(self) -> str:
-        """Which process this is."""
         return f"rank {self.rank} ({self.host}, process {self.pid})"
 
     @property
@@ -130,7 +125,6 @@ class Lost:
 
     @staticmethod
     def read(text: str | bytes) -> Lost:
-        """What `written` wrote."""
         return Lost(**json.loads(text))
 
 
@@ -193,12 +187,12 @@ def _where(begun: int, doing: str) -> str:
 
 _WORDS = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|NCCL", re.IGNORECASE)
 
-_CONNECT_S = 5.0
-
 
 def of_connection(problem: BaseException) -> bool:
     """Whether an error, or what it came from, is of a connection between ranks that broke."""
-    return any(isinstance(one, RuntimeError) and _broken(one) for one in _with_causes(problem))
+    broken = isinstance(problem, DistError) or (isinstance(problem, RuntimeError) and _WORDS.search(str(problem)))
+    before = problem.__cause__ or problem.__context__
+    return bool(broken) or (before is not None and of_connection(before))
 
 
 class Lines:
@@ -252,30 +246,5 @@ class Lines:
                     ready.unregister(key.fileobj)
 
     def drop(self) -> None:
-        """Close what this process holds of the lines."""
         for line in self.ranks:
             line.close()
-
-
-def _broken(problem: RuntimeError) -> bool:
-    return isinstance(problem, DistError) or _WORDS.search(str(problem)) is not None
-
-
-def _with_causes(problem: BaseException | None) -> Iterator[BaseException]:
-    while problem is not None:
-        yield problem
-        problem = problem.__cause__ or problem.__context__
-
-
-_LINES = 3
-
-_WIDE = 200  # characters
-
-
-def last_lines(path: Path) -> list[str]:
-    """The last lines of a file that are not empty, cut where they are very long; none where it cannot be read."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return list(deque((line.rstrip()[:_WIDE] for line in file if line.strip()), maxlen=_LINES))
-    except OSError:
-        return []

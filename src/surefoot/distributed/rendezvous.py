@@ -23,13 +23,17 @@ from torch.distributed.distributed_c10d import _get_default_group, _get_default_
 from torch.distributed.rendezvous import rendezvous
 
 from surefoot.distributed.environment import TORCHRUN, Placement, end_with_parent
-from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, Unheard
+from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, alone
 from surefoot.distributed.liveness import Lines
-from surefoot.errors import ConfigError, RankLostError, print_uncaught
+from surefoot.errors import ConfigError, RankLostError, first_line, print_uncaught
 
 _ANYWHERE = "192.0.2.1"  # an address for documentation (RFC 5737): nobody has it, and nothing is sent there
-
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
+_PATIENCE = timedelta(
+    days=1
+)  # of collectives: compiling and evaluations take their time; who is dead is seen otherwise
+_START = timedelta(minutes=5)  # until all ranks are there
+_CONNECT = timedelta(minutes=1)  # to a launcher's store, and to ranks that are there: gloo takes five times that
 
 
 def towards(host: str) -> str | None:
@@ -51,37 +55,22 @@ def towards(host: str) -> str | None:
 
 
 def _own_address(host: str) -> str | None:
-    """This machine's address as `host` would see it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        try:
-            asked.connect((host, 9))  # of UDP: looks up the route, and sends nothing
-        except OSError:
-            return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):
+        asked.connect((host, 9))  # of UDP: looks up the route, and sends nothing
         return str(asked.getsockname()[0])
+    return None
 
 
 def _names() -> dict[str | None, str]:
-    """The names of the interfaces that have an address, by it."""
     import fcntl  # not on Windows
 
     found: dict[str | None, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
-            try:
+            with suppress(OSError):  # it has none
                 answer = fcntl.ioctl(asked.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()))
-            except OSError:  # it has none
-                continue
-            found[socket.inet_ntoa(answer[20:24])] = name
+                found[socket.inet_ntoa(answer[20:24])] = name
     return found
-
-
-_PATIENCE = timedelta(
-    days=1
-)  # of collectives: compiling and long evaluations take their time; who is dead is seen otherwise
-
-_START = timedelta(minutes=5)  # until all ranks are there
-
-_CONNECT = timedelta(minutes=1)  # to a launcher's store, and to ranks that are there: gloo takes five times that
 
 
 class Met(NamedTuple):
@@ -89,14 +78,11 @@ class Met(NamedTuple):
 
     side: dist.ProcessGroup
     store: Store
-    heart: Heartbeat | Unheard
+    heart: Heartbeat
 
 
 def met(device: torch.device, place: Placement) -> Met:
-    """Find the other ranks and make the two groups, or find those that were made; collective.
-
-    Raises `ConfigError` where the others do not come.
-    """
+    """Find the other ranks and make the two groups, or find those that were made; collective. `ConfigError` if none come."""
     if not _met:
         _meet(device, place)
     _met[0].heart.building()
@@ -118,7 +104,6 @@ def speaks_of(problem: Exception) -> bool:
 
 
 def has_met() -> bool:
-    """Whether this process has found other ranks."""
     return bool(_met)
 
 
@@ -137,7 +122,6 @@ def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
 
 
 _met: list[Met] = []  # once this process has joined
-
 _grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
 
 
@@ -146,12 +130,11 @@ def _meet(device: torch.device, place: Placement) -> None:
         end_with_parent(os.getppid())
     rank, size = place.rank, place.world_size
     main_host = urlsplit(place.meeting).hostname or os.environ.get("MASTER_ADDR", "")
-    if size > place.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
-        interface = towards(main_host)
-        if interface is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads it for every group, and is told in no other way
+    several_machines = size > place.local_world_size
+    if several_machines and "GLOO_SOCKET_IFNAME" not in os.environ and (interface := towards(main_host)):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads it for every group, and is told in no other way
     theirs = dist.is_initialized()  # by the user's script: its default group is used
-    heart: Heartbeat | Unheard = Unheard()
+    heart = alone()
     try:
         store: Store = _get_default_store() if theirs else _open_store(place)
         if size > 1:
@@ -161,9 +144,8 @@ def _meet(device: torch.device, place: Placement) -> None:
     except (OSError, RuntimeError, ValueError) as problem:  # torch's DistError is a RuntimeError
         if (lost := heart.cause(problem)) is not None:
             raise lost from problem
-        reason = str(problem).split("\n", maxsplit=1)[0]
         refusal = ConfigError(
-            f"rank {rank} of {size} does not find the others: {reason}\n"
+            f"rank {rank} of {size} does not find the others: {first_line(problem)}\n"
             "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
         )
         heart.failed(refusal)
@@ -171,7 +153,7 @@ def _meet(device: torch.device, place: Placement) -> None:
     _met.append(Met(side, store, heart))
     if size > 1:
         _tell_of_uncaught()
-    atexit.register(_fall_silent if theirs else _part)
+    atexit.register(_part, groups=not theirs)
 
 
 def _open_store(placement: Placement) -> Store:
@@ -244,7 +226,6 @@ def _answer(letters: Store, answer: str, heart: Heartbeat, *, size: int) -> None
 
 
 def _in_launcher() -> bool:
-    """Whether the store is the launcher's, and lives as long as that."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
@@ -268,16 +249,12 @@ def _tell_of_uncaught() -> None:
     sys.excepthook = uncaught
 
 
-def _part() -> None:
-    """Leave the groups; at exit, where the others may be gone."""
-    _fall_silent()
-    _grids.clear()
-    with suppress(Exception):
-        dist.destroy_process_group()
-
-
-def _fall_silent() -> None:
-    """Be missed by nobody."""
+def _part(*, groups: bool = True) -> None:
+    """Be missed by nobody, and leave the `groups`; at exit, where the others may be gone."""
     for _, _, heart in _met:
         heart.stop()
     _met.clear()
+    if groups:
+        _grids.clear()
+        with suppress(Exception):
+            dist.destroy_process_group()

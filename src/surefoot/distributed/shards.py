@@ -33,11 +33,6 @@ class Rows:
     replica: int = 0
 
     @property
-    def numbers(self) -> int:
-        """In the whole tensor."""
-        return torch.Size(self.shape).numel()
-
-    @property
     def starts(self) -> list[int]:
         """Where the rows of each rank of the group begin, and after them where the last ones end."""
         rows, ranks = self.shape[0], self.group.size()

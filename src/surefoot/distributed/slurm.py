@@ -105,10 +105,7 @@ def tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         matched = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)
         if matched is None:
-            raise ConfigError(
-                f"Slurm's environment says {text!r} tasks a machine, which is not of the form '4(x2),3'\n"
-                "  start the processes with srun, and leave its variables as they are"
-            )
+            raise _refusal(f"Slurm's environment says {text!r} tasks a machine, which is not of the form '4(x2),3'")
         found += repeat(int(matched[1]), int(matched[2] or 1))
     return found
 
@@ -143,10 +140,7 @@ def _text(environment: Mapping[str, str], *names: str) -> str:
     for name in names:
         if environment.get(name):
             return environment[name]
-    raise ConfigError(
-        f"this is task {environment['SLURM_PROCID']} of a Slurm step, but {names[0]} is missing\n"
-        "  start the processes with srun, and leave its variables as they are"
-    )
+    raise _refusal(f"this is task {environment['SLURM_PROCID']} of a Slurm step, but {names[0]} is missing")
 
 
 def _number(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:
@@ -154,18 +148,18 @@ def _number(environment: Mapping[str, str], name: str, *, default: int | None = 
     if text is None and default is not None:
         return default
     if text is None or not (text.isascii() and text.isdigit()):
-        raise ConfigError(
-            f"this is a task of a Slurm step, but {name} is {'missing' if text is None else repr(text)}\n"
-            "  start the processes with srun, and leave its variables as they are"
-        )
+        raise _refusal(f"this is a task of a Slurm step, but {name} is {'missing' if text is None else repr(text)}")
     return int(text)
 
 
 def _no_nodelist(text: str) -> ConfigError:
-    return ConfigError(
-        f"Slurm's environment names the machines {text!r}, which is not of the form 'gpu[001-003,007],login'\n"
-        "  start the processes with srun, and leave its variables as they are"
+    return _refusal(
+        f"Slurm's environment names the machines {text!r}, which is not of the form 'gpu[001-003,007],login'"
     )
+
+
+def _refusal(problem: str) -> ConfigError:
+    return ConfigError(f"{problem}\n  start the processes with srun, and leave its variables as they are")
 
 
 def _contradiction(found: str) -> ConfigError:

@@ -1,7 +1,4 @@
-"""How one run is made by several processes: the setting that chooses it, and what a step shares with the other ranks.
-
-This file and `distributed/fsdp.py` are the only ones that name DDP and FSDP2.
-"""
+"""What a step shares with the other ranks of a run. Only `distributed/ddp.py` and `distributed/fsdp.py` name DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -48,39 +45,30 @@ class Ranks(Protocol):
     @property
     def local_times(self) -> float | None:
         """Before the last pass of a step this rank has the gradient of its own passes, times this; None where it has not."""
-        ...
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
         """Before each micro-batch of a step: whether its pass is made. What counts nothing is passed with gradients of 0."""
-        ...
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
         """Before the last backward pass: begin to add the losses of all ranks up."""
-        ...
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
         """What the backward pass starts from: a part of the loss, under the loss scale where there is one."""
-        ...
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
         """After the last one: loss and count of all ranks; from now on each has the whole gradient, or its part of it."""
-        ...
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """The norm of the whole gradient, from that of what this rank holds."""
-        ...
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
         """Have the models called through these from now on, such as the same ones compiled; what the loss calls, by name."""
-        ...
 
     def follow_trainable(self) -> None:
         """Share the gradients of what is trainable now; every rank must have frozen the same."""
-        ...
 
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:
         """In it each rank may call these models, or parts of them, by itself and as often as it likes. Collective at both ends."""
-        ...
 
 
 class Spreading(Ranks, Protocol):
@@ -88,7 +76,6 @@ class Spreading(Ranks, Protocol):
 
     def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
-        ...
 
 
 class Alone:
@@ -101,30 +88,23 @@ class Alone:
         """What counts nothing is not passed at all."""
         return counted
 
-    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        """Nothing to add."""
+    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None: ...
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        """The part itself, scaled."""
         return part if scale is None else part * scale
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
-        """As they are."""
         return total, counted
 
     def whole_norm(self, norm: Tensor) -> Tensor:
-        """It is whole."""
         return norm
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
-        """These themselves."""
         return forwards
 
-    def follow_trainable(self) -> None:
-        """Nothing is shared."""
+    def follow_trainable(self) -> None: ...
 
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
-        """They are whole."""
         return nullcontext()
 
 
@@ -176,5 +156,4 @@ class Called:
         return outputs
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the model's own."""
         return getattr(self.model, name)

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from surefoot.distributed.environment import Placement, placed
-from surefoot.distributed.heartbeat import Heartbeat, Unheard
+from surefoot.distributed.heartbeat import Heartbeat, alone
 from surefoot.distributed.rendezvous import met
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,10 @@ class World:
     local_rank: int = 0
     side: dist.ProcessGroup | None = None  # None where there is one process
     store: Store | None = None
-    heart: Heartbeat | Unheard = field(default_factory=Unheard)  # who of the others lives
+    heart: Heartbeat = field(default_factory=alone)  # who of the others lives
     host: str = field(default_factory=socket.gethostname)
     on_paper: int = 0  # for so many ranks it is meant, and there is none; 0 in a world that is real
-    planned: int = (
-        0  # for so many ranks it is meant, and this process is none of them; 0 where it is as large as it will be
-    )
+    planned: int = 0  # likewise, and this process is none of them; 0 where it is as large as it will be
 
     @property
     def ranks(self) -> int:
@@ -89,11 +87,6 @@ class World:
             raise RuntimeError("one process has nobody to leave a message for")
         return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
 
-    def barrier(self) -> None:
-        """Return when every rank has called it; collective."""
-        if self.side is not None:
-            dist.barrier(group=self.side)
-
     def sum_begun(self, tensor: Tensor) -> dist.Work | None:
         """Begin to add a tensor up in place over all ranks, on its device; `wait` on what is returned makes it so. Collective."""
         return None if self.side is None else dist.all_reduce(tensor, async_op=True)
@@ -120,7 +113,6 @@ def joined(device: str, *, sharded: bool = False) -> World:
     if found.type == "cuda":
         torch.cuda.set_device(found)
     side, store, heart = met(found, place)
-    heart.building()
     return World(found, place.rank, place.world_size, place.local_rank, side, store, heart, planned=planned)
 
 
@@ -148,11 +140,8 @@ def on_paper(ranks: int) -> Iterator[None]:
     >>> world.device, world.size, world.on_paper
     (device(type='meta'), 1, 512)
     """
-    before = _paper.set(ranks)
-    try:
+    with _set(_paper, ranks):
         yield
-    finally:
-        _paper.reset(before)
 
 
 @contextmanager
@@ -164,11 +153,8 @@ def planned_for(ranks: int) -> Iterator[None]:
     >>> world.size, world.ranks
     (1, 4)
     """
-    before = _planned.set(ranks)
-    try:
+    with _set(_planned, ranks):
         yield
-    finally:
-        _planned.reset(before)
 
 
 def device_called(name: str) -> torch.device:
@@ -176,18 +162,14 @@ def device_called(name: str) -> torch.device:
     if _paper.get():
         return torch.device("meta")
     if name == "auto":
-        return (
-            (torch.accelerator.current_accelerator() or torch.device("cpu"))
-            if torch.accelerator.is_available()
-            else torch.device("cpu")
-        )
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as problem:
-        reason = str(problem).split("\n", maxsplit=1)[0]
         raise ConfigError(
-            f"device = {name!r} cannot be used here: {reason}\n  try: --device cpu, or --device auto"
+            f"device = {name!r} cannot be used here: {first_line(problem)}\n  try: --device cpu, or --device auto"
         ) from problem
     return device
 
@@ -195,6 +177,15 @@ def device_called(name: str) -> torch.device:
 _paper: ContextVar[int] = ContextVar("ranks on paper", default=0)
 _planned: ContextVar[int] = ContextVar("ranks of a plan", default=0)
 _mailboxes = count()  # how many were asked for; all ranks count alike
+
+
+@contextmanager
+def _set(variable: ContextVar[int], ranks: int) -> Iterator[None]:
+    before = variable.set(ranks)
+    try:
+        yield
+    finally:
+        variable.reset(before)
 
 
 def _own_device(name: str, place: Placement) -> torch.device:

@@ -12,12 +12,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from surefoot.errors import ConfigError, RankLostError
 from surefoot.launch.process_count import Places
@@ -83,11 +82,19 @@ class _Launcher:
         self.stop: int | None = None
         self.again_at: float | None = None
         self.group: Group | None = None
-        self.previous: dict[int, Any] = {}
 
-    def signals(self) -> _Signals:
-        """Handlers of this launcher, for as long as it stands."""
-        return _Signals(self)
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        handlers: dict[int, Callable[[int, FrameType | None], None]]
+        handlers = {signal.SIGINT: self.on_stop, signal.SIGTERM: self.on_stop}
+        if sys.platform != "win32":
+            handlers |= {signal.SIGUSR1: self.on_save, signal.SIGTSTP: self.on_pause}
+        previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def attempt(self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]) -> Ended:
         """Start a group and see it through; afterwards nothing of it is left but what it said, where something failed."""
@@ -165,7 +172,7 @@ class _Launcher:
             said = (causes[0] == 0 or alike) and first > 0 and (bool(group.beat(0).error) or not group.has_told(0))
             text = "" if said else group.what_happened(causes[0]).beside(group.furthest()).text
             died = [rank for rank in causes if statuses[rank] < 0 or rank == causes[0]]
-            return Ended(_as_shell(first), tuple(died), text)
+            return Ended(128 - first if first < 0 else first, tuple(died), text)  # as a shell gives it
         lost = group.named_lost()
         if lost is None:
             return Ended(_LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else "")
@@ -174,22 +181,18 @@ class _Launcher:
 
     # --- signals -------------------------------------------------------------------------------------------------
 
-    def on_stop(self, number: int, frame: FrameType | None) -> None:
+    def on_stop(self, number: int, _: FrameType | None) -> None:
         """Pass it on: ranks save and end. A second time they end at once, and are killed where they do not."""
-        del frame
         if self.stop is not None:
             self.again_at = self.again_at or time.monotonic()
         self.stop = self.stop or number
         self._pass_on(number)
 
-    def on_save(self, number: int, frame: FrameType | None) -> None:
-        """Pass it on to one of them: they agree on the step."""
-        del frame
-        self._pass_on(number, 0)
+    def on_save(self, number: int, _: FrameType | None) -> None:
+        self._pass_on(number, 0)  # one of them is enough: they agree on the step
 
-    def on_pause(self, number: int, frame: FrameType | None) -> None:
+    def on_pause(self, _number: int, _: FrameType | None) -> None:
         """Ctrl-Z: stop the ranks, which do not belong to the terminal, and this process; and go on together."""
-        del number, frame
         self._pass_on(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._pass_on(signal.SIGCONT)
@@ -200,36 +203,12 @@ class _Launcher:
                 self.group.signal(number, *ranks)
 
 
-class _Signals:
-    """A launcher's handlers, between entering and leaving; then as before."""
-
-    def __init__(self, launcher: _Launcher) -> None:
-        self.handlers: dict[int, Callable[[int, FrameType | None], None]] = {
-            signal.SIGINT: launcher.on_stop,
-            signal.SIGTERM: launcher.on_stop,
-        }
-        if sys.platform != "win32":
-            self.handlers |= {signal.SIGUSR1: launcher.on_save, signal.SIGTSTP: launcher.on_pause}
-        self.previous: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        self.previous = {number: signal.signal(number, handler) for number, handler in self.handlers.items()}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-
-
 def _advice(ended: Ended, max_restarts: int) -> str:
     how = "goes on from the newest checkpoint" if ended.saved else "begins anew"
     if max_restarts:
         return f"  it was started again {max_restarts} times (--max-restarts); the same command {how}"
     by_itself = ended.status == _LOST or ended.status > 128
     return f"  the same command {how}" + ("; --max-restarts 3 does that by itself" if by_itself else "")
-
-
-def _as_shell(status: int) -> int:
-    return 128 - status if status < 0 else status
 
 
 def _say(text: str) -> None:

@@ -143,7 +143,6 @@ class Places:
             self.left = [place for rank, place in enumerate(self.left) if rank not in ranks]
 
     def environment(self) -> dict[str, str]:
-        """What ranks need to find their devices."""
         return {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[place] for place in self.left)}
 
 

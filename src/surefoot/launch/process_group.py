@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -20,13 +21,13 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from surefoot.distributed.environment import LAUNCHER
 from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, SPEAKER, VERDICT
-from surefoot.distributed.liveness import Beat, Lost, last_lines
-from surefoot.distributed.parent_watch import LAUNCHER
+from surefoot.distributed.liveness import Beat, Lost
 from surefoot.launch.process_count import cores_each
 
 _HOST = "127.0.0.1"
-_LINE = 200  # of each line so much is told
+_LAST_LINES, _LINE = 3, 200  # so many lines of a rank are told, and so much of each
 _TRACEBACK, _IN_CRASH = "Traceback (most recent call last)", "its traceback is in"
 
 
@@ -51,7 +52,6 @@ class Group:
         self.mailbox.set(SPEAKER, "launcher")
 
     def start(self) -> None:
-        """Start every rank."""
         for rank in range(self.size):
             self.processes[rank] = SubprocessHandler(
                 entrypoint=sys.executable,
@@ -64,7 +64,6 @@ class Group:
             )
 
     def look(self) -> list[int]:
-        """The ranks that have ended since the last look."""
         new = []
         for rank, process in self.processes.items():
             if rank not in self.statuses and (status := process.proc.poll()) is not None:
@@ -74,7 +73,6 @@ class Group:
 
     @property
     def running(self) -> list[int]:
-        """The ranks that have not ended, as far as was looked."""
         return [rank for rank in self.processes if rank not in self.statuses]
 
     def stopped(self) -> list[int]:
@@ -100,21 +98,17 @@ class Group:
             self.mailbox.set(VERDICT, lost.written())
 
     def named_lost(self) -> Lost | None:
-        """The rank that was named as lost, by this process or by rank 0."""
         return Lost.read(self.mailbox.get(VERDICT)) if self.mailbox.check([VERDICT]) else None
 
     def beat(self, rank: int) -> Beat:
-        """What a rank last said of itself."""
         if self.mailbox.check([str(rank)]):
             return Beat.read(self.mailbox.get(str(rank)))
         return Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)
 
     def furthest(self) -> Beat:
-        """What the rank that has begun the latest step last said of itself."""
         return max(map(self.beat, self.processes), key=lambda beat: beat.begun)
 
     def begun_anything(self) -> bool:
-        """Whether a rank has come as far as to open a run."""
         return any(self.beat(rank).begun_anything for rank in self.processes)
 
     def has_told(self, rank: int) -> bool:
@@ -134,7 +128,6 @@ class Group:
         return False
 
     def in_short(self, rank: int) -> str:
-        """Which rank ended how."""
         status, beat = self.statuses[rank], self.beat(rank)
         if status < 0:
             return f"{beat.who} was killed by {signal.Signals(-status).name}"
@@ -151,7 +144,11 @@ class Group:
 
     def last_lines(self, rank: int) -> str:
         """What a rank said last, to be added to a message; nothing of rank 0, whose lines stand in the terminal."""
-        last = last_lines(self.logs / f"rank-{rank}.stderr") if rank else []
+        last = deque[str](maxlen=_LAST_LINES)
+        with suppress(OSError):
+            if rank:
+                with (self.logs / f"rank-{rank}.stderr").open(encoding="utf-8", errors="replace") as lines:
+                    last.extend(line.rstrip()[:_LINE] for line in lines if line.strip())
         return "".join(f"\n  {line}" for line in (["its last lines:", *last] if last else []))
 
     def end(self) -> None:
@@ -162,13 +159,8 @@ class Group:
         for process in self.processes.values():
             process.proc.wait()
         self.look()
-        if sys.platform != "win32":
-            self._wait_for_children()
-
-    def _wait_for_children(self) -> None:
-        """Until nothing of the ranks' sessions is left, for five seconds at most: what they hold must be free again."""
-        until = time.monotonic() + 5
-        for process in self.processes.values():
+        until = time.monotonic() + 5  # that nothing of the ranks' sessions is left: what they hold must be free again
+        for process in self.processes.values() if sys.platform != "win32" else ():
             with suppress(ProcessLookupError, PermissionError):
                 while time.monotonic() < until:
                     os.killpg(process.proc.pid, 0)
@@ -176,22 +168,16 @@ class Group:
 
     def _environment(self, rank: int) -> dict[str, str]:
         """What torchrun would give this rank, and whom it must not outlive."""
-        threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(cores_each(self.size))}
-        quiet = {} if "TORCH_CPP_LOG_LEVEL" in os.environ else {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-        numbers = {
+        unless_set = {"OMP_NUM_THREADS": cores_each(self.size), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        values = {name: value for name, value in unless_set.items() if name not in os.environ} | {
             "RANK": rank,
             "WORLD_SIZE": self.size,
             "LOCAL_RANK": rank,
             "LOCAL_WORLD_SIZE": self.size,
+            "MASTER_ADDR": _HOST,
             "MASTER_PORT": self.store.port,
             "TORCHELASTIC_RESTART_COUNT": self.attempt,
+            "TORCHELASTIC_USE_AGENT_STORE": True,
             LAUNCHER: os.getpid(),
         }
-        return {
-            **threads,
-            **quiet,
-            **{name: str(number) for name, number in numbers.items()},
-            "MASTER_ADDR": _HOST,
-            "TORCHELASTIC_USE_AGENT_STORE": str(True),
-            **self.environment,
-        }
+        return {**{name: str(value) for name, value in values.items()}, **self.environment}

@@ -61,7 +61,7 @@ class Saving:
         every_s = self.times.every["save_every"].seconds
         if every_s is not None and since_s >= every_s:
             return True
-        return self.writer.failed and since_s >= _RETRY_S
+        return self.writer.failure is not None and since_s >= _RETRY_S
 
     def save(self, packed: Callable[[], Contents], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
         """Take a copy of the state and write it in the background; a failure of the one before is said now.
@@ -83,7 +83,7 @@ class Saving:
         """Say loudly that the last save failed, where it did; and that old checkpoints cannot be removed."""
         if self.writer.not_pruned is not None:
             self._say(f"warning: {self.writer.not_pruned}")
-        failure = self.writer.failure()
+        failure = self.writer.failure
         if failure is not None:
             self._say(
                 f"WARNING: NOT SAVED: {failure}\n  training goes on, and saving is tried again in {_RETRY_S:.0f} s"
@@ -92,10 +92,10 @@ class Saving:
     def finish(self, step: int, packed: Callable[[], Contents], *, protected: tuple[int, ...] = ()) -> None:
         """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there. Collective."""
         self.writer.wait()
-        owed = self.begun_step != step or self.writer.failed or self.asked
+        owed = self.begun_step != step or self.writer.failure is not None or self.asked
         if any(self.world.gathered(owed)):
             self.save(packed, protected=protected, wait=True)
-        failure = self.writer.failure()
+        failure = self.writer.failure
         reasons = self.world.gathered(None if failure is None else str(failure))
         reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:

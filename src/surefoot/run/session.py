@@ -123,7 +123,7 @@ class Sitting:
                 last_first.callback(self.parts.directory.close)
             last_first.callback(self.journal.close)
             if self.parts.saving is not None:
-                last_first.callback(self.parts.saving.writer.close)
+                last_first.callback(self.parts.saving.writer.wait)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from surefoot.checkpoint.json_shapes import misshapen
-from surefoot.checkpoint.state_json import SavedState, parse_state
+from surefoot.checkpoint.state_json import SavedState, parse_state, typed_state
 from surefoot.config.paths import read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import ConfigError
@@ -138,7 +138,7 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
 def read_state(path: Path, step: int) -> SavedState | None:
     """Read the state.json of one checkpoint, its hash unchecked; None if it is missing or damaged."""
     try:
-        return parse_state(read_regular(path / "checkpoints" / f"step-{step:08d}" / "state.json"))
+        return typed_state(parse_state(read_regular(path / "checkpoints" / f"step-{step:08d}" / "state.json")))
     except (OSError, ValueError):
         return None
 

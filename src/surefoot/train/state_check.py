@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.unsaved import NotPutBackError, Observation, changes, refuse_unsaved, same
+from surefoot.checkpoint.live_values import NotPutBackError, refuse_unsaved, same
+from surefoot.checkpoint.unsaved import Observation, changes
 from surefoot.config.user_code import text_hashes
 from surefoot.data.fingerprints import all_within, hash_of, hashes_of_samples
 from surefoot.data.loader import MicroBatch

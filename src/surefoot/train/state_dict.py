@@ -12,6 +12,7 @@ from surefoot.checkpoint import state_dict
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.manifest import Pieces, bounds
 from surefoot.checkpoint.nested_state import copied, join_state, kept_state, restore_kept
+from surefoot.checkpoint.optimizer_state import group_numbers, load_group_numbers, load_optimizer, optimizer_tensors
 from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.distributed.shards import Rows
@@ -83,8 +84,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         held[file], rows[file] = models[file].tensors, models[file].rows
     for name, trained in state.trained.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
-        held[file], optimizer[name] = state_dict.optimizer_tensors(trained.optimizer, names, whole=main)
-        rows[file] = state_dict.optimizer_rows(trained.optimizer, names)
+        held[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, whole=main)
     files, pieces = _divided(held, rows)
     if not main:
         return Contents(state.step, {}, pieces=pieces)
@@ -97,7 +97,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
     loose |= {f"kept/{name}": each for name, each in tensors.items()}
     tensors, optimizer = kept_state(optimizer)
     loose |= {f"optimizer/{name}": each for name, each in tensors.items()}
-    groups = {name: state_dict.group_numbers(trained.optimizer) for name, trained in state.trained.items()}
+    groups = {name: group_numbers(trained.optimizer) for name, trained in state.trained.items()}
     tensors, numbers = kept_state(groups)
     loose |= {f"groups/{name}": each for name, each in tensors.items()}
     files["state"] = {name: copied(each) for name, each in loose.items()}
@@ -167,8 +167,8 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
         tensors = found.files[file_name("optimizer", name)]
         names = parameter_names(state.models[name])
         plain = join_state(saved.optimizer[name], _under("optimizer/", loose))
-        state_dict.load_optimizer(trained.optimizer, tensors, plain, names)
-        state_dict.load_group_numbers(trained.optimizer, saved.groups[name], _under("groups/", loose))
+        load_optimizer(trained.optimizer, tensors, plain, names)
+        load_group_numbers(trained.optimizer, saved.groups[name], _under("groups/", loose))
         decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
         remembered = _under(f"clipping/{name}/", loose)
