@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from surefoot.cli.pictures import schedules
 
 import small_runs
 import surefoot as sf
+from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.recipes.optimizer_settings import Schedule as Flags
 from surefoot.schedules.curves import SHAPES, Factors, Fall, Shape
@@ -73,8 +73,8 @@ def test_a_shape_that_is_added_can_be_named_by_a_flag() -> None:
     code = """
 from surefoot.schedules.curves import SHAPES, Shape
 SHAPES["late"] = Shape({"warmup": 0}, lambda at: lambda step: 1.0)
-from surefoot.config import layered
-from surefoot.recipes.images import Config
+from surefoot.config.tree import layered
+from surefoot.recipes.images.config import Config
 config, _ = layered(Config, [("flag", {"schedule.name": "late"})])
 print(config.schedule.spec().described())
 """

@@ -106,9 +106,8 @@ def beam_search(
     if beam < 1:
         raise ConfigError(f"beam = {beam}: at least 1 hypothesis is kept open; 1 is greedy search")
     if not 0 <= length_penalty < math.inf:
-        raise ConfigError(
-            f"length_penalty = {length_penalty}: a number from 0 (none) on, such as 0.6; the larger, the longer"
-        )
+        problem = "a number from 0 (none) on, such as 0.6; the larger, the longer"
+        raise ConfigError(f"length_penalty = {length_penalty}: {problem}")
     limits = [max(1, min(most(tokens), model.shape.context)) for tokens in (source_BS != PADDING).sum(dim=1).tolist()]
     if not limits:
         return []
