@@ -44,7 +44,10 @@ class _Summed(torch.autograd.Function):
         hidden, head = hidden_ND.detach().to(computed), head_VD.detach().to(computed)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         of_hidden, of_head = torch.empty_like(hidden), torch.zeros_like(head_VD, dtype=wide)
-        spread, right = label_smoothing / len(head), 1.0 - label_smoothing  # probability of every class, and on top of it
+        spread, right = (
+            label_smoothing / len(head),
+            1.0 - label_smoothing,
+        )  # probability of every class, and on top of it
         with torch.autocast(hidden.device.type, enabled=False):
             for first in range(0, len(hidden), _PIECE):
                 piece_nD = hidden[first : first + _PIECE]

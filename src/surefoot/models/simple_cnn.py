@@ -71,7 +71,6 @@ class Block(nn.Module):
         self.second_norm = nn.BatchNorm2d(after)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, after, H / 2, W / 2)."""
         x_BCHW = F.relu(self.first_norm(self.halving(self.widening(x_BCHW))), inplace=True)
         return F.relu(self.second_norm(self.mixing(x_BCHW)), inplace=True)
 
