@@ -128,7 +128,6 @@ class _Search:
         self.best: list[Hypothesis | None] = [None] * len(limits)
 
     def finished(self) -> list[Hypothesis]:
-        """The best hypothesis of each source, when all are done."""
         length = 0
         while self.alive:
             length += 1
@@ -193,7 +192,6 @@ class _Search:
                 self.best[source] = Hypothesis(self.tokens_BKT[row, parents_B[row], 1:].tolist(), normed)
 
     def _keep(self, rows: list[int], parents_BK: Tensor) -> None:
-        """Go on with these rows only."""
         assert self.scores_BK is not None
         self.alive = [self.alive[row] for row in rows]
         if not rows:

@@ -64,7 +64,6 @@ class ResNet(nn.Module):
         self._initialise(zero_last_gain=zero_last_gain)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits (B, K)."""
         x_BCHW = images_BCHW
         if self.channels_last:
             x_BCHW = channels_side_by_side(x_BCHW)

@@ -233,7 +233,6 @@ class MLP(nn.Module):
 
 
 def norm_of(shape: Seq2SeqShape) -> nn.LayerNorm | RMSNorm:
-    """A norm over the channels, of the shape's kind."""
     return RMSNorm(shape.width) if shape.norm_kind == "rms" else nn.LayerNorm(shape.width, eps=1e-5)
 
 

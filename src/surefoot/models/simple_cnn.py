@@ -46,7 +46,6 @@ class SimpleCNN(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits (B, K)."""
         x_BCHW = images_BCHW
         if self.channels_last:
             x_BCHW = channels_side_by_side(x_BCHW)

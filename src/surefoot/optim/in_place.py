@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 _FUSED = ("cpu", "cuda")  # where the kernel was seen to honour the flag
 
@@ -59,6 +60,25 @@ def move_towards(
 def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
     """Put `value` into `target` unless `found_inf` is 1; for small tensors, and for those that are no fractions."""
     target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
+
+
+def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None]) -> Callable[..., Any]:
+    """An optimizer's `step` that moves the parameters of each group that have a gradient.
+
+    `move` gets the optimizer, these parameters, their group, and the optimizer's attribute `found_inf`: None where it has none;
+    where that is 1 no bit may change.
+    """
+
+    @torch.no_grad()
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = loss_of(closure)
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                move(self, parameters, group, vars(self).get("found_inf"))
+        return loss
+
+    return step
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:

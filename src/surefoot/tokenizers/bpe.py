@@ -120,7 +120,6 @@ class BpeTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The tokenizer that `to_json` described."""
         return cls(_from_library(json.dumps(described(text, "bpe")["tokenizer"]), where="the description"))
 
     def to_json(self) -> str:
@@ -140,7 +139,6 @@ class BpeTokenizer:
         return found
 
     def encode(self, text: str) -> NDArray[Any]:
-        """The tokens of a text."""
         return np.array(self.tokenizer.encode(encodable(text), add_special_tokens=False).ids, dtype=self.dtype)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:

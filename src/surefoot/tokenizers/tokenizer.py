@@ -61,7 +61,6 @@ class ByteTokenizer:
         return np.frombuffer(encodable(text).encode(), dtype=np.uint8).astype(np.uint16)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The tokens of many texts."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -74,7 +73,6 @@ class ByteTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The tokenizer that `to_json` described."""
         described(text, "bytes")
         return cls()
 
@@ -127,11 +125,9 @@ class CharacterTokenizer:
         return ids.astype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The tokens of many texts."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these tokens."""
         return "".join(self.characters[one] for one in listed(ids, self.vocabulary))
 
     def to_json(self) -> str:
@@ -140,7 +136,6 @@ class CharacterTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The tokenizer that `to_json` described."""
         return cls(str(described(text, "characters")["characters"]))
 
 

@@ -70,7 +70,6 @@ class MuonWithAdamW(Optimizer):
         super().__init__(own, {"lr": lr})
 
     def hand_over(self) -> None:
-        """Give the parts the rates, gradients and state that are here."""
         inner_groups = [inner for part in self.parts for inner in part.param_groups]
         for inner, group in zip(inner_groups, self.param_groups, strict=True):
             inner |= {key: value for key, value in group.items() if key not in ("params", "by")}
@@ -126,7 +125,6 @@ class BatchedMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step, or none where `found_inf` says so."""
         loss = loss_of(closure)
         found_inf: Tensor | None = vars(self).get("found_inf")
         held = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
