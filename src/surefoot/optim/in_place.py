@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 _FUSED = ("cpu", "cuda")  # where the kernel was seen to honour the flag
+_NO_MOMENTUM: Any = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False}
 
 
 def fused_sgd_writes(target: Tensor) -> bool:
@@ -32,17 +33,26 @@ def subtract(
     *,
     rate: float = 1.0,
     decay: float = 0.0,
+    negated: bool = False,
     found_inf: Tensor | None,
 ) -> None:
     """Take rate * (amount + decay * target) from each target; where `found_inf` is 1 no bit changes, whatever the amounts.
 
-    `found_inf` is float32 on the targets' device; None subtracts.
+    `found_inf` is float32 on the targets' device; None subtracts. `negated`: decay * target - amount, as `maximize` of torch.
 
     >>> weight = torch.tensor([1.0])
     >>> subtract([weight], [torch.tensor([torch.nan])], found_inf=torch.tensor(1.0)), weight
     (None, tensor([1.]))
     """
-    _apply(targets, amounts, rate=rate, decay=decay, negated=False, found_inf=found_inf)
+    for device, own, given in _of_one_kind(targets, amounts):
+        if device.type in _FUSED and fused_sgd_writes(own[0]):
+            changes: Any = {"lr": rate, "weight_decay": decay, "maximize": negated, "found_inf": found_inf}
+            torch._fused_sgd_(own, given, [], **changes, **_NO_MOMENTUM)
+            continue
+        for target, amount in zip(own, given, strict=True):
+            wide, given_wide = (held.to(torch.promote_types(held.dtype, torch.float32)) for held in (target, amount))
+            whole = wide * decay - given_wide if negated else given_wide + wide * decay
+            replace(target, (wide - whole * rate).to(target.dtype), found_inf=found_inf)
 
 
 def move_towards(
@@ -54,7 +64,7 @@ def move_towards(
     >>> move_towards([mean], [torch.tensor([3.0])], share=0.25, found_inf=None), mean
     (None, tensor([1.5000]))
     """
-    _apply(averages, values, rate=share, decay=1.0, negated=True, found_inf=found_inf)
+    subtract(averages, values, rate=share, decay=1.0, negated=True, found_inf=found_inf)
 
 
 def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
@@ -97,37 +107,6 @@ def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor
     if found_inf is not None:
         amount = amount * torch.rsub(found_inf, 1.0)
     torch._foreach_add_(list(counters), [amount] * len(counters))  # a single tensor would be read on the host
-
-
-def _apply(
-    targets: Sequence[Tensor],
-    amounts: Sequence[Tensor],
-    *,
-    rate: float,
-    decay: float,
-    negated: bool,
-    found_inf: Tensor | None,
-) -> None:
-    for device, own, given in _of_one_kind(targets, amounts):
-        if device.type in _FUSED and fused_sgd_writes(own[0]):
-            torch._fused_sgd_(
-                own,
-                given,
-                [],
-                weight_decay=decay,
-                momentum=0.0,
-                lr=rate,
-                dampening=0.0,
-                nesterov=False,
-                maximize=negated,
-                is_first_step=False,
-                found_inf=found_inf,
-            )
-            continue
-        for target, amount in zip(own, given, strict=True):
-            wide, given_wide = (held.to(torch.promote_types(held.dtype, torch.float32)) for held in (target, amount))
-            whole = wide * decay - given_wide if negated else given_wide + wide * decay
-            replace(target, (wide - whole * rate).to(target.dtype), found_inf=found_inf)
 
 
 def _of_one_kind(

@@ -130,7 +130,7 @@ def _steps(at: Fall) -> Factors:
 
 
 def _stable_decay(at: Fall) -> Factors:
-    last, cooldown = at.last, at.settings["cooldown"]
+    last, cooldown = at.last, int(at.settings["cooldown"])
 
     def one_minus_sqrt(step: int) -> float:
         left = (last - step) / cooldown
