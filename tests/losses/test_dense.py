@@ -164,7 +164,7 @@ def test_chunked_loss_refuses_what_does_not_fit(hidden, head, targets, chunk):
 def test_the_head_and_its_loss_together_are_the_two_one_after_the_other(classes, torch_has_it, counted, monkeypatch):
     if torch_has_it and not hasattr(F, "linear_cross_entropy"):
         pytest.skip("this torch has no linear_cross_entropy")
-    monkeypatch.setattr("surefoot.losses.dense._TORCH_HAS_IT", torch_has_it)
+    monkeypatch.setattr("surefoot.losses.fused_head.TORCH_HAS_IT", torch_has_it)
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(3, 30, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True)
     head = torch.randn(classes, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True)

@@ -74,7 +74,7 @@ def test_linear_cross_entropy_takes_it_for_many_logits_and_leaves_ignored_target
         asked.append(len(held[0]))
         return summed_cross_entropy(*held, **settings)
 
-    monkeypatch.setattr("surefoot.losses.dense.summed_cross_entropy", counting)
+    monkeypatch.setattr("surefoot.losses.fused_head.summed_cross_entropy", counting)
     mean = linear_cross_entropy(hidden, head, targets, label_smoothing=0.1)
     assert asked == [600 - ignored]
     plain = F.cross_entropy(hidden @ head.T, targets, reduction="sum", label_smoothing=0.1)

@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 from surefoot.losses.dense import cross_entropy
 from surefoot.models.attention import Cache
+from surefoot.models.layers import waves
 from surefoot.models.seq2seq import Decoding, Seq2Seq
-from surefoot.models.seq2seq_layers import CrossAttention, DecoderBlock, SelfAttention, Seq2SeqShape, waves
+from surefoot.models.seq2seq_layers import CrossAttention, DecoderBlock, SelfAttention, Seq2SeqShape
 
 SMALL = Seq2SeqShape(encoder_layers=2, decoder_layers=3, heads=2, width=32, hidden=48, vocabulary=50, context=32)
 KINDS = {

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from in_one import in_one
-from surefoot.optim.param_groups import parameter_groups, table
+from surefoot.optim.param_groups import parameter_groups
 
 
 def decaying(model, weight_decay=0.1):
@@ -113,14 +113,3 @@ def test_without_decay_there_is_one_group():
 
 def test_a_model_without_trainable_parameters_has_no_groups():
     assert parameter_groups(nn.ReLU(), 0.1) == []
-
-
-def test_the_table_counts_every_value():
-    model = nn.Sequential(nn.Linear(30, 40), nn.LayerNorm(40))
-    header, *rows = [line.split() for line in table(parameter_groups(model, 0.1)).splitlines()]
-
-    assert header == ["group", "rate", "weight_decay", "tensors", "values", "names"]
-    assert rows == [
-        ["decay", "1", "0.1", "1", "1200", "0.weight"],
-        ["no", "decay", "1", "0.0", "3", "120", "0.bias", "...", "1.bias"],
-    ]

@@ -96,7 +96,7 @@ sys.path.insert(0, "tests")
 from optim import heavy_ball
 with heavy_ball.added():
     from surefoot.config.tree import layered
-    from surefoot.recipes.images import Config
+    from surefoot.recipes.images.config import Config
     config, _ = layered(Config, [("flag", {"optimizer.name": "heavy-ball"})])
     print(config.optimizer.spec().described())
 """

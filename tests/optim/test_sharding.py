@@ -8,9 +8,8 @@ import torch
 from optim import shard_runs
 from rank_processes import Ranks
 from surefoot.errors import ConfigError
-from surefoot.optim import sharding
 from surefoot.optim.newton_schulz import shared_out
-from surefoot.optim.registry import all_kinds
+from surefoot.optim.registry import all_kinds, kind_named, kind_of, refuse_shards
 
 
 def test_muon_moves_the_rows_of_each_rank_as_torchs_muon_moves_the_whole_to_the_bit(ranks: Ranks) -> None:
@@ -57,7 +56,7 @@ def test_of_every_optimizer_it_is_told_how_it_runs_on_shards_or_why_not() -> Non
 @pytest.mark.parametrize("name", [kind.name for kind in all_kinds() if kind.name and not kind.shardable])
 def test_what_needs_whole_parameters_is_refused_by_name_with_a_reason(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} cannot train parts of a parameter: its .*\n  use adamw"):
-        sharding.refuse_name(name)
+        refuse_shards(kind_named(name), name=name)
 
 
 def test_an_optimizer_that_nobody_knows_is_refused_and_a_subclass_of_a_known_one_too() -> None:
@@ -65,7 +64,7 @@ def test_an_optimizer_that_nobody_knows_is_refused_and_a_subclass_of_a_known_one
         pass
 
     weight = torch.nn.Parameter(torch.ones(2, 2))
-    sharding.refuse_optimizer(torch.optim.SGD([weight]))
+    refuse_shards(kind_of(torch.optim.SGD([weight])), name="SGD")
     for made in (Mine([weight]), torch.optim.Muon([weight]), torch.optim.LBFGS([weight])):
         with pytest.raises(ConfigError, match=f"{type(made).__name__} cannot train parts"):
-            sharding.refuse_optimizer(made)
+            refuse_shards(kind_of(made), name=type(made).__name__)

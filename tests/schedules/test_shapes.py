@@ -74,7 +74,7 @@ def test_a_shape_that_is_added_can_be_named_by_a_flag() -> None:
 from surefoot.schedules.curves import SHAPES, Shape
 SHAPES["late"] = Shape({"warmup": 0}, lambda at: lambda step: 1.0)
 from surefoot.config.tree import layered
-from surefoot.recipes.images import Config
+from surefoot.recipes.images.config import Config
 config, _ = layered(Config, [("flag", {"schedule.name": "late"})])
 print(config.schedule.spec().described())
 """

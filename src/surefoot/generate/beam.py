@@ -106,9 +106,8 @@ def beam_search(
     if beam < 1:
         raise ConfigError(f"beam = {beam}: at least 1 hypothesis is kept open; 1 is greedy search")
     if not 0 <= length_penalty < math.inf:
-        raise ConfigError(
-            f"length_penalty = {length_penalty}: a number from 0 (none) on, such as 0.6; the larger, the longer"
-        )
+        problem = "a number from 0 (none) on, such as 0.6; the larger, the longer"
+        raise ConfigError(f"length_penalty = {length_penalty}: {problem}")
     limits = [max(1, min(most(tokens), model.shape.context)) for tokens in (source_BS != PADDING).sum(dim=1).tolist()]
     if not limits:
         return []
@@ -129,7 +128,6 @@ class _Search:
         self.best: list[Hypothesis | None] = [None] * len(limits)
 
     def finished(self) -> list[Hypothesis]:
-        """The best hypothesis of each source, when all are done."""
         length = 0
         while self.alive:
             length += 1
@@ -194,7 +192,6 @@ class _Search:
                 self.best[source] = Hypothesis(self.tokens_BKT[row, parents_B[row], 1:].tolist(), normed)
 
     def _keep(self, rows: list[int], parents_BK: Tensor) -> None:
-        """Go on with these rows only."""
         assert self.scores_BK is not None
         self.alive = [self.alive[row] for row in rows]
         if not rows:

@@ -47,18 +47,8 @@ def sample(
     >>> sample(Counting(), [7], count=4, context=8, temperature=0)
     [7, 8, 9, 0, 1]
     """
-    drawn = stream(
-        model,
-        tokens,
-        count=count,
-        context=context,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        end=end,
-        caching=caching,
-    )
+    chosen: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    drawn = stream(model, tokens, count=count, context=context, end=end, caching=caching, **chosen)
     return [*(int(token) for token in tokens), *drawn]
 
 
@@ -90,7 +80,7 @@ def stream(
     def drawn() -> Iterator[int]:
         held = [int(token) for token in tokens]
         generator = torch.Generator().manual_seed(seed)
-        step = _Steps(model, rows=1, context=context, caching=caching)
+        step = _Steps(model, context=context, caching=caching)
         for _ in range(count):
             with torch.no_grad(), untouched(), evaluation_mode([model]):
                 logits_V = step.next_logits([held])[0]
@@ -134,7 +124,7 @@ def samples(
         places = places[len(group) :]
         rows = [found[place] for place in group]
         generators = [torch.Generator().manual_seed(fold(seed, place)) for place in group]
-        step, done = _Steps(model, rows=len(rows), context=context, caching=caching), [False] * len(rows)
+        step, done = _Steps(model, context=context, caching=caching), [False] * len(rows)
         for _ in range(count):
             if all(done):
                 break
@@ -146,21 +136,18 @@ def samples(
                 rows[row].append(token)  # of a row that is done too, so that all stay of one length; cut below
         for row, place in enumerate(group):
             drawn = rows[row][length:]
-            found[place] = rows[row][:length] + (
-                drawn[: drawn.index(end)] if end is not None and end in drawn else drawn
-            )
+            found[place] = rows[row][:length] + drawn[: drawn.index(end) if end in drawn else None]
     return found
 
 
 class _Steps:
     """The logits after rows of tokens that grow by one at a time, with a cache where the model has one."""
 
-    def __init__(self, model: nn.Module, *, rows: int, context: int, caching: bool) -> None:
-        self.model, self.rows, self.context, self.caching = model, rows, context, caching
+    def __init__(self, model: nn.Module, *, context: int, caching: bool) -> None:
+        self.model, self.context, self.caching = model, context, caching
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self.first = self.seen = (
-            0  # the tokens that the model is shown begin at `first`; the cache holds them up to `seen`
-        )
+        self.first = 0  # where the tokens begin that the model is shown
+        self.seen = 0  # up to where the cache holds them
         self.cache: Any = None
 
     def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -172,16 +159,11 @@ class _Steps:
             # not the last `context` of them: the window would move with every token, and a cache would be of no use
             self.first = length - max(1, self.context // 2)
             self.cache = None
-        start = self.first
-        if self.caching:
-            model = cast("Caching", self.model)
-            if self.cache is None:
-                self.cache = model.new_cache(self.rows)
-            else:
-                start = self.seen
-            logits_BTV = model(self._tensor(rows, start), self.cache)
-        else:
-            logits_BTV = self.model(self._tensor(rows, start))
+        start = self.first if self.cache is None else self.seen
+        if self.caching and self.cache is None:
+            self.cache = cast("Caching", self.model).new_cache(len(rows))
+        tokens_BT = torch.tensor([row[start:] for row in rows], device=self.device)
+        logits_BTV = self.model(tokens_BT, self.cache) if self.caching else self.model(tokens_BT)
         self.seen = length
         logits_BV: Tensor = logits_BTV[:, -1].float().cpu()
         if not logits_BV.isfinite().all():
@@ -190,9 +172,6 @@ class _Steps:
                 "  Sample from an earlier checkpoint, or train with a lower optimizer.lr"
             )
         return logits_BV
-
-    def _tensor(self, rows: Sequence[Sequence[int]], start: int) -> Tensor:
-        return torch.tensor([row[start:] for row in rows], device=self.device)
 
 
 def _chosen(
@@ -222,22 +201,18 @@ def _check(
     top_p: float | None,
     seed: int,
 ) -> None:
-    problems = []
-    if not 0 <= seed < _SEEDS:
-        problems.append(f"seed = {seed}: give a number from 0 to 2**64 - 1")
-    if len(tokens) == 0:
-        problems.append("no token to start from: give at least one, for example that of a line break")
-    if count < 0:
-        problems.append(f"count = {count}: give the number of tokens to add, 0 or more")
-    if context < 1:
-        problems.append(f"context = {context}: give the number of tokens the model sees at once, 1 or more")
-    if not temperature >= 0 or temperature == float("inf"):
-        problems.append(
-            f"temperature = {temperature}: give 0 for the likeliest token, or a positive number such as 0.8"
-        )
-    if top_k is not None and top_k < 1:
-        problems.append(f"top_k = {top_k}: give 1 or more, or leave it out to choose from all tokens")
-    if top_p is not None and not 0 < top_p <= 1:
-        problems.append(f"top_p = {top_p}: give a probability above 0 and up to 1, such as 0.9, or leave it out")
-    if problems:
+    needs = {
+        f"seed = {seed}: give a number from 0 to 2**64 - 1": 0 <= seed < _SEEDS,
+        "no token to start from: give at least one, for example that of a line break": len(tokens) > 0,
+        f"count = {count}: give the number of tokens to add, 0 or more": count >= 0,
+        f"context = {context}: give the number of tokens the model sees at once, 1 or more": context >= 1,
+        f"temperature = {temperature}: give 0 for the likeliest token, or a positive number such as 0.8": (
+            0 <= temperature < float("inf")
+        ),
+        f"top_k = {top_k}: give 1 or more, or leave it out to choose from all tokens": top_k is None or top_k >= 1,
+        f"top_p = {top_p}: give a probability above 0 and up to 1, such as 0.9, or leave it out": (
+            top_p is None or 0 < top_p <= 1
+        ),
+    }
+    if problems := [problem for problem, is_met in needs.items() if not is_met]:
         raise ConfigError("cannot sample: " + "\n  ".join(problems))

@@ -1,7 +1,4 @@
-"""Losses as counted means, so that ignored targets and ragged batches weigh what they should.
-
-What a user's own loss may return is also checked here; what is done with it stands in the loop.
-"""
+"""Losses as counted means, so that ignored targets and ragged batches weigh what they should."""
 
 from __future__ import annotations
 
@@ -12,12 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
-
-HELD_AT_ONCE = 16_384  # classes
-
-WORTH_PIECES = 1 << 22  # logits: fewer stay in the cache anyway
-
-TORCH_HAS_IT = hasattr(F, "linear_cross_entropy")
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0) -> Mean:

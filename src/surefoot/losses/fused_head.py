@@ -1,7 +1,4 @@
-"""Losses as counted means, so that ignored targets and ragged batches weigh what they should.
-
-What a user's own loss may return is also checked here; what is done with it stands in the loop.
-"""
+"""The cross-entropy of a head's logits in the way that suits its size: at once, in pieces, or in one pass with its gradient."""
 
 from __future__ import annotations
 
@@ -12,16 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from surefoot.losses.dense import (
-    HELD_AT_ONCE,
-    TORCH_HAS_IT,
-    WORTH_PIECES,
-    chunked_cross_entropy,
-    cross_entropy,
-    refuse_misfits,
-)
+from surefoot.losses.dense import chunked_cross_entropy, cross_entropy, refuse_misfits
 from surefoot.mean import Mean
 
+HELD_AT_ONCE = 16_384  # classes
+WORTH_PIECES = 1 << 22  # logits: fewer stay in the cache anyway
+TORCH_HAS_IT = hasattr(F, "linear_cross_entropy")
 _PIECE = 256  # rows; a quarter to twice as many are as quick
 
 
@@ -99,22 +92,19 @@ def linear_cross_entropy(
     (1.3863, 10)
     """
     refuse_misfits(hidden, head_weight, targets)
+    settings: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     taught = torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if hidden.is_cpu and taught and targets.numel() * len(head_weight) >= WORTH_PIECES:
         counted = targets != ignore_index
         total = summed_cross_entropy(hidden[counted], head_weight, targets[counted], label_smoothing=label_smoothing)
         return Mean(total, counted.sum())
     if head_weight.shape[0] <= HELD_AT_ONCE:
-        logits = F.linear(hidden, head_weight)
-        return cross_entropy(logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
-    on_paper = hidden.is_meta  # which knows no autocast, and would be asked in vain
-    autocast = (
-        on_paper or torch.is_autocast_enabled(hidden.device.type) or hidden.dtype in (torch.bfloat16, torch.float16)
-    )
-    if not TORCH_HAS_IT or torch.compiler.is_compiling() or autocast or label_smoothing > 0:
-        return chunked_cross_entropy(
-            hidden, head_weight, targets, ignore_index=ignore_index, label_smoothing=label_smoothing
-        )
+        return cross_entropy(F.linear(hidden, head_weight), targets, **settings)
+    # meta knows no autocast, and would be asked in vain
+    narrow = hidden.is_meta or hidden.dtype in (torch.bfloat16, torch.float16)
+    narrow = narrow or torch.is_autocast_enabled(hidden.device.type)
+    if not TORCH_HAS_IT or torch.compiler.is_compiling() or narrow or label_smoothing > 0:
+        return chunked_cross_entropy(hidden, head_weight, targets, **settings)
     flat_targets = targets.reshape(-1)
     total = F.linear_cross_entropy(
         hidden.reshape(-1, hidden.shape[-1]),

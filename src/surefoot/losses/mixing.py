@@ -77,9 +77,8 @@ def refuse_mixing(*, mixup: float, cutmix: float) -> None:
     """Raise `ConfigError` for what is no parameter of a Beta distribution."""
     for name, value in (("mixup", mixup), ("cutmix", cutmix)):
         if not 0 <= value < float("inf"):
-            raise ConfigError(
-                f"{name} = {value}: 0 for none, or a positive number such as 0.2 (few images half and half)"
-            )
+            problem = "0 for none, or a positive number such as 0.2 (few images half and half)"
+            raise ConfigError(f"{name} = {value}: {problem}")
 
 
 def _stretch(length: int, fraction: float) -> tuple[int, int]:

@@ -60,12 +60,8 @@ def classified(model: Any, batch: Any) -> list[Classified]:
     before_BK = torch.arange(logits_BK.shape[1], device=logits_BK.device) < labels_B[:, None]
     # of equals the first is the guess, as argmax has it; a logit that is not a number is likelier than any, itself too
     likelier_BK = ~(logits_BK <= right_B1) | ((logits_BK == right_B1) & before_BK)
-    columns = (
-        labels_B,
-        logits_BK.argmax(dim=1),
-        likelier_BK.sum(dim=1),
-        F.cross_entropy(logits_BK, labels_B, reduction="none"),
-    )
+    surprise_B = F.cross_entropy(logits_BK, labels_B, reduction="none")
+    columns = (labels_B, logits_BK.argmax(dim=1), likelier_BK.sum(dim=1), surprise_B)
     return [Classified(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Attention over earlier places or unpadded ones: the product itself, and a cache of keys and values.
+"""Attention over earlier places or unpadded ones: the product itself, rotary positions, and a cache of keys and values.
 
 Shapes: B batch, T time (tokens), S time so far (with what a cache holds), H heads, D channels of a head.
 """
@@ -18,6 +18,8 @@ from torch.autograd.function import once_differentiable
 from surefoot.models.layers import dropped, past_norm, reciprocal, rms_normed
 
 _PLACES = ContextVar("places", default=64)  # of a tile
+_TILED = 1024  # places: with more, their weights take too much memory
+_WRITTEN_OUT = 64  # places: with more, the kernel in float32 is faster (benchmarks/kernels.py)
 
 
 def tiled_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
@@ -85,11 +87,6 @@ class _Tiled(torch.autograd.Function):
         )
 
 
-_TILED = 1024  # places: with more, their weights take too much memory
-
-_WRITTEN_OUT = 64  # places: with more, the kernel in float32 is faster (benchmarks/kernels.py)
-
-
 class Cache:
     """Keys and values of the tokens seen so far, so that each new token costs one place and not all of them.
 
@@ -122,15 +119,13 @@ class Cache:
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows, in this order; one may be there several times."""
         self.earlier = self.earlier[rows_B]
-        layers, _, heads, most, channels = self.keys.shape
-        size = (layers, len(rows_B), heads, most, channels)
-        before, self.keys, self.values = (
-            (self.keys, self.values),
-            self.keys.new_empty(size),
-            self.values.new_empty(size),
-        )
-        for held, kept in zip(before, (self.keys, self.values), strict=True):
-            kept[:, :, :, : self.length] = held[:, rows_B, :, : self.length]  # what is not filled yet is not copied
+        self.keys, self.values = (self._selected(held, rows_B) for held in (self.keys, self.values))
+
+    def _selected(self, held: Tensor, rows_B: Tensor) -> Tensor:
+        layers, _, *size = held.shape
+        selected = held.new_empty(layers, len(rows_B), *size)
+        selected[:, :, :, : self.length] = held[:, rows_B, :, : self.length]  # what is not filled yet is not copied
+        return selected
 
 
 def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float) -> Tensor:
@@ -141,9 +136,8 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
     products: of tiles (`tiled.py`), about twice as fast as torch's kernel in float32 (benchmarks/kernels.py); whole
     where weights are dropped and places few; and else computed in float32.
     """
-    time, so_far = q_BHTD.shape[2], k_BHSD.shape[2]
+    time, so_far, mask_TS = q_BHTD.shape[2], k_BHSD.shape[2], None
     causal = time == so_far
-    mask_TS = None
     if not causal and time > 1:
         mask_TS = torch.ones(time, so_far, dtype=torch.bool, device=q_BHTD.device).tril(so_far - time)
     return _attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_TS, causal=causal, drop_fraction=drop_fraction)
@@ -233,7 +227,7 @@ class _NormedAndRotated(torch.autograd.Function):
         return y_BHTD
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, outer_BHTD: Tensor) -> tuple[Tensor, None, None]:
         y_BHTD, scale_BHT1, cos_TD, sin_TD = ctx.saved_tensors
         given, wide = y_BHTD.dtype, scale_BHT1.dtype

@@ -41,10 +41,13 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
         self.smear = nn.Parameter(torch.zeros(shape.width)) if shape.smear else None
-        self.ngrams = None
-        if shape.ngrams > 1:
-            sizes = {"vocabulary": shape.vocabulary, "width": shape.width}
-            self.ngrams = Ngrams(longest=shape.ngrams, rows=shape.ngram_rows, **sizes)
+        sizes = {
+            "longest": shape.ngrams,
+            "rows": shape.ngram_rows,
+            "vocabulary": shape.vocabulary,
+            "width": shape.width,
+        }
+        self.ngrams = Ngrams(**sizes) if shape.ngrams > 1 else None
         self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
         self.norm = norm(shape)
@@ -91,17 +94,15 @@ class GPT(nn.Module):
         if cache is not None:
             tokens_BT = cache.with_earlier(tokens_BT, keep=self.shape.looks_back)
         x_BTC: Tensor = self.embedding(tokens_BT)
-        alone_BTC = x_BTC
         if self.smear is not None:
-            x_BTC = x_BTC + self.smear * F.pad(alone_BTC[:, :-1], (0, 0, 1, 0))
+            x_BTC = x_BTC + self.smear * F.pad(x_BTC[:, :-1], (0, 0, 1, 0))
         if self.ngrams is not None:
             x_BTC = x_BTC + self.ngrams(tokens_BT)
         return x_BTC[:, -time:]
 
     def new_cache(self, batch: int) -> Cache:
         """An empty cache for `batch` rows, in the type and on the device of the weights."""
-        weight = self.embedding.weight
-        shape = self.shape
+        weight, shape = self.embedding.weight, self.shape
         size = (shape.layers, batch, shape.heads, shape.context, shape.width // shape.heads)
         return Cache(size, device=weight.device, dtype=weight.dtype)
 

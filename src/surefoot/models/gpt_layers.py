@@ -1,8 +1,4 @@
-"""A decoder-only transformer in two families: `modern` (the default) and `gpt2`.
-
-modern: rotary positions, RMS norms, normalised queries and keys, no biases, squared ReLU or SwiGLU; where asked, an embedding
-that also knows the tokens before.
-gpt2: learned positions, layer norms, biases, GELU, a head that is the embedding (Radford et al. 2019, section 2.3).
+"""What a GPT is made of: its shape, blocks, and vectors of several tokens as one.
 
 Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head, V vocabulary.
 """
@@ -80,6 +76,7 @@ def before(tokens_BT: Tensor, back: int, *, fill: int) -> Tensor:
 
 
 LAYER_EPSILON = 1e-5  # of GPT-2's layer norms
+_OF_GPT2 = {"activation": "gelu", "smear": False, "ngrams": 1}
 
 
 @dataclass(frozen=True)
@@ -109,17 +106,15 @@ class GPTShape:
         if min(self.layers, self.heads, self.width, self.context, self.vocabulary) < 1:
             raise ValueError(f"every size must be 1 or more: {self}")
         if self.family == "modern" and self.width % (2 * self.heads):
-            raise ValueError(
-                f"width = {self.width} must be a multiple of 2 x heads = {2 * self.heads}: "
-                "rotary positions turn pairs of channels"
-            )
+            pairs = f"2 x heads = {2 * self.heads}: rotary positions turn pairs of channels"
+            raise ValueError(f"width = {self.width} must be a multiple of {pairs}")
         if self.width % self.heads:
             raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
-        foreign = self._foreign_to_gpt2 if self.family == "gpt2" else []
-        if foreign:
-            raise ValueError(
-                f"{', '.join(foreign)}: not in a gpt2, which has activation = 'gelu', smear = False, ngrams = 1"
-            )
+        asked = {"activation": self.activation or "gelu", "smear": self.smear, "ngrams": self.ngrams}
+        foreign = [f"{name} = {value!r}" for name, value in asked.items() if value != _OF_GPT2[name]]
+        if foreign and self.family == "gpt2":
+            only = ", ".join(f"{name} = {value!r}" for name, value in _OF_GPT2.items())
+            raise ValueError(f"{', '.join(foreign)}: not in a gpt2, which has {only}")
         if not 1 <= self.ngrams <= 4:
             raise ValueError(f"ngrams = {self.ngrams} must be 1 to 4")
         if self.ngram_rows < 1:
@@ -141,14 +136,7 @@ class GPTShape:
         return max(int(self.smear), self.ngrams - 1)
 
     @property
-    def _foreign_to_gpt2(self) -> list[str]:
-        asked = {"activation": self.activation, "smear": self.smear, "ngrams": self.ngrams}
-        own: dict[str, tuple[object, ...]] = {"activation": (None, "gelu"), "smear": (False,), "ngrams": (1,)}
-        return [f"{name} = {value!r}" for name, value in asked.items() if value not in own[name]]
-
-    @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
         width, hidden = self.width, self.hidden
         matrices = 4 * width**2 + (3 if self.activation == "swiglu" else 2) * width * hidden
         if self.family == "gpt2":
@@ -227,7 +215,6 @@ class MLP(nn.Module):
         self.dropout = Dropout(shape.dropout)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Each place by itself."""
         match self.activation:
             case "swiglu":
                 gate, value = self.up(x_BTC).chunk(2, dim=-1)

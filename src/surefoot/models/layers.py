@@ -1,4 +1,4 @@
-"""Squared ReLU: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668)."""
+"""Layers without a model of their own: squared ReLU, dropout, RMS norm, positions, and the layout of images."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def relu2(x: Tensor) -> Tensor:
-    """The square of what is above 0, in the type of `x`: autocast would raise a power in float32.
+    """The square of what is above 0: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668).
+
+    In the type of `x`: autocast would raise a power in float32.
 
     >>> relu2(torch.tensor([-2.0, 3.0])).tolist()
     [0.0, 9.0]
@@ -30,7 +33,7 @@ class _SquaredReLU(torch.autograd.Function):
         return above * above
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> Tensor:
         (above,) = ctx.saved_tensors
         inner: Tensor = outer * above
@@ -63,7 +66,6 @@ class Dropout(nn.Module):
         return dropped(x, self.drop_fraction)
 
     def extra_repr(self) -> str:
-        """The fraction, for printing."""
         return f"p={self.drop_fraction}"
 
 
@@ -112,7 +114,6 @@ class RMSNorm(nn.Module):
         return y if self.weight is None else y * self.weight
 
     def extra_repr(self) -> str:
-        """Whether there are gains, for printing."""
         return "" if self.weight is None else f"{len(self.weight)}"
 
 
@@ -155,11 +156,41 @@ class _Normed(torch.autograd.Function):
         return (x * scale).to(given)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
         x, scale = ctx.saved_tensors
         y = x * scale
         return past_norm(outer.to(y.dtype), y, scale).to(x.dtype), None
+
+
+class Positions(nn.Module):
+    """A vector for each place: sines and cosines of wavelengths from 2 pi to 20,000 pi, or learned ones."""
+
+    table: Tensor  # (T, C)
+
+    def __init__(self, context: int, width: int, *, learned: bool) -> None:
+        super().__init__()
+        if learned:
+            self.table = nn.Parameter(torch.empty(context, width).normal_(std=width**-0.5))
+        else:
+            self.register_buffer("table", waves(context, width), persistent=False)
+
+    def forward(self, first: int, end: int) -> Tensor:
+        """The vectors (T, C) of the places from `first` up to `end`."""
+        if end > len(self.table):
+            raise ValueError(f"{end} tokens are more than the model's context of {len(self.table)}")
+        return self.table[first:end]
+
+
+def waves(context: int, width: int) -> Tensor:
+    """Sinusoidal positions (T, C): Vaswani et al. 2017, section 3.5, sines at even channels and cosines at odd ones.
+
+    >>> waves(2, 4)[0].tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    frequencies_c = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles_Tc = torch.outer(torch.arange(context, dtype=torch.float64), frequencies_c)
+    return torch.stack([angles_Tc.sin(), angles_Tc.cos()], dim=2).flatten(1).float()
 
 
 def channels_side_by_side(images_BCHW: Tensor) -> Tensor:

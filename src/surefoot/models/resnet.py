@@ -64,7 +64,6 @@ class ResNet(nn.Module):
         self._initialise(zero_last_gain=zero_last_gain)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits (B, K)."""
         x_BCHW = images_BCHW
         if self.channels_last:
             x_BCHW = channels_side_by_side(x_BCHW)
@@ -100,7 +99,6 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(before, width, stride)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, width, H / stride, W / stride)."""
         y_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
         y_BCHW = self.bn2(self.conv2(y_BCHW))
         beside_BCHW = x_BCHW if self.downsample is None else self.downsample(x_BCHW)
@@ -124,7 +122,6 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(before, after, stride)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, 4 x width, H / stride, W / stride)."""
         y_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
         y_BCHW = F.relu(self.bn2(self.conv2(y_BCHW)), inplace=True)
         y_BCHW = self.bn3(self.conv3(y_BCHW))

@@ -1,8 +1,7 @@
-"""Translations under way: what an encoder-decoder keeps while its target grows token by token.
+"""An encoder-decoder transformer, and what it keeps while its target grows token by token.
 
-The source is encoded once, its keys and values are computed once and stand once for all hypotheses about it; of the target
-only the new place is computed. Shapes: B sources, K hypotheses for each, S time of the source, H heads, D channels of a head,
-V vocabulary.
+Shapes: B sources, K hypotheses for each, S time of the source, T time of the target, C channels (width), H heads, D channels
+of a head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, rotations
-from surefoot.models.layers import Dropout
+from surefoot.models.layers import Dropout, Positions
 from surefoot.models.seq2seq_layers import (
     MLP,
     CrossAttention,
     DecoderBlock,
     EncoderBlock,
-    Positions,
     Rotation,
     SelfAttention,
     Seq2SeqShape,
@@ -29,7 +27,6 @@ from surefoot.models.seq2seq_layers import (
 )
 
 PADDING = 0
-
 HeadLoss = Callable[[Tensor, Tensor], Any]
 
 
@@ -53,8 +50,9 @@ class Seq2Seq(nn.Module):
         own = shape.source_vocabulary
         self.source_embedding = self.embedding if own is None else nn.Embedding(own, shape.width)
         rotary = shape.positions == "rotary"
-        self.source_positions = None if rotary else Positions(shape)
-        self.target_positions = None if rotary else Positions(shape)
+        learned = shape.positions == "learned"
+        self.source_positions = None if rotary else Positions(shape.context, shape.width, learned=learned)
+        self.target_positions = None if rotary else Positions(shape.context, shape.width, learned=learned)
         if rotary:
             cos_TD, sin_TD = rotations(shape.context, shape.width // shape.heads)
             self.register_buffer("cosines", cos_TD, persistent=False)
@@ -131,10 +129,8 @@ class Seq2Seq(nn.Module):
         nn.init.normal_(self.head.weight, std=self.shape.width**-0.5)
         if self.shape.zero_start:
             for module in self.modules():
-                if isinstance(module, SelfAttention | CrossAttention):
-                    nn.init.zeros_(module.out.weight)
-                elif isinstance(module, MLP):
-                    nn.init.zeros_(module.down.weight)
+                if isinstance(module, SelfAttention | CrossAttention | MLP):
+                    nn.init.zeros_(module.down.weight if isinstance(module, MLP) else module.out.weight)
             if self.shape.tied:
                 nn.init.constant_(dict(self.decoder_norm.named_parameters())["weight"], self.shape.width**-0.5)
         if self.shape.tied:
@@ -144,7 +140,9 @@ class Seq2Seq(nn.Module):
 class Decoding:
     """Hypotheses (B, K) about source tokens (B, S), which grow by one token each at a time, up to `most` of them.
 
-    In the modes in which the model's parts are: set it to evaluation and switch gradients off, or they are kept.
+    The source is encoded once, its keys and values are computed once and stand once for all hypotheses about it; of the target
+    only the new place is computed. In the modes in which the model's parts are: set it to evaluation and switch gradients off,
+    or they are kept.
 
     >>> import torch
     >>> from surefoot.models.seq2seq import Seq2SeqShape
@@ -169,8 +167,8 @@ class Decoding:
         place = self.cache.length
         x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=place).view(*tokens_BK.shape, -1)
         rotation = self.model.rotation(place, place + 1)
-        for block, (k_BHSD, v_BHSD) in zip(self.blocks, self.memories, strict=True):
-            x_BKC = block.after(x_BKC, self.cache, k_BHSD, v_BHSD, self.mask_B11S, rotation)
+        for block, memory in zip(self.blocks, self.memories, strict=True):
+            x_BKC = block.after(x_BKC, self.cache, memory, self.mask_B11S, rotation)
         logits_BKV: Tensor = self.model.head(self.model.decoder_norm(x_BKC))
         return logits_BKV
 

@@ -1,4 +1,4 @@
-"""The blocks of an encoder-decoder transformer and what they are made of: attention, sums with layer norms, MLPs, positions.
+"""The blocks of an encoder-decoder transformer and what they are made of: attention, sums with layer norms, MLPs.
 
 Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head,
 K hypotheses for one source, R = B x K rows.
@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, causal_attention, masked_attention, rotated
 from surefoot.models.layers import Dropout, RMSNorm, relu2
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -75,9 +71,8 @@ class Seq2SeqShape:
         if self.width % 2 and self.positions == "sinusoidal":
             raise ValueError(f"width = {self.width} must be even: sinusoidal positions come in pairs of channels")
         if self.width % (2 * self.heads) and self.positions == "rotary":
-            raise ValueError(
-                f"width = {self.width} must be a multiple of 2 x heads = {2 * self.heads}: rotary positions turn pairs of channels"
-            )
+            pairs = f"2 x heads = {2 * self.heads}: rotary positions turn pairs of channels"
+            raise ValueError(f"width = {self.width} must be a multiple of {pairs}")
         if self.zero_start and self.norm == "post":
             raise ValueError("zero_start is for norm = 'pre': with a norm after each sum no block starts as identity")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
@@ -86,7 +81,6 @@ class Seq2SeqShape:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
         width = self.width
         attention = 4 * width**2 + 4 * width + (2 * width // self.heads if self.query_key_norm else 0)
         mlp = 2 * width * self.hidden + self.hidden + width
@@ -99,11 +93,10 @@ class Seq2SeqShape:
         return encoder + decoder + ends + places + tables * width
 
 
-EPSILON = 1e-5  # of the layer norms, torch's own
-
 Rotation = tuple[Tensor, Tensor]
-
 """Cosines and sines (T, D) of rotary positions."""
+KeysValues = tuple[Tensor, Tensor]
+"""Of the source's places (B, H, S, D)."""
 
 
 class EncoderBlock(nn.Module):
@@ -115,7 +108,6 @@ class EncoderBlock(nn.Module):
         self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
 
     def forward(self, x_BSC: Tensor, mask_B11S: Tensor, rotation: Rotation | None = None) -> Tensor:
-        """The residual stream after this block."""
         x_BSC = self.attention_sum(x_BSC, lambda y_BSC: self.attention(y_BSC, mask_B11S, rotation))
         y_BSC: Tensor = self.mlp_sum(x_BSC, self.mlp)
         return y_BSC
@@ -131,25 +123,18 @@ class DecoderBlock(nn.Module):
         self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
 
     def forward(self, x_BTC: Tensor, memory_BSC: Tensor, mask_B11S: Tensor, rotation: Rotation | None = None) -> Tensor:
-        """The residual stream after this block."""
         x_BTC = self.attention_sum(x_BTC, lambda y_BTC: self.attention(y_BTC, None, rotation))
-        k_BHSD, v_BHSD = self.cross.keys_values(memory_BSC)
-        x_BTC = self.cross_sum(x_BTC, lambda y_BTC: self.cross(y_BTC, k_BHSD, v_BHSD, mask_B11S))
+        memory = self.cross.keys_values(memory_BSC)
+        x_BTC = self.cross_sum(x_BTC, lambda y_BTC: self.cross(y_BTC, *memory, mask_B11S))
         y_BTC: Tensor = self.mlp_sum(x_BTC, self.mlp)
         return y_BTC
 
     def after(
-        self,
-        x_BKC: Tensor,
-        cache: Cache,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        mask_B11S: Tensor,
-        rotation: Rotation | None = None,
+        self, x_BKC: Tensor, cache: Cache, memory: KeysValues, mask_B11S: Tensor, rotation: Rotation | None = None
     ) -> Tensor:
         """The same for one more place of each of K hypotheses, the places before it in the cache (of B x K rows)."""
         x_BKC = self.attention_sum(x_BKC, lambda y_BKC: self.attention.after(y_BKC, cache, rotation))
-        x_BKC = self.cross_sum(x_BKC, lambda y_BKC: self.cross(y_BKC, k_BHSD, v_BHSD, mask_B11S))
+        x_BKC = self.cross_sum(x_BKC, lambda y_BKC: self.cross(y_BKC, *memory, mask_B11S))
         y_BKC: Tensor = self.mlp_sum(x_BKC, self.mlp)
         return y_BKC
 
@@ -164,11 +149,8 @@ class Sum(nn.Module):
         self.dropout = Dropout(shape.dropout)
 
     def forward(self, x_BTC: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """The sum with `part` of the stream."""
-        if self.pre:
-            y_BTC: Tensor = x_BTC + self.dropout(part(self.norm(x_BTC)))
-        else:
-            y_BTC = self.norm(x_BTC + self.dropout(part(x_BTC)))
+        sum_BTC = x_BTC + self.dropout(part(self.norm(x_BTC) if self.pre else x_BTC))
+        y_BTC: Tensor = sum_BTC if self.pre else self.norm(sum_BTC)
         return y_BTC
 
 
@@ -204,8 +186,7 @@ class SelfAttention(nn.Module):
     def _parts(self, x_BTC: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, H, T, D), the first two normalised and turned where the shape says so."""
         q_BHTD, k_BHTD, v_BHTD = (_by_head(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1))
-        if self.query_norm is not None and self.key_norm is not None:
-            q_BHTD, k_BHTD = _normed(q_BHTD, self.query_norm), _normed(k_BHTD, self.key_norm)
+        q_BHTD, k_BHTD = _normed(q_BHTD, self.query_norm), _normed(k_BHTD, self.key_norm)
         if rotation is not None:
             q_BHTD, k_BHTD = rotated(q_BHTD, *rotation), rotated(k_BHTD, *rotation)
         return q_BHTD, k_BHTD, v_BHTD
@@ -222,19 +203,14 @@ class CrossAttention(nn.Module):
         self.query_norm, self.key_norm = channel_norm(shape), channel_norm(shape)
         self.out = nn.Linear(shape.width, shape.width)
 
-    def keys_values(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, S, D) of the source's places, the same for all that is said about them."""
+    def keys_values(self, memory_BSC: Tensor) -> KeysValues:
+        """The same for all that is said about the source."""
         k_BSC, v_BSC = self.key_value(memory_BSC).chunk(2, dim=-1)
-        k_BHSD = _by_head(k_BSC, self.heads)
-        if self.key_norm is not None:
-            k_BHSD = _normed(k_BHSD, self.key_norm)
-        return k_BHSD, _by_head(v_BSC, self.heads)
+        return _normed(_by_head(k_BSC, self.heads), self.key_norm), _by_head(v_BSC, self.heads)
 
     def forward(self, x_BTC: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask_B11S: Tensor) -> Tensor:
         """What each place of the target gathers from the source's places where the mask is true."""
-        q_BHTD = _by_head(self.query(x_BTC), self.heads)
-        if self.query_norm is not None:
-            q_BHTD = _normed(q_BHTD, self.query_norm)
+        q_BHTD = _normed(_by_head(self.query(x_BTC), self.heads), self.query_norm)
         drop_fraction = self.drop_fraction if self.training else 0.0
         y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask_B11S=mask_B11S, drop_fraction=drop_fraction)
         y_BTC: Tensor = self.out(y_BHTD.transpose(1, 2).flatten(2))
@@ -252,46 +228,12 @@ class MLP(nn.Module):
         self.down = nn.Linear(shape.hidden, shape.width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Each place by itself."""
         y_BTC: Tensor = self.down(self.dropout(self.activation(self.up(x_BTC))))
         return y_BTC
 
 
-class Positions(nn.Module):
-    """A vector for each place: sines and cosines of wavelengths from 2 pi to 20,000 pi, or learned ones."""
-
-    table: Tensor  # (T, C)
-
-    def __init__(self, shape: Seq2SeqShape) -> None:
-        super().__init__()
-        if shape.positions == "learned":
-            self.table = nn.Parameter(torch.empty(shape.context, shape.width).normal_(std=shape.width**-0.5))
-        else:
-            self.register_buffer("table", waves(shape.context, shape.width), persistent=False)
-
-    def forward(self, first: int, end: int) -> Tensor:
-        """The vectors (T, C) of the places from `first` up to `end`."""
-        if end > len(self.table):
-            raise ValueError(f"{end} tokens are more than the model's context of {len(self.table)}")
-        return self.table[first:end]
-
-
-def waves(context: int, width: int) -> Tensor:
-    """Sinusoidal positions (T, C): Vaswani et al. 2017, section 3.5, sines at even channels and cosines at odd ones.
-
-    >>> waves(2, 4)[0].tolist()
-    [0.0, 1.0, 0.0, 1.0]
-    """
-    frequencies_c = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles_Tc = torch.outer(torch.arange(context, dtype=torch.float64), frequencies_c)
-    return torch.stack([angles_Tc.sin(), angles_Tc.cos()], dim=2).flatten(1).float()
-
-
 def norm_of(shape: Seq2SeqShape) -> nn.LayerNorm | RMSNorm:
-    """A norm over the channels, of the shape's kind."""
-    if shape.norm_kind == "rms":
-        return RMSNorm(shape.width)
-    return nn.LayerNorm(shape.width, eps=EPSILON)
+    return RMSNorm(shape.width) if shape.norm_kind == "rms" else nn.LayerNorm(shape.width, eps=1e-5)
 
 
 def channel_norm(shape: Seq2SeqShape) -> RMSNorm | None:
@@ -299,8 +241,9 @@ def channel_norm(shape: Seq2SeqShape) -> RMSNorm | None:
     return RMSNorm(shape.width // shape.heads) if shape.query_key_norm else None
 
 
-def _normed(x_BHTD: Tensor, norm: RMSNorm) -> Tensor:
-    y_BHTD: Tensor = norm(x_BHTD).to(x_BHTD.dtype)  # a gain is wider than what autocast computes with
+def _normed(x_BHTD: Tensor, norm: RMSNorm | None) -> Tensor:
+    # a gain is wider than what autocast computes with
+    y_BHTD: Tensor = x_BHTD if norm is None else norm(x_BHTD).to(x_BHTD.dtype)
     return y_BHTD
 
 

@@ -46,7 +46,6 @@ class SimpleCNN(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits (B, K)."""
         x_BCHW = images_BCHW
         if self.channels_last:
             x_BCHW = channels_side_by_side(x_BCHW)
@@ -71,7 +70,6 @@ class Block(nn.Module):
         self.second_norm = nn.BatchNorm2d(after)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, after, H / 2, W / 2)."""
         x_BCHW = F.relu(self.first_norm(self.halving(self.widening(x_BCHW))), inplace=True)
         return F.relu(self.second_norm(self.mixing(x_BCHW)), inplace=True)
 

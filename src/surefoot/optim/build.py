@@ -27,8 +27,7 @@ from surefoot.optim.ema import Twin
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
 from surefoot.optim.param_groups import Group, with_rates
 from surefoot.optim.param_roles import final_layer
-from surefoot.optim.registry import kind_named
-from surefoot.optim.sharding import refuse_optimizer
+from surefoot.optim.registry import kind_named, kind_of, refuse_shards
 from surefoot.optim.skip_step import Skip, skipping
 from surefoot.optim.specs import OptimizerSpec
 
@@ -59,7 +58,6 @@ class Decided:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All that are trained."""
         return [parameter for group in self.groups for parameter in group.parameters]
 
     def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Decided:
@@ -111,7 +109,7 @@ def trained_by(
             build_optimizer(spec, decision.groups) if isinstance(spec, OptimizerSpec) else _from_factory(spec, plain)
         )
     if holders(parameters) is not None:
-        refuse_optimizer(optimizer)
+        refuse_shards(kind_of(optimizer), name=type(optimizer).__name__)
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])
     if before is not None:
@@ -174,7 +172,6 @@ def _may_lie_together(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> 
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group says of its parameters, without these."""
     return {key: held for key, held in group.items() if key != "params"}
 
 

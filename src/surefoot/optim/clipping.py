@@ -38,7 +38,6 @@ class Clipping(Protocol):
         `norm` is that of the gradients after `factor`. Where `skipped` (0.0 or 1.0, on the device) is 1 they will not be used,
         and what is remembered stays as it was. None where there is no limit.
         """
-        ...
 
 
 def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
@@ -70,7 +69,6 @@ class Unlimited:
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> None:  # noqa: ARG002
-        """Multiply by `factor`."""
         _multiply(gradients, factor)
 
 
@@ -197,7 +195,7 @@ class ByRecentNorms:
         return above
 
 
-def present(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+def present(parameters: Sequence[Tensor]) -> list[Tensor]:
     """The gradients that there are, in the order of their parameters."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 

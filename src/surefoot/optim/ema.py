@@ -19,19 +19,15 @@ class Averages(Protocol):
     @property
     def model(self) -> nn.Module:
         """The twin, as of the last `refresh`."""
-        ...
 
     def restart(self, live: nn.Module) -> None:
         """Begin again at the model's weights, such as those that were loaded into it."""
-        ...
 
     def update(self, applied: Tensor) -> None:
         """Follow one step of the live weights, unless `applied` (1 or 0, on the device) is 0."""
-        ...
 
     def refresh(self, live: nn.Module) -> None:
         """Make the twin what is to be evaluated now, the live buffers included; before it is scored or saved."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,6 @@ class Ema:
         torch._foreach_add_(self._averages, 0.0)
 
     def restart(self, live: nn.Module) -> None:
-        """Begin again at the model's weights, such as those that were loaded into it."""
         self.twin.copy_parameters()
         torch._foreach_add_(self._averages, 0.0)
         copy_buffers(live, self.model)
@@ -124,5 +119,4 @@ class Ema:
         torch._foreach_add_(self._averages, difference)
 
     def refresh(self, live: nn.Module) -> None:
-        """Take over the buffers of the live model; to be called before the twin is scored or saved."""
         copy_buffers(live, self.model)

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 _FUSED = ("cpu", "cuda")  # where the kernel was seen to honour the flag
+_NO_MOMENTUM: Any = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False}
 
 
 def fused_sgd_writes(target: Tensor) -> bool:
@@ -31,17 +33,26 @@ def subtract(
     *,
     rate: float = 1.0,
     decay: float = 0.0,
+    negated: bool = False,
     found_inf: Tensor | None,
 ) -> None:
     """Take rate * (amount + decay * target) from each target; where `found_inf` is 1 no bit changes, whatever the amounts.
 
-    `found_inf` is float32 on the targets' device; None subtracts.
+    `found_inf` is float32 on the targets' device; None subtracts. `negated`: decay * target - amount, as `maximize` of torch.
 
     >>> weight = torch.tensor([1.0])
     >>> subtract([weight], [torch.tensor([torch.nan])], found_inf=torch.tensor(1.0)), weight
     (None, tensor([1.]))
     """
-    _apply(targets, amounts, rate=rate, decay=decay, negated=False, found_inf=found_inf)
+    for device, own, given in _of_one_kind(targets, amounts):
+        if device.type in _FUSED and fused_sgd_writes(own[0]):
+            changes: Any = {"lr": rate, "weight_decay": decay, "maximize": negated, "found_inf": found_inf}
+            torch._fused_sgd_(own, given, [], **changes, **_NO_MOMENTUM)
+            continue
+        for target, amount in zip(own, given, strict=True):
+            wide, given_wide = (held.to(torch.promote_types(held.dtype, torch.float32)) for held in (target, amount))
+            whole = wide * decay - given_wide if negated else given_wide + wide * decay
+            replace(target, (wide - whole * rate).to(target.dtype), found_inf=found_inf)
 
 
 def move_towards(
@@ -53,12 +64,31 @@ def move_towards(
     >>> move_towards([mean], [torch.tensor([3.0])], share=0.25, found_inf=None), mean
     (None, tensor([1.5000]))
     """
-    _apply(averages, values, rate=share, decay=1.0, negated=True, found_inf=found_inf)
+    subtract(averages, values, rate=share, decay=1.0, negated=True, found_inf=found_inf)
 
 
 def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
     """Put `value` into `target` unless `found_inf` is 1; for small tensors, and for those that are no fractions."""
     target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
+
+
+def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None]) -> Callable[..., Any]:
+    """An optimizer's `step` that moves the parameters of each group that have a gradient.
+
+    `move` gets the optimizer, these parameters, their group, and the optimizer's attribute `found_inf`: None where it has none;
+    where that is 1 no bit may change.
+    """
+
+    @torch.no_grad()
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = loss_of(closure)
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                move(self, parameters, group, vars(self).get("found_inf"))
+        return loss
+
+    return step
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
@@ -77,37 +107,6 @@ def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor
     if found_inf is not None:
         amount = amount * torch.rsub(found_inf, 1.0)
     torch._foreach_add_(list(counters), [amount] * len(counters))  # a single tensor would be read on the host
-
-
-def _apply(
-    targets: Sequence[Tensor],
-    amounts: Sequence[Tensor],
-    *,
-    rate: float,
-    decay: float,
-    negated: bool,
-    found_inf: Tensor | None,
-) -> None:
-    for device, own, given in _of_one_kind(targets, amounts):
-        if device.type in _FUSED and fused_sgd_writes(own[0]):
-            torch._fused_sgd_(
-                own,
-                given,
-                [],
-                weight_decay=decay,
-                momentum=0.0,
-                lr=rate,
-                dampening=0.0,
-                nesterov=False,
-                maximize=negated,
-                is_first_step=False,
-                found_inf=found_inf,
-            )
-            continue
-        for target, amount in zip(own, given, strict=True):
-            wide, given_wide = (held.to(torch.promote_types(held.dtype, torch.float32)) for held in (target, amount))
-            whole = wide * decay - given_wide if negated else given_wide + wide * decay
-            replace(target, (wide - whole * rate).to(target.dtype), found_inf=found_inf)
 
 
 def _of_one_kind(

@@ -56,7 +56,7 @@ def parameter_groups(
             if parameter in seen or not (parameter.requires_grad if trained is None else whole in trained):
                 continue
             seen.add(parameter)
-            spared = bool(weight_decay) and _is_spared(module, name, parameter)
+            spared = bool(weight_decay) and (is_bias_or_norm(module, name, parameter) or is_embedding(module))
             rate = 1.0 if rates is None else rates.get(whole, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"
             fresh = Group(title, 0.0 if spared else weight_decay, [], [], rate=rate)
@@ -64,26 +64,6 @@ def parameter_groups(
             group.parameters.append(parameter)
             group.names.append(whole)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[1] != 1.0, -key[1], key[0]))]
-
-
-def table(groups: Sequence[Group]) -> str:
-    """The groups as lines of text: rate, decay, number of tensors and of values, names of the first and the last.
-
-    >>> print(table(parameter_groups(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 1)), 0.1)))
-    group     rate  weight_decay  tensors  values  names
-    decay        1           0.1        2    1240  0.weight ... 1.weight
-    no decay     1           0.0        2      41  0.bias ... 1.bias
-    """
-    rows = [("group", "rate", "weight_decay", "tensors", "values", "names")]
-    for group in groups:
-        values = sum(parameter.numel() for parameter in group.parameters)
-        numbers = (f"{group.rate:g}", repr(group.decay), str(len(group.parameters)), str(values))
-        rows.append((group.name, *numbers, first_and_last(group.names)))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in range(1, 5)), row[5]])
-        for row in rows
-    )
 
 
 def first_and_last(names: Sequence[str]) -> str:
@@ -135,10 +115,6 @@ def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Gro
 def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
     """The groups as torch's optimizers take them: each has its decay, and `lr` times its own rate."""
     return [{"params": group.parameters, "weight_decay": group.decay, "lr": lr * group.rate} for group in groups]
-
-
-def _is_spared(owner: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    return is_bias_or_norm(owner, name, parameter) or is_embedding(owner)
 
 
 def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:

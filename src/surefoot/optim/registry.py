@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from torch import nn
 from torch.optim import Optimizer
 
+from surefoot.errors import ConfigError
 from surefoot.optim.ema import Averages, Twin
 from surefoot.optim.param_groups import Group
 from surefoot.optim.specs import OPTIMIZERS
@@ -37,11 +38,9 @@ class Composite(Protocol):
 
     def hand_over(self) -> None:
         """Give the parts the rates, gradients and state that are here."""
-        ...
 
     def let_go(self) -> None:
         """Give up what the parts needed for a step."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +97,20 @@ def kind_named(name: str) -> OptimizerKind:
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
     """What is known of an optimizer; None of one of another class, which a subclass is too: it may do more."""
     return next((kind for kind in all_kinds() if kind.made is type(optimizer)), None)
+
+
+def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
+    """Raise `ConfigError` for an optimizer of which it is not known that it may run on shards; one of a user's own above all.
+
+    Most look at one number at a time, and a row does not care who holds the next one.
+
+    >>> refuse_shards(kind_named("muon"), name="muon")
+    """
+    if kind is not None and kind.shardable:
+        return
+    why = "nobody knows whether it looks at more than one number at a time" if kind is None else kind.on_shards
+    *able, last = [each.name for each in all_kinds() if each.name and each.shardable]
+    raise ConfigError(
+        f"parallel = fsdp: {name} cannot train parts of a parameter: {why}\n"
+        f"  use {', '.join(able)} or {last}, or --parallel ddp"
+    )

@@ -28,11 +28,9 @@ class Skip(Protocol):
     @property
     def description(self) -> str:
         """A phrase that says how, and what it costs."""
-        ...
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step where `found_inf` (float32, on the device) is 0; where 1, no bit of anything changes."""
-        ...
 
 
 def skipped_where_bad(
@@ -127,11 +125,9 @@ class PartByPart:
 
     @property
     def description(self) -> str:
-        """How, in a phrase."""
         return ", and ".join(dict.fromkeys(skip.description for _, skip in self.parts))
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step or skip every part."""
         assert isinstance(optimizer, Composite)
         optimizer.hand_over()
         for part, skip in self.parts:
@@ -146,7 +142,6 @@ class BranchOnCpu:
     description: str
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step or do not."""
         step_unless_on_cpu(optimizer, found_inf)
 
 

@@ -78,7 +78,6 @@ def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) 
 
 
 def _members(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
-    """Every parameter with its group."""
     return ((group, parameter) for group in optimizer.param_groups for parameter in group["params"])
 
 

@@ -12,7 +12,7 @@ from surefoot.distributed.blocks import refuse_unshardable
 from surefoot.errors import ConfigError, first_line
 from surefoot.memory import in_words
 from surefoot.optim.memory import state_bytes
-from surefoot.optim.sharding import refuse_optimizer
+from surefoot.optim.registry import kind_of, refuse_shards
 from surefoot.plan.cluster import Assumed, Case, fits, shared, spread, tokens_each
 from surefoot.plan.meta_pass import Pass, dry_pass
 from surefoot.plan.network_model import ring_bandwidth, windows
@@ -79,7 +79,7 @@ def refusal(parts: RunComponents) -> ConfigError | None:
         for model in parts.state.models.values():
             refuse_unshardable(model)
         for trained in parts.state.trained.values():
-            refuse_optimizer(trained.optimizer)
+            refuse_shards(kind_of(trained.optimizer), name=type(trained.optimizer).__name__)
     except ConfigError as problem:
         return problem
     return None

@@ -16,9 +16,9 @@ from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import Shard, class_name, name_of
 from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
 from surefoot.memory import in_words, tensor_bytes
-from surefoot.optim import sharding
 from surefoot.optim.memory import state_bytes
 from surefoot.optim.param_groups import first_and_last
+from surefoot.optim.registry import kind_of
 from surefoot.plan.measure import Measured, measure
 from surefoot.run.components import RunComponents
 from surefoot.schedules.lr_schedule import Joined, Schedule
@@ -97,8 +97,9 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
         lines.append(
             f"{type(optimizer).__name__}{'' if name == 'model' else f' of {name}'}: a bad step is skipped {trained.skip.description}"
         )
-        if parts.parallel.kind == "fsdp":
-            lines.append(f"  each rank updates its own rows, {sharding.how(optimizer)}")
+        kind = kind_of(optimizer)
+        if parts.parallel.kind == "fsdp" and kind is not None:
+            lines.append(f"  each rank updates its own rows, {kind.on_shards}")
         for place, group in enumerate(optimizer.param_groups):
             numbers = _numbers(group["params"])
             # where parameters are divided between optimizers, which ones are whose

@@ -18,13 +18,12 @@ from surefoot.distributed.ddp import synchronised
 from surefoot.distributed.shards import holders
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, first_line
-from surefoot.optim import sharding
 from surefoot.optim.build import Built, Decided, Trained, limited, trained_by
 from surefoot.optim.clipping import Clip, clear
 from surefoot.optim.ema import Averages, Ema, Twin, twin_of
 from surefoot.optim.lr_multipliers import factors_of, freeze
 from surefoot.optim.param_groups import parameter_groups
-from surefoot.optim.registry import kind_named, kind_of
+from surefoot.optim.registry import kind_named, kind_of, refuse_shards
 from surefoot.optim.specs import OptimizerSpec
 from surefoot.optim.trainable import Trainable
 from surefoot.schedules.lr_schedule import Joined, Schedule
@@ -183,7 +182,7 @@ def spread_models(
     """Shard the models and their twins in place; who is trained how, of what this rank holds from then on. Collective."""
     for decision in decisions.values():
         if isinstance(decision.spec, OptimizerSpec):
-            sharding.refuse_name(decision.spec.name)
+            refuse_shards(kind_named(decision.spec.name), name=decision.spec.name)
     from surefoot.distributed.fsdp import Fsdp, sharded  # imports seconds of torch
 
     fsdp = Fsdp(world, parallel, nominal, {})

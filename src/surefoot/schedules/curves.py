@@ -28,8 +28,11 @@ class Fall:
     steps: int
 
     @property
+    def warmup(self) -> int:
+        return int(self.settings["warmup"])
+
+    @property
     def floor(self) -> float:
-        """The lowest factor."""
         return float(self.settings.get("floor", 0.0))
 
     @property
@@ -44,7 +47,7 @@ class Fall:
 
     def left(self) -> Factors:
         """What is left of the fall, from 1 at the end of warm-up to 0, which keeps its digits near 0."""
-        last, falling = self.last, self.last - self.settings["warmup"]  # 0 where the peak has the last step for itself
+        last, falling = self.last, self.last - self.warmup  # 0 where the peak has the last step for itself
         return lambda step: (last - step) / falling
 
 
@@ -56,7 +59,7 @@ class Shape:
     """Its settings, and what they are where absent."""
     fall: Callable[[Fall], Factors]
     """The factor after the step where warm-up ends."""
-    shared: Callable[[Fall], int] = lambda fall: int(fall.settings["warmup"]) + 1
+    shared: Callable[[Fall], int] = lambda fall: fall.warmup + 1
     """How many steps from the first on have the same factors in every longer run; `NEVER` where all have."""
     steep: tuple[str, str] | None = None
     """The setting that can make the last factors too small for a number, and what to type then."""
@@ -70,12 +73,10 @@ class Shape:
 _QUARTER = 0.5 * math.pi  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x)) / 2 without the cancellation near 0
 
 
-def curve(shape: str, settings: Settings, steps: int) -> Factors:
-    """The factor as a function of the step, for settings from `in_a_run`; `ConfigError` where it underflows to 0."""
-    at = Fall(settings, steps)
-    warmup: int = settings["warmup"]
-    floor, last = at.floor, at.last if "floor" in settings else NEVER
-    rise, fall, steep = _rise(settings), SHAPES[shape].fall(at), SHAPES[shape].steep
+def curve(shape: Shape, at: Fall) -> Factors:
+    """The factor as a function of the step; `ConfigError` where it underflows to 0."""
+    warmup, floor, last = at.warmup, at.floor, at.last if "floor" in at.settings else NEVER
+    rise, fall = _rise(at), shape.fall(at)
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -86,34 +87,21 @@ def curve(shape: str, settings: Settings, steps: int) -> Factors:
             return floor
         return fall(step)
 
-    if steep is not None and factor(steps - 1) == 0.0:
-        name, cure = steep
+    if shape.steep is not None and factor(at.steps - 1) == 0.0:
+        name, cure = shape.steep
         raise ConfigError(
-            f"schedule.{name} = {settings[name]!r}: the last rates would be too small for a number, and so 0\n"
+            f"schedule.{name} = {at.settings[name]!r}: the last rates would be too small for a number, and so 0\n"
             f"  try: {cure}, or another {name}"
         )
     return factor
 
 
-def shared_steps(shape: str, settings: Settings, steps: int) -> int:
-    """How many steps from the first on have the same factors in every longer run; `NEVER` where all have."""
-    return SHAPES[shape].shared(Fall(settings, steps))
-
-
-def _rise(settings: Settings) -> Factors:
-    warmup = settings["warmup"]
-    if "start" not in settings:
+def _rise(at: Fall) -> Factors:
+    warmup = at.warmup
+    if "start" not in at.settings:
         return lambda step: (step + 1) / (warmup + 1)
-    start = settings["start"]
+    start = at.settings["start"]
     return lambda step: start + (1.0 - start) * math.sin(_QUARTER * step / warmup) ** 2
-
-
-def _constant(_: Fall) -> Factors:
-    return lambda _: 1.0
-
-
-def _linear(at: Fall) -> Factors:
-    return at.along(at.left())
 
 
 def _polynomial(at: Fall) -> Factors:
@@ -122,17 +110,17 @@ def _polynomial(at: Fall) -> Factors:
 
 
 def _cosine(at: Fall) -> Factors:
-    last, falling = at.last, at.last - at.settings["warmup"]
+    last, falling = at.last, at.last - at.warmup
     return at.along(lambda step: math.sin(_QUARTER * (last - step) / falling) ** 2)
 
 
 def _exponential(at: Fall) -> Factors:
-    floor, warmup, falling = at.floor, at.settings["warmup"], at.last - at.settings["warmup"]
+    floor, warmup, falling = at.floor, at.warmup, at.last - at.warmup
     return lambda step: floor ** ((step - warmup) / falling)
 
 
 def _inverse_sqrt(at: Fall) -> Factors:
-    warmup, scale = at.settings["warmup"], max(at.settings["warmup"], 1)
+    warmup, scale = at.warmup, max(at.warmup, 1)
     return lambda step: math.sqrt(scale / (step - warmup + scale))
 
 
@@ -142,23 +130,20 @@ def _steps(at: Fall) -> Factors:
 
 
 def _stable_decay(at: Fall) -> Factors:
-    last, cooldown = at.last, at.settings["cooldown"]
-    fall = at.along(lambda step: _one_minus_sqrt((last - step) / cooldown))
+    last, cooldown = at.last, int(at.settings["cooldown"])
+
+    def one_minus_sqrt(step: int) -> float:
+        left = (last - step) / cooldown
+        return left / (1.0 + math.sqrt(1.0 - left))  # is 1 - sqrt(1 - left), without the cancellation near 0
+
+    fall = at.along(one_minus_sqrt)
     return lambda step: 1.0 if step <= last - cooldown else fall(step)
 
 
 def _restarts(at: Fall) -> Factors:
-    return _cycles(_cycle_starts(at.settings, at.steps), at.steps, at.floor)
-
-
-def _one_minus_sqrt(left: float) -> float:
-    return left / (1.0 + math.sqrt(1.0 - left))  # is 1 - sqrt(1 - left), without the cancellation near 0
-
-
-def _cycles(starts: list[int], steps: int, floor: float) -> Factors:
-    before_end = 1 if floor > 0.0 else 0  # a cycle reaches its floor as a run does: on its last step, or one later
-    lasts = [end - before_end for end in (*starts[1:], steps)]
-    span = 1.0 - floor
+    starts, floor, span = _cycle_starts(at), at.floor, 1.0 - at.floor
+    # a cycle reaches its floor as a run does: on its last step, or one later
+    lasts = [*(start - (at.steps - at.last) for start in starts[1:]), at.last]
 
     def factor(step: int) -> float:
         cycle = bisect_right(starts, step) - 1
@@ -168,31 +153,30 @@ def _cycles(starts: list[int], steps: int, floor: float) -> Factors:
     return factor
 
 
-def _cycle_starts(settings: Settings, steps: int) -> list[int]:
-    size, growth = float(settings["cycle"]), float(settings["cycle_growth"])
-    starts = [settings["warmup"]]
+def _cycle_starts(at: Fall) -> list[int]:
+    size, growth = float(at.settings["cycle"]), float(at.settings["cycle_growth"])
+    starts = [at.warmup]
     while True:
         following = starts[-1] + round(size)
         size *= growth
-        if 2 * (steps - following) < size:  # less than half of the next cycle is left: the one before takes it
+        if 2 * (at.steps - following) < size:  # less than half of the next cycle is left: the one before takes it
             return starts
         starts.append(following)
 
 
-def _never(_: Fall) -> int:
-    return NEVER
-
-
 SHAPES: dict[str, Shape] = {
-    "constant": Shape({"warmup": 0}, _constant, _never),
-    "linear": Shape({"warmup": 0, "floor": 0.0}, _linear),
+    "constant": Shape({"warmup": 0}, lambda _: lambda _: 1.0, lambda _: NEVER),
+    "linear": Shape({"warmup": 0, "floor": 0.0}, lambda at: at.along(at.left())),
     "cosine": Shape({"warmup": 0, "floor": 0.0}, _cosine),
     "polynomial": Shape(
         {"warmup": 0, "floor": 0.0, "power": 1.0}, _polynomial, steep=("power", "--schedule.floor 0.01")
     ),
-    "inverse-sqrt": Shape({"warmup": "5%"}, _inverse_sqrt, _never),
+    "inverse-sqrt": Shape({"warmup": "5%"}, _inverse_sqrt, lambda _: NEVER),
     "step": Shape(
-        {"warmup": 0, "drops": ("50%", "75%"), "drop_factor": 0.1}, _steps, _never, ("drop_factor", "fewer drops")
+        {"warmup": 0, "drops": ("50%", "75%"), "drop_factor": 0.1},
+        _steps,
+        lambda _: NEVER,
+        steep=("drop_factor", "fewer drops"),
     ),
     "exponential": Shape({"warmup": 0, "floor": 0.01}, _exponential),
     "one-cycle": Shape({"warmup": "30%", "floor": 0.0, "start": 1 / 25}, _cosine),
@@ -204,7 +188,7 @@ SHAPES: dict[str, Shape] = {
     "restarts": Shape(
         {"warmup": 0, "floor": 0.0, "cycle": "25%", "cycle_growth": 1.0},
         _restarts,
-        lambda at: _cycle_starts(at.settings, at.steps)[-1] + 1,
+        lambda at: _cycle_starts(at)[-1] + 1,
     ),
 }
 """All shapes, by the name that a flag gives them."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from surefoot.config.durations import Length, in_steps
 from surefoot.errors import ConfigError
-from surefoot.schedules import curves, validation
-from surefoot.schedules.curves import Factors
+from surefoot.schedules import validation
+from surefoot.schedules.curves import SHAPES, Factors, Fall, curve
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Schedule:
         >>> warmup_cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
         10
         """
-        return Schedule(self.shape, **validation.in_a_run(self.shape, self._given, length))
+        return Schedule(self.shape, **self._in(length).settings)
 
     def factors(self, length: Length) -> Factors:
         """The factor on the base learning rate as a function of the step; under a microsecond a call."""
-        return curves.curve(self.shape, validation.in_a_run(self.shape, self._given, length), length.steps)
+        return curve(SHAPES[self.shape], self._in(length))
 
     def shared_steps(self, length: Length) -> int:
         """How many steps from the first on have the same factors in every longer run.
@@ -71,7 +71,10 @@ class Schedule:
         >>> warmup_stable_decay(cooldown=20).shared_steps(Length(steps=100, samples_per_epoch=100, batch_size=10))
         81
         """
-        return curves.shared_steps(self.shape, validation.in_a_run(self.shape, self._given, length), length.steps)
+        return SHAPES[self.shape].shared(self._in(length))
+
+    def _in(self, length: Length) -> Fall:
+        return validation.in_a_run(self.shape, self._given, length)
 
     def described(self) -> dict[str, Any]:
         """The shape and the settings that are not absent, as JSON."""
@@ -92,11 +95,9 @@ class Joined:
 
     @property
     def warmup(self) -> str | int | None:
-        """That of the first part."""
         return self.first.warmup
 
     def resolved(self, length: Length) -> Joined:
-        """The same, with all durations in steps; `ConfigError` where a part does not fit."""
         at, before, after = self._cut(length)
         try:
             return Joined(self.first.resolved(before), self.second.resolved(after), at)
@@ -104,27 +105,22 @@ class Joined:
             raise ConfigError(f"joined at step {at} of {length.steps}: {problem}") from problem
 
     def factors(self, length: Length) -> Factors:
-        """The factor on the base learning rate as a function of the step."""
         at, before, after = (whole := self.resolved(length))._cut(length)
         first, second = whole.first.factors(before), whole.second.factors(after)
         return lambda step: first(step) if step < at else second(step - at)
 
     def shared_steps(self, length: Length) -> int:
-        """How many steps from the first on have the same factors in every longer run."""
         at, _, after = self._cut(length)
         return at + self.second.shared_steps(after)
 
     def described(self) -> dict[str, Any]:
-        """Both parts and the step between them, as JSON."""
         return {"shape": "joined", "first": self.first.described(), "second": self.second.described(), "at": self.at}
 
     def _cut(self, length: Length) -> tuple[int, Length, Length]:
         at = in_steps(self.at, length=length, setting="at")
         if not 0 < at < length.steps:
-            raise ConfigError(
-                f"at = {validation.shown(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
-                "  try: at='50%'"
-            )
+            needed = f"two joined schedules in a run of {length.steps} steps need one for each"
+            raise ConfigError(f"at = {validation.shown(at, self.at)}: {needed}\n  try: at='50%'")
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 from surefoot.config.durations import Length, in_steps
 from surefoot.errors import ConfigError
@@ -43,18 +42,19 @@ def refuse_foreign_or_out_of_range(shape: str, given: Settings) -> None:
         raise ConfigError(f"schedule.drops = {drops!r}: needed is a tuple of durations, as ('50%', '75%')")
 
 
-def in_a_run(shape: str, given: Settings, length: Length) -> dict[str, Any]:
+def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
     """All settings of a shape, defaults filled in and durations in steps; `ConfigError` where they do not fit the run."""
     takes = SHAPES[shape].takes
-    written = {**takes, **{name: value for name, value in given.items() if name in takes}}
+    written: Settings = {**takes, **{name: value for name, value in given.items() if name in takes}}
     settings = dict(written)
     for name in ("warmup", "cooldown", "cycle"):
         if name in settings:
             settings[name] = in_steps(written[name], length=length, setting=f"schedule.{name}")
     if "drops" in settings:
         settings["drops"] = tuple(in_steps(drop, length=length, setting="schedule.drops") for drop in written["drops"])
-    _refuse_what_does_not_fit(settings, written, length.steps)
-    return settings
+    fall = Fall(settings, length.steps)
+    _refuse_what_does_not_fit(fall, written)
+    return fall
 
 
 def shown(steps: int, written: str | int) -> str:
@@ -66,8 +66,8 @@ def shown(steps: int, written: str | int) -> str:
     return f"{steps} steps" if isinstance(written, int) else f"{steps} steps ({written})"
 
 
-def _refuse_what_does_not_fit(settings: Settings, written: Settings, steps: int) -> None:
-    warmup = settings["warmup"]
+def _refuse_what_does_not_fit(fall: Fall, written: Settings) -> None:
+    settings, steps, warmup = fall.settings, fall.steps, fall.warmup
     if warmup >= steps:
         raise ConfigError(
             f"schedule.warmup = {shown(warmup, written['warmup'])} does not fit in a run of {steps} steps:"
@@ -75,7 +75,7 @@ def _refuse_what_does_not_fit(settings: Settings, written: Settings, steps: int)
             f"  try: --schedule.warmup 5%, or --length '{10 * warmup} steps'"
         )
     if "cooldown" in settings:
-        cooldown, room = settings["cooldown"], Fall(settings, steps).last - warmup
+        cooldown, room = settings["cooldown"], fall.last - warmup
         if cooldown > room or (cooldown == 0 and settings["floor"] > 0.0):
             raise ConfigError(
                 f"schedule.cooldown = {shown(cooldown, written['cooldown'])} does not fit in a run of {steps} steps:"

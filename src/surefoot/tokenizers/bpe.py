@@ -9,7 +9,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import compress, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path
 from surefoot.errors import DataError
-from surefoot.tokenizers.tokenizer import described, encodable, listed
+from surefoot.tokenizers.tokenizer import described, encodable, listed, parsed
 
 if TYPE_CHECKING:
     import tokenizers
 
-
 _WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
-
 _PLAIN = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+END = "<|endoftext|>"
+_GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
 def tokens_by_word(
@@ -62,11 +62,6 @@ def splits_into_words(tokenizer: tokenizers.Tokenizer) -> bool:
     pieces = json.loads(tokenizer.pre_tokenizer.__getstate__())
     plain = {key: value for key, value in pieces.items() if key != "trim_offsets"} == _PLAIN
     return plain and all(token.special for token in tokenizer.get_added_tokens_decoder().values())
-
-
-END = "<|endoftext|>"
-
-_GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
 class BpeTokenizer:
@@ -118,18 +113,13 @@ class BpeTokenizer:
                 f"no tokenizer at {path}\n"
                 "  give a tokenizer.json, or a directory with GPT-2's encoder.json and vocab.bpe"
             )
-        try:
-            text = path.read_text(encoding="utf-8")
-            found = json.loads(text)
-        except (OSError, ValueError, RecursionError) as problem:
-            raise DataError(f"{path} is no tokenizer: {problem}") from problem
+        text, found = parsed(path, problem=f"{path} is no tokenizer")
         if isinstance(found, dict) and "kind" in found:
             return cls.from_json(text)
         return cls(_from_library(text, where=str(path)))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The tokenizer that `to_json` described."""
         return cls(_from_library(json.dumps(described(text, "bpe")["tokenizer"]), where="the description"))
 
     def to_json(self) -> str:
@@ -149,15 +139,14 @@ class BpeTokenizer:
         return found
 
     def encode(self, text: str) -> NDArray[Any]:
-        """The tokens of a text."""
         return np.array(self.tokenizer.encode(encodable(text), add_special_tokens=False).ids, dtype=self.dtype)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """The tokens of many texts: those of ASCII word by word, others by the library on all cores."""
-        plain = [text for text in texts if self.by_word and text.isascii()]
-        by_word = iter(tokens_by_word(plain, self._by_library, self.dtype))
-        whole = iter(self._by_library([text for text in texts if not (self.by_word and text.isascii())]))
-        return [next(by_word if self.by_word and text.isascii() else whole) for text in texts]
+        plain = [self.by_word and text.isascii() for text in texts]
+        by_word = iter(tokens_by_word([*compress(texts, plain)], self._by_library, self.dtype))
+        whole = iter(self._by_library([text for text, is_plain in zip(texts, plain, strict=True) if not is_plain]))
+        return [next(by_word if is_plain else whole) for is_plain in plain]
 
     def _by_library(self, texts: list[str]) -> list[NDArray[Any]]:
         encoded = self.tokenizer.encode_batch_fast([encodable(text) for text in texts], add_special_tokens=False)
@@ -197,10 +186,9 @@ def _from_library(text: str, *, where: str) -> tokenizers.Tokenizer:
         raise DataError(
             f"{where} drops merges at random: the same text would have other tokens each time\n  set its dropout to null"
         )
-    if max(found.get_vocab().values()) + 1 != found.get_vocab_size():
-        raise DataError(
-            f"{where} has holes in its numbering: {found.get_vocab_size()} tokens, the last of which is {max(found.get_vocab().values())}"
-        )
+    last, tokens = max(found.get_vocab().values()), found.get_vocab_size()
+    if last + 1 != tokens:
+        raise DataError(f"{where} has holes in its numbering: {tokens} tokens, the last of which is {last}")
     return found
 
 

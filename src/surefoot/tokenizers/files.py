@@ -1,13 +1,12 @@
-"""From text to tokens and back: one token per byte, one per character, or byte pairs as in `tokenizers/bpe.py`."""
+"""The tokenizer that a file, a directory or a text describes, of whatever kind it is."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from surefoot.config.paths import local_path
-from surefoot.errors import DataError
-from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer, Tokenizer, described
+from surefoot.tokenizers.bpe import BpeTokenizer
+from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer, Tokenizer, described, parsed
 
 
 def tokenizer_from_json(text: str) -> Tokenizer:
@@ -20,8 +19,6 @@ def tokenizer_from_json(text: str) -> Tokenizer:
         case "characters":
             return CharacterTokenizer.from_json(text)
         case "bpe":
-            from surefoot.tokenizers.bpe import BpeTokenizer  # which imports this file, and a library
-
             return BpeTokenizer.from_json(text)
     return ByteTokenizer.from_json(text)
 
@@ -31,14 +28,8 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
     Such a directory has a tokenizer.json (as every run's has), or GPT-2's encoder.json and vocab.bpe. Raises `DataError`.
     """
-    from surefoot.tokenizers.bpe import BpeTokenizer
-
     path = local_path(path, setting="path")
     inside = path / "tokenizer.json"
     file = inside if inside.is_file() else path
-    try:
-        text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
-        found = json.loads(text)
-    except (OSError, ValueError, RecursionError) as problem:
-        raise DataError(f"{file} is no tokenizer: {problem}") from problem
+    text, found = parsed(file, problem=f"{file} is no tokenizer") if file.is_file() else ("", None)
     return tokenizer_from_json(text) if isinstance(found, dict) and "kind" in found else BpeTokenizer.load(file)

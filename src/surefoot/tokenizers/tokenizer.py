@@ -1,9 +1,10 @@
-"""From text to tokens and back: one token per byte, one per character, or byte pairs as in `tokenizers/bpe.py`."""
+"""From text to tokens and back: what every tokenizer does, and those with one token per byte or per character."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -57,15 +58,9 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> NDArray[np.uint16]:
         """One token per byte; raises `DataError` for half of a surrogate pair, which UTF-8 has no bytes for."""
-        try:
-            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
-        except UnicodeEncodeError as problem:
-            raise DataError(
-                f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable"
-            ) from problem
+        return np.frombuffer(encodable(text).encode(), dtype=np.uint8).astype(np.uint16)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The tokens of many texts."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -78,7 +73,6 @@ class ByteTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The tokenizer that `to_json` described."""
         described(text, "bytes")
         return cls()
 
@@ -131,11 +125,9 @@ class CharacterTokenizer:
         return ids.astype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The tokens of many texts."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these tokens."""
         return "".join(self.characters[one] for one in listed(ids, self.vocabulary))
 
     def to_json(self) -> str:
@@ -144,22 +136,27 @@ class CharacterTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The tokenizer that `to_json` described."""
         return cls(str(described(text, "characters")["characters"]))
 
 
 def described(text: str, kind: str | None) -> dict[str, Any]:
     """What `to_json` wrote of a tokenizer of one kind (None: of any); `DataError` for anything else."""
     needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"no description of a tokenizer: {problem}") from problem
+    _, found = parsed(text, problem="no description of a tokenizer")
     if not isinstance(found, dict) or found.get("kind") not in needed or set(found) != needed[found["kind"]]:
         raise DataError(f"no description of a tokenizer: {text[:60]!r}; expected what to_json() gives")
     if kind is not None and found["kind"] != kind:
         raise DataError(f"the description is of a tokenizer of {found['kind']}, asked for was one of {kind}")
     return found
+
+
+def parsed(source: str | Path, *, problem: str) -> tuple[str, Any]:
+    """A text or that of a file, and what it holds as JSON; `DataError` with the `problem` that it is where it holds none."""
+    try:
+        text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
+        return text, json.loads(text)
+    except (OSError, ValueError, RecursionError) as cause:
+        raise DataError(f"{problem}: {cause}") from cause
 
 
 def _codes(text: str) -> NDArray[np.uint32]:
@@ -169,16 +166,14 @@ def _codes(text: str) -> NDArray[np.uint32]:
 
 def listed(ids: Any, vocabulary: int) -> list[int]:
     """Tokens as plain integers; `DataError` for one outside the vocabulary."""
-    from torch import (
-        Tensor,
-    )  # not above: the processes that prepare token shards start in a tenth of the time without torch
+    # not above: the processes that prepare token shards start in a tenth of the time without torch
+    from torch import Tensor
 
     found = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(one) for one in ids]
     wrong = next((one for one in found if not 0 <= one < vocabulary), None)
     if wrong is not None:
-        raise DataError(
-            f"token {wrong} is outside this tokenizer's vocabulary of {vocabulary}: was it trained with another one?"
-        )
+        problem = f"token {wrong} is outside this tokenizer's vocabulary of {vocabulary}"
+        raise DataError(f"{problem}: was it trained with another one?")
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.optim.in_place import loss_of, made_steps, replace, subtract
+from surefoot.optim.in_place import by_group, made_steps, replace, subtract
 from surefoot.optim.registry import OptimizerKind, Shapes
 
 
@@ -33,19 +33,11 @@ class Adafactor(Optimizer):
         settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "smallest_scale": smallest_scale}
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **settings})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step, or none where `found_inf` says so."""
-        loss = loss_of(closure)
-        found_inf: Tensor | None = vars(self).get("found_inf")
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                made_steps([self._started(parameter)["step"] for parameter in parameters], found_inf=found_inf)
-                updates = [self._update(parameter, group, found_inf) for parameter in parameters]
-                decay = group["lr"] * group["weight_decay"]
-                subtract(parameters, updates, decay=decay, found_inf=found_inf)
-        return loss
+    @by_group
+    def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+        made_steps([self._started(parameter)["step"] for parameter in parameters], found_inf=found_inf)
+        updates = [self._update(parameter, group, found_inf) for parameter in parameters]
+        subtract(parameters, updates, decay=group["lr"] * group["weight_decay"], found_inf=found_inf)
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
         """What is taken from the parameter, without its decay; moves the mean squares."""
@@ -86,13 +78,13 @@ def _root_mean_square(tensor: Tensor) -> Tensor:
     return norm
 
 
+def _state_bytes(_: Adafactor, shapes: Shapes) -> int:
+    return sum(_rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes)
+
+
 def _rows_and_columns(shape: Sequence[int]) -> int:
     numbers = prod(shape)
     return numbers if len(shape) < 2 or not numbers else numbers // shape[-1] + numbers // shape[-2]
-
-
-def _state_bytes(_: Adafactor, shapes: Shapes) -> int:
-    return sum(_rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes)
 
 
 KINDS = (

@@ -6,7 +6,6 @@ cannot be undone; so here are its numbers (map, blocks of 256, 32 bits for the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
-from surefoot.optim.in_place import loss_of, made_steps, replace, subtract
+from surefoot.optim.in_place import by_group, made_steps, replace, subtract
 from surefoot.optim.registry import OptimizerKind, Shapes
 
 BLOCK = 256
@@ -49,19 +48,12 @@ class AdamW8bit(Optimizer):
             for key, code in (("exp_avg", signed), ("exp_avg_sq", unsigned))
         }
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step, or none where `found_inf` says so."""
-        loss = loss_of(closure)
-        found_inf: Tensor | None = vars(self).get("found_inf")
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                made_steps([self._started(parameter)["step"] for parameter in parameters], found_inf=found_inf)
-            for parameter in parameters:  # one by one: only its own moments are in 32 bits at a time
-                update = self._update(parameter, group, found_inf)
-                subtract([parameter], [update], rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
-        return loss
+    @by_group
+    def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+        made_steps([self._started(parameter)["step"] for parameter in parameters], found_inf=found_inf)
+        for parameter in parameters:  # one by one: only its own moments are in 32 bits at a time
+            update = self._update(parameter, group, found_inf)
+            subtract([parameter], [update], rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
         """Adam's direction for a parameter; moves its moments."""
@@ -89,10 +81,9 @@ class AdamW8bit(Optimizer):
         if state[key].dtype is not torch.uint8:
             replace(state[key], value, found_inf=found_inf)
             return
-        code = self.maps[key, value.device]
-        codes, made = self.quantisation.quantize_blockwise(value, code=code, blocksize=BLOCK)
+        codes, largest = self._codes(key, value)
         replace(state[key], codes, found_inf=found_inf)
-        replace(state[f"{key}_largest"], made.absmax, found_inf=found_inf)
+        replace(state[f"{key}_largest"], largest, found_inf=found_inf)
 
     def _started(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
@@ -100,14 +91,16 @@ class AdamW8bit(Optimizer):
             return state
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         for key in ("exp_avg", "exp_avg_sq"):
-            zeros = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
-            if parameter.numel() < SMALLEST:
-                state[key] = zeros
-                continue
-            code = self.maps[key, parameter.device]
-            codes, made = self.quantisation.quantize_blockwise(zeros, code=code, blocksize=BLOCK)
-            state[key], state[f"{key}_largest"] = codes, made.absmax
+            state[key] = zeros = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+            if parameter.numel() >= SMALLEST:
+                state[key], state[f"{key}_largest"] = self._codes(key, zeros)
         return state
+
+    def _codes(self, key: str, value: Tensor) -> tuple[Tensor, Tensor]:
+        """A moment in 8 bits, and the largest magnitude of each block."""
+        code = self.maps[key, value.device]
+        codes, blocks = self.quantisation.quantize_blockwise(value, code=code, blocksize=BLOCK)
+        return codes, blocks.absmax
 
 
 def quantisation() -> ModuleType:

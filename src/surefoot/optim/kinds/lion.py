@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.optim.in_place import loss_of, move_towards, subtract
+from surefoot.optim.clipping import present
+from surefoot.optim.in_place import by_group, move_towards, subtract
 from surefoot.optim.registry import OptimizerKind, copies
 
 
@@ -30,23 +30,15 @@ class Lion(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step, or none where `found_inf` says so."""
-        loss = loss_of(closure)
-        found_inf: Tensor | None = vars(self).get("found_inf")
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not parameters:
-                continue
-            gradients = [parameter.grad for parameter in parameters]
-            momenta = [self._momentum(parameter) for parameter in parameters]
-            beta1, beta2 = group["betas"]
-            directions = torch._foreach_lerp(momenta, gradients, 1.0 - beta1)
-            torch._foreach_sign_(directions)
-            subtract(parameters, directions, rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
-            move_towards(momenta, gradients, share=1.0 - beta2, found_inf=found_inf)
-        return loss
+    @by_group
+    def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+        gradients = present(parameters)
+        momenta = [self._momentum(parameter) for parameter in parameters]
+        beta1, beta2 = group["betas"]
+        directions = torch._foreach_lerp(momenta, gradients, 1.0 - beta1)
+        torch._foreach_sign_(directions)
+        subtract(parameters, directions, rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
+        move_towards(momenta, gradients, share=1.0 - beta2, found_inf=found_inf)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]

@@ -47,7 +47,6 @@ class MuonWithAdamW(Optimizer):
         ns_steps: int = 5,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
-        fused: bool = True,
     ) -> None:
         hidden = [group for group in groups if group["hidden"]]
         others = [group for group in groups if not group["hidden"]]
@@ -61,7 +60,7 @@ class MuonWithAdamW(Optimizer):
         flat = [{**_plain(group), "params": held} for group, held in zip(hidden, self.matrices, strict=True)]
         self.parts: list[Optimizer] = [BatchedMuon(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)]  # type: ignore[arg-type]
         if others:
-            self.parts.append(AdamW([_plain(group) for group in others], lr=lr, betas=betas, eps=eps, fused=fused))
+            self.parts.append(AdamW([_plain(group) for group in others], lr=lr, betas=betas, eps=eps, fused=True))
         own = [
             {**inner, "params": group["params"], "by": by}
             for part, given, by in zip(self.parts, (hidden, others), ("Muon", "AdamW"), strict=False)
@@ -70,7 +69,6 @@ class MuonWithAdamW(Optimizer):
         super().__init__(own, {"lr": lr})
 
     def hand_over(self) -> None:
-        """Give the parts the rates, gradients and state that are here."""
         inner_groups = [inner for part in self.parts for inner in part.param_groups]
         for inner, group in zip(inner_groups, self.param_groups, strict=True):
             inner |= {key: value for key, value in group.items() if key not in ("params", "by")}
@@ -126,7 +124,6 @@ class BatchedMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step, or none where `found_inf` says so."""
         loss = loss_of(closure)
         found_inf: Tensor | None = vars(self).get("found_inf")
         held = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]

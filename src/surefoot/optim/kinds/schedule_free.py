@@ -7,15 +7,15 @@ state holds z, so that x = y + (1 - 1 / beta1) (z - y) need not be kept: `Schedu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.optim.clipping import present
 from surefoot.optim.ema import Twin, copy_buffers
-from surefoot.optim.in_place import add_to_each, loss_of, made_steps, move_towards, subtract
+from surefoot.optim.in_place import add_to_each, by_group, made_steps, move_towards, subtract
 from surefoot.optim.registry import OptimizerKind, copies
 
 
@@ -36,19 +36,10 @@ class ScheduleFree(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step, or none where `found_inf` says so."""
-        loss = loss_of(closure)
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._move(parameters, group, vars(self).get("found_inf"))
-        return loss
-
-    def _move(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+    @by_group
+    def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
         states = [self._started(parameter) for parameter in parameters]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = present(parameters)
         squares, fast = [state["exp_avg_sq"] for state in states], [state["z"] for state in states]
         (beta1, beta2), rate = group["betas"], group["lr"]
 
@@ -102,7 +93,6 @@ class ScheduleFreeAverage:
         self._moved = bool(optimizer.state)  # True where the optimizer was built again on the way
 
     def restart(self, live: nn.Module) -> None:
-        """Begin again at the model's weights, such as those that were loaded into it before the first step."""
         self.twin.copy_parameters()
         self._moved = True
         self.refresh(live)

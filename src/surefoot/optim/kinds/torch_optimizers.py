@@ -6,10 +6,9 @@ undone there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from torch import optim
+from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from surefoot.optim.in_place import fused_sgd_writes
@@ -26,29 +25,24 @@ from surefoot.optim.registry import (
 )
 
 
-def _fused(made: Callable[..., Optimizer]) -> Build:
+def _build(made: Callable[..., Optimizer], flag: str, fits: Callable[[Tensor], bool], **fixed: bool) -> Build:
+    """With a flag that is set where it fits all parameters."""
+
     def build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
-        real = all(parameter.is_floating_point() for parameter in _parameters(groups))
-        return made(with_rates(groups, lr), lr=lr, fused=real, **settings)
+        flags = {**fixed, flag: all(fits(parameter) for group in groups for parameter in group.parameters)}
+        return made(with_rates(groups, lr), lr=lr, **flags, **settings)
 
     return build
 
 
-def _capturable(made: Callable[..., Optimizer]) -> Build:
-    def build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
-        on_device = all(parameter.is_cuda or parameter.is_meta for parameter in _parameters(groups))
-        return made(with_rates(groups, lr), lr=lr, decoupled_weight_decay=True, capturable=on_device, **settings)
-
-    return build
+def _fused(made: type[Optimizer]) -> Build:
+    return _build(
+        made, "fused", lambda held: held.is_floating_point() and (made is not optim.SGD or fused_sgd_writes(held))
+    )
 
 
-def _sgd(groups: Sequence[Group], lr: float, settings: Mapping[str, Any]) -> Optimizer:
-    fused = all(each.is_floating_point() and fused_sgd_writes(each) for each in _parameters(groups))
-    return optim.SGD(with_rates(groups, lr), lr=lr, fused=fused, **settings)
-
-
-def _parameters(groups: Sequence[Group]) -> list[Any]:
-    return [parameter for group in groups for parameter in group.parameters]
+def _capturable(made: type[Optimizer]) -> Build:
+    return _build(made, "capturable", lambda held: held.is_cuda or held.is_meta, decoupled_weight_decay=True)
 
 
 def _bytes_of_sgd(optimizer: optim.SGD, shapes: Shapes) -> int:
@@ -77,7 +71,7 @@ def _named(
 KINDS = (
     _named("adamw", optim.AdamW, _fused(optim.AdamW), skip="fused kernel", state_bytes=copies(2)),
     _named("adam", optim.Adam, _fused(optim.Adam), skip="fused kernel", state_bytes=copies(2)),
-    _named("sgd", optim.SGD, _sgd, skip="fused kernel", state_bytes=_bytes_of_sgd),
+    _named("sgd", optim.SGD, _fused(optim.SGD), skip="fused kernel", state_bytes=_bytes_of_sgd),
     _named("nadam", optim.NAdam, _capturable(optim.NAdam), skip="copies", state_bytes=copies(2)),
     _named("radam", optim.RAdam, _capturable(optim.RAdam), skip="copies", state_bytes=copies(2)),
     _other(optim.Adagrad, count=1),
