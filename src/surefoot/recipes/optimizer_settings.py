@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -173,6 +174,11 @@ class RecipeSettings(TrainSettings):
         if stopping is not None and plateau is not None:
             refuse_end_before_reduction(plateau, stopping)
         return {"early_stopping": stopping, "plateau": plateau}
+
+
+def note(text: str) -> None:
+    """Print what is worth knowing about the data, on standard error."""
+    print(f"note: {text}", file=sys.stderr)
 
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:

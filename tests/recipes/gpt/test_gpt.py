@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import surefoot as sf
 from surefoot.config.tree import layered
 from surefoot.recipes import gpt
+from surefoot.recipes.gpt.corpus import corpus as read_corpus
 
 SENTENCE = "the cat sat on the mat and the dog ran to the cat while a bird sang in the old tree by the river bank"
 WORDS = SENTENCE.split()
@@ -72,7 +73,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
     scores = run.scores()
 
     held_out = text()[-round(0.05 * len(text())) :]
-    corpus = gpt.texts.corpus(str(path), tokenizer=tokenizer, vocabulary=300, held_out_fraction=0.05, saved=None)
+    corpus = read_corpus(gpt.Data(path=str(path), tokenizer=tokenizer, vocabulary=300))
     tokens = torch.from_numpy(corpus.held_out.astype(np.int64))
     nats = 0.0
     model = run.state.models["model"].eval()
