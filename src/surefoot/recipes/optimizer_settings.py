@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,7 +67,7 @@ class Optimizer:
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own = dict(vars(self))
         name, lr, decay = own.pop("name"), own.pop("lr"), own.pop("weight_decay")
         rate, usual_decay = OPTIMIZERS[name].first_run
         lr, decay = rate if lr is None else lr, usual_decay if decay is None else decay
@@ -109,7 +109,7 @@ class Schedule:
 
     def spec(self) -> schedules.Schedule:
         """The schedule for `sf.Run`; `ConfigError` for values that cannot be."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own = dict(vars(self))
         if self.warmup is None and not SHAPES[self.name].own_rise:
             own["warmup"] = "5%"
         return schedules.Schedule(own.pop("name"), **own)

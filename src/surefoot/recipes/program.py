@@ -1,6 +1,4 @@
-"""What makes a run: a recipe, or a function in a file of the user's own. And from a run's directory to all that once more:
-its program, its configuration, one of its checkpoints.
-"""
+"""What makes a run: a recipe, or a function in a file of the user's own; and from a run's directory the same once more."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import os
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -133,8 +132,6 @@ def program_again(
                 user_code.note_changed(Path(path), was=digest)
             return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
-            import shlex
-
             raise ConfigError(
                 f"{run} was made by a script, and only that can build it again:\n  {shlex.join(command)}\n"
                 "  there, surefoot.load(run) has evaluate(), replay(step) and verify(); anywhere, a model of yours gets its weights by\n"
@@ -203,9 +200,9 @@ def for_one_process(config: Any, run: Path) -> Any:
     config = in_directory(config, run)
     if getattr(config, "parallel", None) in _SHARED:  # a program's own setting of that name may be something else
         config = dataclasses.replace(config, parallel="none")
-    return (
-        dataclasses.replace(config, sharding=type(config.sharding)()) if isinstance(config, RecipeSettings) else config
-    )
+    if isinstance(config, RecipeSettings):
+        config = dataclasses.replace(config, sharding=type(config.sharding)())
+    return config
 
 
 def choose_checkpoint(run: Path, which: str | None) -> Contents:

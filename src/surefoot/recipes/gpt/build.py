@@ -156,10 +156,9 @@ def network_shape(config: Config, *, vocabulary: int) -> Any:
         raise sf.ConfigError(
             f"model.ngram_rows = {shape.ngram_rows} is of tables that are not there\n  --model.ngrams 2, 3 or 4 makes them"
         )
-    usual = {"tied": shape.family == "gpt2", "ngram_rows": 32768}
-    own = {name: value for name, value in vars(shape).items() if name not in usual or value is not None}
+    own = {name: value for name, value in vars(shape).items() if value is not None}
     try:
-        return sf.models.GPTShape(vocabulary=vocabulary, **usual | own)
+        return sf.models.GPTShape(**{"vocabulary": vocabulary, "tied": shape.family == "gpt2"} | own)
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem
 

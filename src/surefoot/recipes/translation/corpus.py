@@ -73,7 +73,9 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         parts = sf.Parallel(*sf.held_out_pairs(drawn, held_out_fraction=fraction), None)
     else:
         parts = sf.load_pairs(path, source=source, target=target, held_out_fraction=fraction, empty=data.empty)
-    chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocabulary)} tokens" + ("" if data.shared else " for each side")
+    chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocabulary)} tokens" + (
+        "" if data.shared else " for each side"
+    )
     place = saved if saved is not None or init is None else beside(local_path(init, setting="init"))
     if place is None:
         made = _trained(parts.training, data)
@@ -169,9 +171,7 @@ def refuse_small_vocabulary(vocabulary: int | None) -> None:
 
 def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     """The tokenizers of both sides, trained on what is trained on."""
-    trained = partial(
-        sf.SubwordTokenizer.trained, vocabulary=promised_vocabulary(data.vocabulary), kind=data.tokenizer
-    )
+    trained = partial(sf.SubwordTokenizer.trained, vocabulary=promised_vocabulary(data.vocabulary), kind=data.tokenizer)
     sides = [[pair[side] for pair in pairs] for side in (0, 1)]
     if data.shared:
         both = trained([*sides[0], *sides[1]])

@@ -42,7 +42,9 @@ class Search:
 
 def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_size: int = 32) -> list[str]:
     """The translation of each sentence in one line; of an empty one an empty one. `DataError` for one that is too long."""
-    rows = {place: search.source.encode(sentence.strip()) for place, sentence in enumerate(sentences) if sentence.strip()}
+    rows = {
+        place: search.source.encode(sentence.strip()) for place, sentence in enumerate(sentences) if sentence.strip()
+    }
     for place in rows:
         why = _too_long(model, search.source, sentences[place])
         if why is not None:
