@@ -41,10 +41,8 @@ def gathering(dataset: Any) -> Gathers | None:
 
     Tensors (a `TensorDataset`, or a tuple of tensors), a data set with `gather`, and a `Subset` or a `Mixture` of such.
     """
-    if type(dataset) is TensorDataset:
-        return _Tensors(dataset.tensors)
-    if is_tensors(dataset):
-        return _Tensors(dataset)
+    if tensors := tensors_of(dataset):
+        return _Tensors(tensors)
     if type(dataset) is Subset:
         whole = gathering(dataset.dataset)
         return None if whole is None else _Chosen(whole, np.asarray(dataset.indices, dtype=np.int64))
@@ -56,6 +54,30 @@ def gathering(dataset: Any) -> Gathers | None:
 def is_tensors(dataset: Any) -> bool:
     """Whether a data set is a tuple of tensors."""
     return isinstance(dataset, tuple) and bool(dataset) and all(isinstance(part, Tensor) for part in dataset)
+
+
+def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
+    """The columns of a `TensorDataset` or a tuple of tensors; none of other data sets."""
+    return dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
+
+
+def sample_count(dataset: Any) -> int:
+    """How many samples a data set has; of a tuple of tensors their rows."""
+    return len(dataset[0]) if is_tensors(dataset) else len(dataset)
+
+
+def by_sample(dataset: Any) -> Any:
+    """A data set of which `dataset[sample]` is a sample: a tuple of tensors becomes a `TensorDataset`."""
+    return TensorDataset(*dataset) if is_tensors(dataset) else dataset
+
+
+def first_few(ids: Ids) -> str:
+    """The numbers of some samples for a message.
+
+    >>> first_few(np.arange(5))
+    '0, 1, 2, 3 ...'
+    """
+    return ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
 
 
 class _Tensors:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset
 
-from surefoot.data.gathering import gathering, is_tensors
+from surefoot.data.gathering import gathering, sample_count, tensors_of
 from surefoot.data.order import Ids
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -44,7 +44,7 @@ class Cut(Protocol):
     """A data set of windows over something longer: two that are cut elsewhere from the same place have no sample in common."""
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each of these windows (`first_look.passages`), and all their targets."""
+        """A passage out of each of these windows, and all their targets."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
         reading_s = _READING_S / (1 + len(splits))
         looked = _looked(train, seed=seed, reading_s=reading_s)
         known = set(looked.samples)
-        found: dict[str, Any] = {"samples": _samples(train), "looked_at": len(looked.samples)}
+        found: dict[str, Any] = {"samples": sample_count(train), "looked_at": len(looked.samples)}
         if looked.targets is not None and looked.targets.size:
             values, counts = np.unique(looked.targets, return_counts=True)
             found["targets"] = {"distinct": len(values), "most_common_fraction": float(counts.max() / counts.sum())}
@@ -93,7 +93,7 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
     plain = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in arrays if array.size]
     if not plain:
         return []
-    joined = np.ascontiguousarray(np.concatenate(plain, axis=1)) if len(plain) > 1 else plain[0]
+    joined = np.concatenate(plain, axis=1)
     rows: list[bytes] = joined.view(f"V{joined.shape[1]}").ravel().tolist()
     return rows
 
@@ -115,9 +115,8 @@ def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
         part_NT = windows_NT[start : start + 256].astype(np.int64)
         hashes_NT = np.zeros((len(part_NT), places), dtype=np.uint64)
         for place in range(gram):
-            hashes_NT = (hashes_NT + part_NT[:, place : place + places].astype(np.uint64)) * np.uint64(
-                0x9E3779B97F4A7C15
-            )
+            hashes_NT += part_NT[:, place : place + places].astype(np.uint64)
+            hashes_NT *= np.uint64(0x9E3779B97F4A7C15)
             hashes_NT ^= hashes_NT >> np.uint64(29)
         firsts = hashes_NT.argmin(axis=1)
         chosen = np.take_along_axis(part_NT, firsts[:, None] + np.arange(long), axis=1)
@@ -139,16 +138,14 @@ def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: f
 def _is_same(first: Any, second: Any) -> bool:
     if first is second:
         return True
-    ours, theirs = _tensors(first), _tensors(second)
-    return (
-        bool(ours) and len(ours) == len(theirs) and all(one is other for one, other in zip(ours, theirs, strict=True))
-    )
+    ours, theirs = tensors_of(first), tensors_of(second)
+    return bool(ours) and [id(part) for part in ours] == [id(part) for part in theirs]
 
 
 def _looked(dataset: Any, *, seed: int, reading_s: float) -> Looked:
     try:
         whole = _stored(dataset)
-        samples = _samples(dataset)
+        samples = sample_count(dataset)
         generator = np.random.default_rng(fold(stream_key(seed, "first look"), 0))
         if whole is None:
             return _read(dataset, _chosen(samples, _MOST_READ, generator), seed=seed, reading_s=reading_s)
@@ -185,16 +182,13 @@ def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
         return dataset.stored
     if isinstance(dataset, Cut):
         return dataset.passages
-    tensors = _tensors(dataset)
-    if tensors:
+    if tensors := tensors_of(dataset):
         return lambda ids: _of_tensors([part.detach()[torch.from_numpy(ids).to(part.device)] for part in tensors])
     if type(dataset) is Subset:
         inner, indices = _stored(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return None if inner is None else lambda ids: inner(indices[ids])
     gathers = gathering(dataset)
-    if gathers is None:
-        return None
-    return lambda ids: _of_tensors(gathers.gather(ids, np.zeros_like(ids)))
+    return None if gathers is None else lambda ids: _of_tensors(gathers.gather(ids, np.zeros_like(ids)))
 
 
 def _of_tensors(batch: Any) -> Batch:
@@ -203,7 +197,6 @@ def _of_tensors(batch: Any) -> Batch:
 
 
 def _read(dataset: Any, ids: Ids, *, seed: int, reading_s: float) -> Looked:
-    """Sample by sample, as long as there is time; all under the same random numbers."""
     bits, begun = stream_key(seed, "first look"), perf_counter()
     rows: list[int] = []
     targets: list[NDArray[np.int64]] | None = []
@@ -254,15 +247,6 @@ def _target(sample: Any) -> NDArray[np.int64] | None:
 
 def _counted(targets: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
     return None if targets is None else targets[targets != _IGNORED]
-
-
-def _tensors(dataset: Any) -> tuple[Tensor, ...]:
-    return dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
-
-
-def _samples(dataset: Any) -> int:
-    tensors = _tensors(dataset)
-    return len(tensors[0]) if tensors else len(dataset)
 
 
 def _chosen(samples: int, most: int, generator: np.random.Generator) -> Ids:

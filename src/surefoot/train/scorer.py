@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from surefoot.data.dataset_checks import check_split
-from surefoot.data.gathering import is_tensors
+from surefoot.data.gathering import sample_count
 from surefoot.data.loader import in_order
 from surefoot.data.pipeline import Supply
 from surefoot.distributed.strategy import Alone, Ranks
@@ -81,7 +81,7 @@ class Scoring:
     def seconds(self, name: str, *, batches: int = 3) -> float:
         """About how long it takes to score a split now: as measured with so many of its batches, without the judging."""
         split, forward = self.splits[name], self._forward()
-        samples = len(split.dataset[0]) if is_tensors(split.dataset) else len(split.dataset)
+        samples = sample_count(split.dataset)
         took_s, seen = 0.0, 0
         for batch in self.supply.split(split.dataset, batch_size=split.batch_size, most=batches):
             begun = perf_counter()
@@ -104,7 +104,7 @@ class Scoring:
         """
         name, _, wanted = score.partition("/")
         split = self.splits[name]
-        samples = len(split.dataset[0]) if is_tensors(split.dataset) else len(split.dataset)
+        samples = sample_count(split.dataset)
         return scored_by_batch(
             self._forward(),
             self.supply.split(split.dataset, batch_size=-(-samples // batches)),

@@ -17,14 +17,16 @@ from surefoot.errors import DataError
 from surefoot.seeding import stream_key
 
 SIDE = 32
-
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
 TRAINING_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-
 TEST_FILE = "test_batch.bin"
-
 _ROW = 1 + 3 * SIDE * SIDE
+_BYTES = 0x08  # the type of the numbers of an IDX file; others are not written for images
+_MOST_DIMENSIONS = 4
+_LARGEST_BYTES = 1 << 34  # what a header may claim
+_IDX_PARTS = {"training": "train", "test": "t10k"}
+_IDX_KINDS = ("images-idx3", "labels-idx1")
+_DIGITS_TEST = 360  # of 1,797
 
 
 def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -71,19 +73,11 @@ def read_all(path: Path) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], .
 
 
 def refuse_pickled(path: Path) -> None:
-    """Raise `DataError` where a directory holds the Python version."""
     if (path / "data_batch_1").is_file():
         raise DataError(
             f"{path} holds the Python version of CIFAR-10, which is pickled: loading it could run any code\n"
             "  give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)"
         )
-
-
-_BYTES = 0x08  # the type of the numbers; others are not written for images
-
-_MOST_DIMENSIONS = 4
-
-_LARGEST_BYTES = 1 << 34  # what a header may claim
 
 
 def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
@@ -151,11 +145,6 @@ def _likely(magic: int, dimensions: int) -> str:
     return f"is it another kind of file than its name says? {_called(dimensions).capitalize()} of MNIST are IDX"
 
 
-_DIGITS_TEST = 360  # of 1,797
-
-_IDX_PARTS = {"training": "train", "test": "t10k"}
-
-
 @dataclass(frozen=True)
 class Arrays:
     """Images (N, H, W, C) as bytes and labels (N,) of a training and a test part, and the names of the classes."""
@@ -192,15 +181,11 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
     """
     parts, sources = [], []
     for part, prefix in _IDX_PARTS.items():
-        images, labels = (_idx_file(folder, prefix, kind) for kind in ("images-idx3", "labels-idx1"))
-        missing = " and ".join(
-            f"{prefix}-{kind}-ubyte"
-            for kind, path in (("images-idx3", images), ("labels-idx1", labels))
-            if path is None
-        )
+        images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)
         if images is None or labels is None:
+            missing = [kind for kind, path in zip(_IDX_KINDS, (images, labels), strict=True) if path is None]
             raise DataError(
-                f"{folder} has no {missing} (nor with .gz): the {part} part is missing\n"
+                f"{folder} has no {' and '.join(f'{prefix}-{kind}-ubyte' for kind in missing)} (nor with .gz): the {part} part is missing\n"
                 "  MNIST and Fashion-MNIST are four files; put all of them into one directory"
             )
         pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
@@ -217,12 +202,6 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
         )
     number = max(1, len(images_of))
     return Arrays(training, training_labels, test, test_labels, tuple(str(label) for label in range(number)))
-
-
-def cifar_arrays(folder: Path) -> Arrays:
-    """CIFAR-10's binary version."""
-    (images, labels), (test_images, test_labels) = read_all(folder)
-    return Arrays(images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES)
 
 
 def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classes: int = 10) -> Arrays:
@@ -249,12 +228,11 @@ def found_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
     """The arrays that a directory holds; None where it holds none, and may be one of pictures. numbered: see `idx_arrays`."""
     for place in (folder, folder / "cifar-10-batches-bin"):
         if any((place / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):
-            return cifar_arrays(place)
+            (images, labels), (test_images, test_labels) = read_all(place)
+            return Arrays(images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES)
     refuse_pickled(folder)
     refuse_pickled(folder / "cifar-10-batches-py")
-    named = [
-        _idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in ("images-idx3", "labels-idx1")
-    ]
+    named = [_idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in _IDX_KINDS]
     return None if not any(named) else idx_arrays(folder, numbered=numbered)
 
 

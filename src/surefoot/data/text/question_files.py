@@ -5,10 +5,8 @@ Which layout a file has is told by its keys. What is done with the questions sta
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,12 @@ import numpy as np
 
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
+from surefoot.data.text.documents import json_lines
+from surefoot.data.text.files import no_such
 from surefoot.data.text.multiple_choice import Question
 from surefoot.errors import DataError
 from surefoot.seeding import stream_key
 from surefoot.tokenizers.tokenizer import Tokenizer
-
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -81,9 +79,11 @@ def load_questions(
 def _records(path: Path) -> list[_Record]:
     layout: _Layout | None = None
     found: list[_Record] = []
-    for line, text in _lines(path):
-        source = f"{path}, line {line}"
-        record = _json(text, source)
+    if not path.is_file():
+        raise no_such(path, kind="file")
+    for source, record in json_lines(path):
+        if not isinstance(record, dict):
+            raise DataError(f"{source} is a {type(record).__name__}, not an object with named values")
         layout = layout or _layout(record, source)
         found.append(_record(record, layout, source))
         if len(found[-1].endings) != len(found[0].endings):
@@ -93,34 +93,6 @@ def _records(path: Path) -> list[_Record]:
             )
     if not found:
         raise DataError(f"{path} holds no questions: it is empty\n  one JSON object a line is expected")
-    return found
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1."""
-    if not path.is_file():
-        raise DataError(
-            f"no file {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
-        )
-    try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if data.startswith(_GZIP) else data
-    except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"{path} cannot be read: {problem}\n  was it copied whole?") from problem
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if line.strip():
-            yield number, line
-
-
-def _json(line: bytes, source: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line.decode())
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{source} is not UTF-8: its byte {problem.start} is 0x{line[problem.start]:02x}") from problem
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"{source} is no JSON: {problem}\n  one JSON object a line is expected") from problem
-    if not isinstance(found, dict):
-        raise DataError(f"{source} is a {type(found).__name__}, not an object with named values")
     return found
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import decoded
+from surefoot.data.text.files import decoded, no_such
 from surefoot.errors import ConfigError, DataError
 
 Sentences = list[tuple[str, str]]  # a source and its translation
@@ -26,6 +26,7 @@ _TABLES = (".tsv", ".jsonl")
 _ONE_IN = 1 << 64
 _SIDES = ("source", "target")
 _TOLD = 3  # pairs with an empty side that are named
+_OTHER_LANGUAGES = "other languages: --data.source ... --data.target ..."
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,6 @@ class Origin:
     lines: Sequence[int]
 
     def of(self, place: int) -> str:
-        """File and line of one pair."""
         return f"{self.file}, line {self.lines[place]}"
 
 
@@ -87,28 +87,33 @@ def load_pairs(
     if source == target:
         raise ConfigError(f"source and target are both {source!r}: name two languages, as the ends of the files do")
     path = local_path(path, setting="path")
+    validation = test = None
     if not path.is_dir():
-        return _divided(_file(path, source, target, empty), held_out_fraction, test=None)
-    parts = {
-        name: found for name in _names(path, source, target) if (found := _part(path, name, source, target, empty))
-    }
-    if "train" not in parts:
-        raise DataError(_nothing_to_train_on(path, source, target))
-    training = parts.pop("train")()
-    test_name = next((name for name in ("test", "test_2016_flickr", *parts) if name in parts and "test" in name), None)
-    test = None if test_name is None else parts[test_name]()
-    validation = next((name for name in _VALIDATION if name in parts), None)
+        training = _file(path, source, target, empty)
+    else:
+        names = _names(path, source, target)
+        parts = {name: part for name in names if (part := _part(path, name, source, target, empty))}
+        if "train" not in parts:
+            there = ", ".join(sorted(file.name for file in path.iterdir())[:12]) or "nothing"
+            raise DataError(
+                f"no text to train on in {path}: neither train.{source} and train.{target} nor train.tsv or train.jsonl (.gz too)\n"
+                f"  there are: {there}\n  {_OTHER_LANGUAGES}"
+            )
+        training = parts.pop("train")()
+        tests = [name for name in ("test", "test_2016_flickr", *parts) if name in parts and "test" in name]
+        test = parts[tests[0]]() if tests else None
+        validation = next((parts[name]() for name in _VALIDATION if name in parts), None)
     if validation is None:
-        return _divided(training, held_out_fraction, test=test)
-    held_out = parts[validation]()
-    left_out = training.left_out + held_out.left_out + (0 if test is None else test.left_out)
+        pairs, held_out = held_out_pairs(training.pairs, held_out_fraction=held_out_fraction)
+    else:
+        pairs, held_out = training.pairs, validation.pairs
     return Parallel(
-        training.pairs,
-        held_out.pairs,
+        pairs,
+        held_out,
         None if test is None else test.pairs,
-        held_out_origin=held_out.origin,
+        held_out_origin=None if validation is None else validation.origin,
         test_origin=None if test is None else test.origin,
-        left_out=left_out,
+        left_out=sum(part.left_out for part in (training, validation, test) if part is not None),
     )
 
 
@@ -132,19 +137,10 @@ def held_out_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sente
     return training, held_out
 
 
-def _divided(part: _Part, held_out_fraction: float, *, test: _Part | None) -> Parallel:
-    training, held_out = held_out_pairs(part.pairs, held_out_fraction=held_out_fraction)
-    left_out = part.left_out + (0 if test is None else test.left_out)
-    if test is None:
-        return Parallel(training, held_out, None, left_out=left_out)
-    return Parallel(training, held_out, test.pairs, test_origin=test.origin, left_out=left_out)
-
-
 def _names(path: Path, source: str, target: str) -> list[str]:
-    """The names of the parts in a directory, sorted: "train" of train.en and train.de.gz."""
-    ends = (*(f".{language}{gz}" for language in (source, target) for gz in ("", ".gz")), *_TABLES)
-    ends = (*ends, *(f"{end}.gz" for end in _TABLES))
-    return sorted({file.name.removesuffix(end) for file in path.iterdir() for end in ends if file.name.endswith(end)})
+    names = [file.name.removesuffix(".gz") for file in path.iterdir()]
+    ends = (f".{source}", f".{target}", *_TABLES)
+    return sorted({name.removesuffix(end) for name in names for end in ends if name.endswith(end)})
 
 
 def _part(path: Path, name: str, source: str, target: str, empty: Empty) -> Callable[[], _Part] | None:
@@ -162,7 +158,6 @@ def _part(path: Path, name: str, source: str, target: str, empty: Empty) -> Call
 
 
 def _file(path: Path, source: str, target: str, empty: Empty) -> _Part:
-    """All pairs of one file, or of the two that a common beginning names."""
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     if plain.suffix in _TABLES and path.is_file():
         return _table(path, source, target, empty)
@@ -174,39 +169,26 @@ def _file(path: Path, source: str, target: str, empty: Empty) -> _Part:
             f"{path} is neither .tsv nor .jsonl, nor does its name end in .{source} or .{target}\n"
             "  name it so, or give the languages as the files have them: --data.source ... --data.target ..."
         )
-    raise DataError(
-        f"no file or directory {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
-    )
-
-
-def _nothing_to_train_on(path: Path, source: str, target: str) -> str:
-    there = ", ".join(sorted(file.name for file in path.iterdir())[:12]) or "nothing"
-    return (
-        f"no text to train on in {path}: neither train.{source} and train.{target} nor train.tsv or train.jsonl (.gz too)\n"
-        f"  there are: {there}\n  other languages: --data.source ... --data.target ..."
-    )
+    raise no_such(path)
 
 
 def _there(path: Path) -> Path | None:
-    """A file, or its compressed form."""
     return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
 
 
 def _lines_of_both(stem: Path, source: str, target: str, empty: Empty) -> _Part:
-    files = [_there(stem.with_name(f"{stem.name}.{language}")) for language in (source, target)]
-    for language, file in zip((source, target), files, strict=True):
+    files = []
+    for language in (source, target):
+        file = _there(stem.with_name(f"{stem.name}.{language}"))
         if file is None:
-            others = sorted(
-                {
-                    found.name.removesuffix(".gz").removeprefix(f"{stem.name}.")
-                    for found in stem.parent.glob(f"{stem.name}.*")
-                }
-            )
+            beside = (other.name.removesuffix(".gz") for other in stem.parent.glob(f"{stem.name}.*"))
+            others = sorted({name.removeprefix(f"{stem.name}.") for name in beside})
             raise DataError(
                 f"{stem}.{language} is missing (.gz too): there is {stem.name} in {', '.join(others)}\n"
-                "  other languages: --data.source ... --data.target ..."
+                f"  {_OTHER_LANGUAGES}"
             )
-    first, second = (file for file in files if file is not None)
+        files.append(file)
+    first, second = files
     sources, targets = _lines(first), _lines(second)
     if len(sources) != len(targets):
         raise DataError(
@@ -218,10 +200,10 @@ def _lines_of_both(stem: Path, source: str, target: str, empty: Empty) -> _Part:
 
 
 def _table(path: Path, source: str, target: str, empty: Empty) -> _Part:
-    """The pairs of a TSV or JSON lines file."""
     lines = _lines(path)
     if path.name.removesuffix(".gz").endswith(".jsonl"):
-        pairs, first = [_of_json(line, path, place, source, target) for place, line in enumerate(lines)], 0
+        wheres = (f"{path}, line {number}" for number in range(1, len(lines) + 1))
+        pairs, first = [_of_json(line, where, source, target) for line, where in zip(lines, wheres, strict=True)], 0
     else:
         rows = [line.split("\t") for line in lines]
         named = bool(rows) and source in rows[0] and target in rows[0]
@@ -237,30 +219,25 @@ def _table(path: Path, source: str, target: str, empty: Empty) -> _Part:
     return _without_empty(pairs, (path, path), first_line=first + 1, empty=empty)
 
 
-def _of_json(line: str, path: Path, place: int, source: str, target: str) -> tuple[str, str]:
+def _of_json(line: str, where: str, source: str, target: str) -> tuple[str, str]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as problem:
-        raise DataError(f"{path}, line {place + 1} is no JSON: {problem}\n  found: {line[:60]!r}") from problem
+        raise DataError(f"{where} is no JSON: {problem}\n  found: {line[:60]!r}") from problem
     inner = found.get("translation", found) if isinstance(found, dict) else None
-    if not isinstance(inner, dict) or not all(isinstance(inner.get(language), str) for language in (source, target)):
-        if isinstance(inner, dict) and source in inner and target in inner:
-            key = next(language for language in (source, target) if not isinstance(inner[language], str))
+    if not isinstance(inner, dict) or source not in inner or target not in inner:
+        keys = ", ".join(map(str, inner)) if isinstance(inner, dict) else f"none, it is {line[:40]!r}"
+        raise DataError(f"{where}: no text under {source!r} and {target!r}; its keys: {keys}\n  {_OTHER_LANGUAGES}")
+    for language in (source, target):
+        if not isinstance(inner[language], str):
             raise DataError(
-                f"{path}, line {place + 1}: the value of {key!r} is no text: {json.dumps(inner[key])[:60]}\n"
+                f"{where}: the value of {language!r} is no text: {json.dumps(inner[language])[:60]}\n"
                 "  write it as one, in quotes, or take the line out"
             )
-        keys = ", ".join(map(str, inner)) if isinstance(inner, dict) else f"none, it is {line[:40]!r}"
-        raise DataError(
-            f"{path}, line {place + 1}: no text under {source!r} and {target!r}; its keys: {keys}\n"
-            "  other languages: --data.source ... --data.target ..."
-        )
     try:
         f"{inner[source]}{inner[target]}".encode()
     except UnicodeEncodeError as problem:
-        raise DataError(
-            f"{path}, line {place + 1} holds half a character: {problem.object[problem.start]!r}"
-        ) from problem
+        raise DataError(f"{where} holds half a character: {problem.object[problem.start]!r}") from problem
     return inner[source].strip(), inner[target].strip()
 
 
@@ -275,8 +252,7 @@ def _lines(path: Path) -> list[str]:
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
     lines = decoded(data, str(path)).split("\n")
-    if lines[-1] == "":
-        lines.pop()
+    lines = lines[:-1] if lines[-1] == "" else lines
     if not lines:
         raise DataError(f"{path} is empty")
     return lines
@@ -286,18 +262,14 @@ def _without_empty(pairs: Sentences, files: tuple[Path, Path], *, first_line: in
     """The pairs of which both sides hold something; `DataError` counts the others, unless they are to be skipped."""
     wrong = [place for place, pair in enumerate(pairs) if not all(pair)]
     if wrong and empty == "stop":
-        told = []
+        told = ""
         for place in wrong[:_TOLD]:
             side = pairs[place].index("")
-            told.append(
-                f"{files[side]}, line {place + first_line}: the {_SIDES[side]} is empty, and its {_SIDES[1 - side]} is"
-                f" {pairs[place][1 - side][:60]!r}"
-            )
+            other = f"its {_SIDES[1 - side]} is {pairs[place][1 - side][:60]!r}"
+            told += f"{files[side]}, line {place + first_line}: the {_SIDES[side]} is empty, and {other}\n"
         many = "one pair has" if len(wrong) == 1 else f"{len(wrong):,} pairs have"
-        told.append(
-            f"  {many} an empty side: take them out of the data on both sides, or leave them out: --data.empty skip"
-        )
-        raise DataError("\n".join(told))
+        hint = "take them out of the data on both sides, or leave them out: --data.empty skip"
+        raise DataError(f"{told}  {many} an empty side: {hint}")
     kept = [place for place, pair in enumerate(pairs) if all(pair)]
     if not kept:
         raise DataError(f"{files[0]}: no pair has text on both sides")

@@ -54,13 +54,8 @@ def continuations(
     empty = [place for place, tokens in enumerate(encoded) if not tokens]
     if empty:
         raise sf.ConfigError(f"prompt {empty[0] + 1} is empty: give at least one character to go on from")
-    drawing = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    settings: dict[str, Any] = {
-        "count": asked.tokens,
-        "context": context,
-        "end": tokenizer.end,
-        "caching": True,
-    } | drawing
+    settings: dict[str, Any] = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    settings |= {"count": asked.tokens, "context": context, "end": tokenizer.end, "caching": True}
     if len(prompts) == 1 and asked.file is None:
         drawn = sf.generate.stream(model, encoded[0], **settings)  # which refuses settings before anything is shown
         yield prompts[0]

@@ -87,7 +87,8 @@ def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]],
 def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> sf.Examples:
     """The best, the worst and some random translations of sentences spread over `pairs`, beside what was meant.
 
-    The score is the BLEU of one sentence, which needs a count of longer n-grams that a short one has not: sacrebleu's `effective_order` leaves those out.
+    The score is the BLEU of one sentence, with sacrebleu's `effective_order`: without the longer n-grams that a short one
+    has not.
     """
     from sacrebleu.metrics.bleu import BLEU
 
