@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from surefoot.data.fingerprints import hash_of, hash_of_list, parts_of
-from surefoot.data.gathering import Gathers, gathering, is_tensors, sample_count, tensors_of
+from surefoot.data.gathering import Gathers, gathering, is_tensors, leaves, sample_count, tensors_of
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -132,7 +132,7 @@ def read(dataset: Any, sample: int, *, step: int) -> Any:
 
 def rows(batch: Any) -> int:
     """The first dimension of the first tensor in a nested batch: over how many samples a mean loss is taken."""
-    found = _first_tensor(batch)
+    found = next((leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
     if found is None or found.ndim == 0:
         raise DataError(
             f"no tensor with a first dimension in a batch of type {type(batch).__name__}, so its samples cannot be counted\n"
@@ -233,14 +233,3 @@ def _check_repeats(read_again: Callable[[int, int], Any], samples: int, refused:
 def _spread(tensor: Tensor) -> Tensor:
     bytes_each = max(1, tensor[0].numel() * tensor.element_size()) if len(tensor) else 1
     return tensor[:: max(1, len(tensor) * bytes_each // _HASHED_BYTES)].detach()
-
-
-def _first_tensor(batch: Any) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch
-    parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
-    for part in parts:
-        found = _first_tensor(part)
-        if found is not None:
-            return found
-    return None

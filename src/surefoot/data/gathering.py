@@ -5,6 +5,7 @@ No worker process is started for them, and no Python runs per sample.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -69,6 +70,16 @@ def sample_count(dataset: Any) -> int:
 def by_sample(dataset: Any) -> Any:
     """A data set of which `dataset[sample]` is a sample: a tuple of tensors becomes a `TensorDataset`."""
     return TensorDataset(*dataset) if is_tensors(dataset) else dataset
+
+
+def leaves(batch: Any) -> list[Any]:
+    """All that is in nested lists, tuples and dictionaries, in order.
+
+    >>> leaves({"x": [1, 2], "y": (3, {"z": "a"})})
+    [1, 2, 3, 'a']
+    """
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else None
+    return [batch] if parts is None else [leaf for part in parts for leaf in leaves(part)]
 
 
 def first_few(ids: Ids) -> str:

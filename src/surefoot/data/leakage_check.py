@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset
 
-from surefoot.data.gathering import gathering, sample_count, tensors_of
+from surefoot.data.gathering import gathering, leaves, sample_count, tensors_of
 from surefoot.data.order import Ids
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -144,36 +144,41 @@ def _is_same(first: Any, second: Any) -> bool:
 
 def _looked(dataset: Any, *, seed: int, reading_s: float) -> Looked:
     try:
-        whole = _stored(dataset)
-        samples = sample_count(dataset)
-        generator = np.random.default_rng(fold(stream_key(seed, "first look"), 0))
-        if whole is None:
-            return _read(dataset, _chosen(samples, _MOST_READ, generator), seed=seed, reading_s=reading_s)
-        return _looked_in_parts(whole, samples, generator, reading_s=reading_s)
+        return _looked_at(dataset, key=stream_key(seed, "first look"), reading_s=reading_s)
     except Exception:  # a record must not end a run that may never need this sample
         return Looked([])
 
 
-def _looked_in_parts(
-    whole: Callable[[Ids], Batch], samples: int, generator: np.random.Generator, *, reading_s: float
-) -> Looked:
+def _looked_at(dataset: Any, *, key: int, reading_s: float) -> Looked:
     """As many as there are bytes and time for, some at a time: what the first few take says too little of all."""
-    begun = perf_counter()
-    probe, _ = whole(_chosen(samples, _PROBED, generator))
-    each = max(1, sum(map(len, probe)) // len(probe))
-    chosen = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator)
-    if chosen.size > _AT_A_TIME:
-        chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
+    begun, generator, samples = perf_counter(), np.random.default_rng(fold(key, 0)), sample_count(dataset)
+    if (read := _stored(dataset)) is None:
+        read, chosen, at_a_time = _one_by_one(dataset, key), _chosen(samples, _MOST_READ, generator), 1
+    else:
+        probe, _ = read(_chosen(samples, _PROBED, generator))
+        each = max(1, sum(map(len, probe)) // len(probe))
+        chosen, at_a_time = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator), _AT_A_TIME
+        if chosen.size > at_a_time:
+            chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
     rows: list[int] = []
     targets: list[NDArray[np.int64] | None] = []
-    for start in range(0, len(chosen), _AT_A_TIME):
-        part, theirs = whole(np.sort(chosen[start : start + _AT_A_TIME]))
-        rows += [hash(row) for row in part]
-        targets.append(_counted(theirs))
+    for start in range(0, len(chosen), at_a_time):
+        part, theirs = read(np.sort(chosen[start : start + at_a_time]))
+        rows += map(hash, part)
+        targets.append(theirs)
         if perf_counter() - begun > reading_s:
             break
-    told = [each for each in targets if each is not None]
-    return Looked(rows, np.concatenate(told) if len(told) == len(targets) else None)
+    told = [part[part != _IGNORED] for part in targets if part is not None]
+    return Looked(rows, np.concatenate(told) if told and len(told) == len(targets) else None)
+
+
+def _one_by_one(dataset: Any, key: int) -> Callable[[Ids], Batch]:
+    def read(ids: Ids) -> Batch:
+        seed_generators(key)  # all under the same random numbers
+        sample = dataset[int(ids[0])]
+        return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
+
+    return read
 
 
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
@@ -192,31 +197,8 @@ def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
 
 
 def _of_tensors(batch: Any) -> Batch:
-    arrays = [part.detach().cpu().contiguous() for part in _leaves(batch) if isinstance(part, Tensor)]
+    arrays = [part.detach().cpu().contiguous() for part in leaves(batch) if isinstance(part, Tensor)]
     return rows_as_bytes(*(part.view(len(part), -1).view(torch.uint8).numpy() for part in arrays)), _target(batch)
-
-
-def _read(dataset: Any, ids: Ids, *, seed: int, reading_s: float) -> Looked:
-    bits, begun = stream_key(seed, "first look"), perf_counter()
-    rows: list[int] = []
-    targets: list[NDArray[np.int64]] | None = []
-    for place in ids.tolist():
-        if perf_counter() - begun > reading_s:
-            break
-        seed_generators(bits)
-        sample = dataset[place]
-        rows.append(hash(b"".join(_bytes(part) for part in _leaves(sample))))
-        target = _target(sample)
-        targets = None if target is None or targets is None else [*targets, target]
-    return Looked(rows, _counted(np.concatenate(targets)) if targets else None)
-
-
-def _leaves(sample: Any) -> list[Any]:
-    if isinstance(sample, Mapping):
-        return [leaf for key in sample for leaf in _leaves(sample[key])]
-    if isinstance(sample, list | tuple):
-        return [leaf for part in sample for leaf in _leaves(part)]
-    return [sample]
 
 
 def _bytes(leaf: Any) -> bytes:
@@ -243,10 +225,6 @@ def _target(sample: Any) -> NDArray[np.int64] | None:
         return None
     array = np.asarray(found)
     return array.reshape(-1).astype(np.int64) if array.dtype.kind in "iu" else None
-
-
-def _counted(targets: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-    return None if targets is None else targets[targets != _IGNORED]
 
 
 def _chosen(samples: int, most: int, generator: np.random.Generator) -> Ids:

@@ -99,6 +99,7 @@ def load_images(
     if classes is not None and len(set(classes)) != len(classes):
         raise ConfigError(f"data.classes names one twice: {', '.join(classes)}")
     made_up, folder = str(path) == _SYNTHETIC, local_path(path or "", setting="path")
+    arrays: Arrays | None
     if made_up:
         given = {"size": size, "channels": channels, "classes": None if classes is None else len(classes)}
         arrays = image_arrays.synthetic(**{name: value for name, value in given.items() if value is not None})

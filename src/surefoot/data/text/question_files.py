@@ -38,7 +38,7 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Record:
-    """A question in words: as many beginnings as endings."""
+    """A question in words: as many beginnings as endings, these as they are encoded."""
 
     beginnings: Sequence[str]
     endings: Sequence[str]
@@ -122,11 +122,14 @@ def _record(record: dict[str, Any], layout: _Layout, source: str) -> _Record:
     if layout.right is not None and number < 2:
         raise DataError(f"{source} has {number} ending: there is nothing to choose")
     right = 0 if layout.right is None else _right(record[layout.right], layout.right, source, number=number)
-    beginnings = beginnings * number if len(beginnings) == 1 else beginnings
-    endings = endings * number if len(endings) == 1 else endings
     if layout.right is None and number > 1:
         raise DataError(f"{source} has several endings and no key that says which is right")
-    return _Record(beginnings, endings, right, source)
+    beginnings, endings = (side * number if len(side) == 1 else side for side in (beginnings, endings))
+    spaced = [
+        ending if beginning[-1].isspace() or ending[0].isspace() else f" {ending}"
+        for beginning, ending in zip(beginnings, endings, strict=True)
+    ]
+    return _Record(beginnings, spaced, right, source)
 
 
 def _texts(value: Any, key: str, source: str) -> list[str]:
@@ -150,25 +153,18 @@ def _right(value: Any, key: str, source: str, *, number: int) -> int:
 
 
 def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
-    texts: list[str] = []
-    for record in records:
-        texts += record.beginnings if len(set(record.beginnings)) > 1 else record.beginnings[:1]
-        texts += [
-            ending if beginning[-1].isspace() or ending[0].isspace() else f" {ending}"
-            for beginning, ending in zip(record.beginnings, record.endings, strict=True)
-        ]
+    texts = list(dict.fromkeys(text for record in records for text in (*record.beginnings, *record.endings)))
     try:
-        tokens = iter(tokenizer.encode_all(texts))
+        tokens = dict(zip(texts, tokenizer.encode_all(texts), strict=True))
     except DataError:
         _encoded_one_by_one(records, tokenizer)
         raise
-    made = []
-    for record in records:
-        number = len(record.endings)
-        several = len(set(record.beginnings)) > 1
-        beginnings = [next(tokens) for _ in range(number)] if several else [next(tokens)] * number
-        made.append(Question(beginnings, [next(tokens) for _ in range(number)], record.right, record.source))
-    return made
+
+    def question(record: _Record) -> Question:
+        beginnings, endings = ([tokens[text] for text in side] for side in (record.beginnings, record.endings))
+        return Question(beginnings, endings, record.right, record.source)
+
+    return [question(record) for record in records]
 
 
 def _encoded_one_by_one(records: Sequence[_Record], tokenizer: Tokenizer) -> None:
@@ -176,7 +172,7 @@ def _encoded_one_by_one(records: Sequence[_Record], tokenizer: Tokenizer) -> Non
     for record in records:
         for text in (*record.beginnings, *record.endings):
             try:
-                tokenizer.encode(f" {text}")
+                tokenizer.encode(text)
             except DataError as problem:
                 raise DataError(f"{record.source}: {problem}") from problem
 
