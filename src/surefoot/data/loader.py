@@ -138,12 +138,8 @@ class Feed:
     def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
         if not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
             return None
-        if self.gathers is not None:
-            return self._gathered(step, ids, epochs)
-        return self.reading.here(step, index, puts_back=self.puts_back)
-
-    def _gathered(self, step: int, ids: Ids, epochs: Ids) -> Any:
-        assert self.gathers is not None
+        if self.gathers is None:
+            return self.reading.here(step, index, puts_back=self.puts_back)
         try:
             return self.gathers.gather(ids, epochs)
         except SurefootError:

@@ -105,7 +105,7 @@ class MixtureOrder:
         self.sizes, self.weights = list(sizes), list(weights)
         self.quotas = np.array(quotas(weights))
         self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
-        self.first_slots, self.offsets = _starts(self.quotas), _starts(np.array(self.sizes))
+        self.first_slots, self.offsets = np.cumsum(self.quotas) - self.quotas, np.cumsum(self.sizes) - self.sizes
         self.blocks = _Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
@@ -210,10 +210,6 @@ class _Blocks:
             self.held = (block, *self.at(np.arange(block * size, (block + 1) * size, dtype=np.int64)))
         first = within * self.batch_size
         return self.held[1][first : first + self.batch_size], self.held[2][first : first + self.batch_size]
-
-
-def _starts(sizes: Ids) -> Ids:
-    return np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
 def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:

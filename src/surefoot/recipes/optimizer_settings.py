@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import surefoot as sf
 from surefoot.config.parallel import Kind, Sharding, strategy_of
 from surefoot.config.train_settings import TrainSettings, ordered, setting
 from surefoot.config.tree import LEADS, STAYS
+from surefoot.distributed.environment import placed
 from surefoot.optim.specs import OPTIMIZERS, named
 from surefoot.schedules import lr_schedule as schedules
 from surefoot.schedules.curves import SHAPES
@@ -177,8 +179,9 @@ class RecipeSettings(TrainSettings):
 
 
 def note(text: str) -> None:
-    """Print what is worth knowing about the data, on standard error."""
-    print(f"note: {text}", file=sys.stderr)
+    """Print what is no result, by rank 0 alone; the others may not have met yet."""
+    if placed(os.environ).rank == 0:
+        print(text, file=sys.stderr)
 
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:

@@ -20,10 +20,9 @@ from surefoot.config.paths import file_text
 from surefoot.config.toml import program as program_of
 from surefoot.config.toml import values
 from surefoot.config.tree import flatten, layered, nearest
-from surefoot.distributed.environment import placed
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
-from surefoot.recipes.optimizer_settings import RecipeSettings
+from surefoot.recipes.optimizer_settings import RecipeSettings, note
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Contents
@@ -92,8 +91,8 @@ class Program:
 def find_program(name: str) -> Program:
     """The recipe called `name`, or the function of "FILE.py:function"."""
     if name in NAMES:
-        config, build = (importlib.import_module(f"surefoot.recipes.{name}.{part}") for part in ("config", "build"))
-        return Program(build.build, config.Config, {"kind": "recipe", "recipe": name}, {**vars(config), **vars(build)})
+        config, recipe = (importlib.import_module(f"surefoot.recipes.{name}.{part}") for part in ("config", "recipe"))
+        return Program(recipe.build, config.Config, {"kind": "recipe", "recipe": name}, vars(config) | vars(recipe))
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
         return _in_file(Path(path), function or "build")
@@ -232,12 +231,6 @@ def choose_checkpoint(run: Path, which: str | None) -> Contents:
             ' or "average 5", of the last five'
         )
     return store.at(int(which))
-
-
-def note(text: str) -> None:
-    """Print what is no result, by rank 0 alone; the others may not have met yet."""
-    if placed(os.environ).rank == 0:
-        print(text, file=sys.stderr)
 
 
 def _in_file(path: Path, function: str) -> Program:

@@ -20,8 +20,8 @@ from surefoot.config.tree import layered
 from surefoot.generate.beam import BEGIN, END
 from surefoot.recipes import translation
 from surefoot.recipes.translation import corpus
-from surefoot.recipes.translation.build import _refuse_wrong
 from surefoot.recipes.translation.predict import Search, judged, sentences_of, translated
+from surefoot.recipes.translation.recipe import _refuse_wrong
 from surefoot.tracking.jsonl import records
 
 ONES = {

@@ -115,10 +115,8 @@ def _read(file: BinaryIO, path: Path, dimensions: int) -> NDArray[np.uint8]:
     expected = _BYTES << 8 | dimensions
     if len(header) < 4 or magic != expected:
         found = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
-        raise DataError(
-            f"{path} is no IDX file of {_called(dimensions)}: its first four bytes should be {expected}, found {found}\n"
-            f"  {_likely(magic, dimensions)}"
-        )
+        wanted = f"its first four bytes should be {expected}, found {found}"
+        raise DataError(f"{path} is no IDX file of {_called(dimensions)}: {wanted}\n  {_likely(magic, dimensions)}")
     sizes = [int.from_bytes(header[place : place + 4], "big") for place in range(4, len(header), 4)]
     stated = int(np.prod(sizes, dtype=object))
     shown = f"its header says {' x '.join(str(size) for size in sizes)} = {stated} bytes"

@@ -39,7 +39,7 @@ class Windows:
         self.arrays = _arrays(tokens, context)
         self.described = {**_described(tokens, context), "seed": seed}
         self.context, self.key = context, stream_key(seed, "window offset")
-        counts = [max(0, len(array) - context) // context for array in self.arrays]
+        counts = np.array([max(0, len(array) - context) // context for array in self.arrays])
         places = [max(1, len(array) - count * context) for array, count in zip(self.arrays, counts, strict=True)]
         self.places = np.array(places, dtype=np.uint64)
         self.ends = np.cumsum(counts)
@@ -49,7 +49,7 @@ class Windows:
                 f"no window of context {context} fits into {longest} tokens in one piece: at least {2 * context} are needed\n"
                 "  give more text, or a smaller context"
             )
-        self.starts = np.concatenate([[0], self.ends[:-1]])
+        self.starts = self.ends - counts
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -101,12 +101,13 @@ class HeldOut:
         self.arrays = _arrays(tokens, context)
         self.described = _described(tokens, context)
         self.context = context
-        self.ends = np.cumsum([-(-(len(array) - 1) // context) for array in self.arrays])
+        counts = np.array([-(-(len(array) - 1) // context) for array in self.arrays])
+        self.ends = np.cumsum(counts)
         if self.ends[-1] == 0:
             raise DataError(
                 "the held-out part has no target: at least 2 tokens are needed\n  give more text, or a larger held-out fraction"
             )
-        self.starts = np.concatenate([[0], self.ends[:-1]])
+        self.starts = self.ends - counts
         self.lengths = np.array([len(array) for array in self.arrays])
 
     def __len__(self) -> int:

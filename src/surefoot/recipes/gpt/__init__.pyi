@@ -1,4 +1,4 @@
-from .build import build, check, judged, network_shape, outline
 from .config import BEST, PRESETS, Config, Data, Model
+from .recipe import build, check, judged, network_shape, outline
 
 __all__ = ["BEST", "PRESETS", "Config", "Data", "Model", "build", "check", "judged", "network_shape", "outline"]

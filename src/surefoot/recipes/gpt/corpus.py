@@ -193,7 +193,7 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
     checked = shards.refuse_damaged()
     if checked < len(shards.shards):
         note(
-            f"{checked:,} of the {len(shards.shards):,} token shards in {path} were compared with their hashes; all of"
+            f"note: {checked:,} of the {len(shards.shards):,} token shards in {path} were compared with their hashes; all of"
             " them: the same surefoot data prepare once more"
         )
     kept = path / TOKENIZER  # by `surefoot data prepare`

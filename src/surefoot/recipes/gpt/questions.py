@@ -49,7 +49,7 @@ def question_split(
     dataset = sf.Choices(questions, context=context, byte_counts=tokenizer.byte_counts)
     if dataset.shortened:
         note(
-            f"{name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
+            f"note: {name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
             " tokens: their beginnings are cut"
         )
     batch_size = questions_at_once(dataset, vocabulary=tokenizer.vocabulary)

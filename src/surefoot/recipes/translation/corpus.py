@@ -88,11 +88,11 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     if parts.left_out:
         one = parts.left_out == 1
         note(
-            f"{parts.left_out:,} {'pair' if one else 'pairs'} with an empty side {'is' if one else 'are'} left out (data.empty)"
+            f"note: {parts.left_out:,} {'pair' if one else 'pairs'} with an empty side {'is' if one else 'are'} left out (data.empty)"
         )
     if pairs.left_out:
         note(
-            f"{pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
+            f"note: {pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
             f" {data.max_source} and {data.max_target} tokens (data.max_source, data.max_target) and left out"
         )
     held_out = _within(context, parts.held_out, made, origin=parts.held_out_origin)
@@ -136,7 +136,7 @@ def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, 
     if long:
         one = len(long) == 1
         note(
-            f"{len(long):,} of {len(sentences):,} pairs held out {'is' if one else 'are'} longer than the model's context of"
+            f"note: {len(long):,} of {len(sentences):,} pairs held out {'is' if one else 'are'} longer than the model's context of"
             f" {context} tokens (model.context) and not scored"
         )
     return [pair for pair, length in zip(sentences, lengths.tolist(), strict=True) if length <= context]
