@@ -239,16 +239,16 @@ def _deaths_told() -> Iterator[None]:
 def _forking() -> Iterator[None]:
     """Nothing is collected, and signals that come wait until both sides are ready: a worker not yet so would die of them."""
     collects = gc.isenabled()
-    gc.disable()
     has_masks = hasattr(signal, "pthread_sigmask")  # Windows has none
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT) if has_masks else set()
     try:
+        gc.disable()
         yield
     finally:
-        if has_masks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if collects:
             gc.enable()
+        if has_masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _as_it_is(batch: Any) -> Any:
