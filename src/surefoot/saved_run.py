@@ -230,7 +230,8 @@ class SavedRun:
 
         Without names on all but those that are for the end of the run. `checkpoint` as in `load_model`.
         """
-        from surefoot.recipes.program import choose_checkpoint, note
+        from surefoot.recipes.optimizer_settings import note
+        from surefoot.recipes.program import choose_checkpoint
         from surefoot.verify.verify import as_before
 
         contents = choose_checkpoint(self.path, str(checkpoint))

@@ -209,7 +209,7 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_a
         ({"batch_size": "96 tokens", "micro_batch_size": "36 tokens"}, 'micro_batch_size "32 tokens" or "48 tokens"'),
         ({"batch_size": "96 words"}, 'or of tokens, as in "4096 tokens"'),
         ({"batch_size": "0 tokens"}, "a step needs at least one"),
-        ({"batch_size": 8.0, "micro_batch_size": None}, "a whole number of samples is needed"),
+        ({"batch_size": 8.0, "micro_batch_size": None}, "expected a whole number or text in quotes"),
         ({"batch_size": "96 tokens", "train_data": (torch.zeros(4, 3),)}, "does not say how long its samples are"),
         ({"batch_size": "9 tokens", "micro_batch_size": None}, "and a micro-batch holds 9"),
         ({"batch_size": "9_ tokens"}, 'or of tokens, as in "4096 tokens"'),

@@ -344,7 +344,10 @@ def test_plan_says_what_is_computed_again_and_measures_the_memory(how: Any) -> N
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"activation_checkpointing": "all"}, 'activation_checkpointing = \'all\': expected one of "off", "blocks", "selective"'),
+        (
+            {"activation_checkpointing": "all"},
+            'activation_checkpointing = \'all\': expected one of "off", "blocks", "selective"',
+        ),
         ({"checkpointed_blocks": ["Block"]}, "says nothing while activation_checkpointing is off"),
         (
             {"activation_checkpointing": "blocks", "checkpointed_blocks": ["Blok"]},

@@ -17,7 +17,8 @@ from surefoot.config.paths import write_whole
 from surefoot.distributed.environment import placed
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.gpt.questions import named
-from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory, note
+from surefoot.recipes.optimizer_settings import note
+from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Contents

@@ -122,7 +122,7 @@ def configured(
 def typed(kind: type[Any], setting: str, text: str) -> list[str]:
     """The arguments that give a setting the value that one text is; the parts of a list stand in it between blanks.
 
-    >>> from surefoot.recipes.gpt.recipe import Config
+    >>> from surefoot.recipes.gpt.config import Config
     >>> typed(Config, "optimizer.betas", "0.9 0.95"), typed(Config, "length", "20 steps")
     (['--optimizer.betas', '0.9', '0.95'], ['--length', '20 steps'])
     """

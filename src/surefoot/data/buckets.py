@@ -61,9 +61,8 @@ class Buckets:
         first, last = place * self.pieces, min((place + 1) * self.pieces, len(self.ends))
         positions = np.arange(first, last, dtype=np.int64)
         batches = permutation(fold(self.batch_key, epoch), len(self.ends), positions)
-        found = [self._batch(epoch, int(batch)) for batch in batches] + [self._batch(epoch, -1)] * (
-            self.pieces - len(batches)
-        )
+        found = [self._batch(epoch, int(batch)) for batch in batches]
+        found += [np.empty(0, np.int64) for _ in range(self.pieces - len(batches))]
         return [(ids, np.full_like(ids, epoch)) for ids in found]
 
     def padded_fraction(self, epoch: int = 0) -> float:
@@ -75,12 +74,9 @@ class Buckets:
         return 1.0 - float(self.sides.sum() / places)
 
     def described(self) -> dict[str, Any]:
-        """The order's name and sizes."""
         return {"order": "length buckets per epoch", "samples": self.samples, "batches": len(self.ends)}
 
     def _batch(self, epoch: int, batch: int) -> Ids:
-        if batch < 0:
-            return np.empty(0, np.int64)
         return self._order(epoch)[self.ends[batch - 1] if batch else 0 : self.ends[batch]].copy()
 
     def _order(self, epoch: int) -> Ids:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,10 +11,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import IterableDataset, Subset
 
 from surefoot.data.fingerprints import hash_of, hash_of_list, parts_of
-from surefoot.data.gathering import Gathers, gathering, is_tensors
+from surefoot.data.gathering import Gathers, gathering, is_tensors, leaves, sample_count, tensors_of
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -68,7 +68,6 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
 
 
 def _refuse_what_is_no_data_set(dataset: Any, *, batch_size: int | None) -> None:
-    """Raise `DataError` with the cure for what users hand over in the place of a data set."""
     what = cure = None
     parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= _PARTS else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
@@ -102,7 +101,6 @@ def _are_columns(parts: Sequence[Any]) -> bool:
 
 
 def _is_batch(first: Any, batch_size: int) -> bool:
-    """Whether the first of a list is a batch: tensors of exactly so many rows."""
     parts = list(first.values()) if isinstance(first, Mapping) else first
     if not isinstance(parts, list | tuple) or batch_size < 2:
         return False
@@ -134,7 +132,7 @@ def read(dataset: Any, sample: int, *, step: int) -> Any:
 
 def rows(batch: Any) -> int:
     """The first dimension of the first tensor in a nested batch: over how many samples a mean loss is taken."""
-    found = _first_tensor(batch)
+    found = next((leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
     if found is None or found.ndim == 0:
         raise DataError(
             f"no tensor with a first dimension in a batch of type {type(batch).__name__}, so its samples cannot be counted\n"
@@ -164,16 +162,12 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     if type(dataset) is Subset:
         indices = list(dataset.indices)
         told = sha256(repr([getattr(index, "item", lambda index=index: index)() for index in indices]).encode())
-        return {
-            "type": "Subset",
-            "samples": len(indices),
-            "indices": told.hexdigest(),
-            "of": fingerprint(dataset.dataset),
-        }
-    tensors = dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
+        own = {"type": "Subset", "samples": len(indices), "indices": told.hexdigest()}
+        return {**own, "of": fingerprint(dataset.dataset)}
+    tensors = tensors_of(dataset)
     found: dict[str, Any] = {"type": type(dataset).__name__}
-    if tensors or hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
-        found["samples"] = len(tensors[0]) if tensors else len(dataset)
+    if hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
+        found["samples"] = sample_count(dataset)
     if tensors:
         digest = sha256()
         for tensor in tensors:
@@ -181,9 +175,8 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
             digest.update(_spread(tensor).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         found["sha256"] = digest.hexdigest()
     elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
-        found["sha256"] = hash_of_list(
-            sorted(dataset.items(), key=lambda item: str(item[0])) if isinstance(dataset, dict) else dataset
-        )
+        is_dict = isinstance(dataset, dict)
+        found["sha256"] = hash_of_list(sorted(dataset.items(), key=lambda pair: str(pair[0])) if is_dict else dataset)
     parts = {name: fingerprint(part) for name, part in parts_of(dataset).items()}
     if len(parts) > _NAMED_PARTS:
         found["sha256"] = sha256(json.dumps(parts, default=str).encode()).hexdigest()
@@ -193,20 +186,19 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
 
 
 def _check_seeded(dataset: Any, name: str, seed: int, samples: int) -> None:
-    def read_again(sample: int) -> Any:
+    def read_again(sample: int, reading: int) -> Any:
+        del reading
         seed_generators(fold(stream_key(seed, "augment"), 0, sample))
         return read(dataset, sample, step=0)
 
-    with untouched():
-        for sample in sorted({0, samples // 2, samples - 1}):
-            first, readings = read_again(sample), _READINGS // (1 if sample == 0 else 2)
-            if not all(same(first, read_again(sample)) for _ in range(readings - 1)):
-                raise DataError(
-                    f"sample {sample} of {name} differs when it is read again under the same seed\n"
-                    "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
-                    "  or to depend on time or on what was read before: draw from random, np.random or torch instead,\n"
-                    "  which are seeded for every sample"
-                )
+    _check_repeats(
+        read_again,
+        samples,
+        f"of {name} differs when it is read again under the same seed\n"
+        "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
+        "  or to depend on time or on what was read before: draw from random, np.random or torch instead,\n"
+        "  which are seeded for every sample",
+    )
 
 
 def _check_pure(gathers: Gathers, name: str, samples: int) -> None:
@@ -222,28 +214,22 @@ def _check_pure(gathers: Gathers, name: str, samples: int) -> None:
                 f"  to see it alone: dataset.gather(np.array([{sample}]), np.array([0]))"
             ) from problem
 
+    _check_repeats(
+        gather_again,
+        samples,
+        f"of {name} differs when it is gathered again: gather(ids, epochs) must be a function of these two\n"
+        "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample",
+    )
+
+
+def _check_repeats(read_again: Callable[[int, int], Any], samples: int, refused: str) -> None:
     with untouched():
         for sample in sorted({0, samples // 2, samples - 1}):
-            first, readings = gather_again(sample, 0), _READINGS // (1 if sample == 0 else 2)
-            if not all(same(first, gather_again(sample, bits)) for bits in range(1, readings)):
-                raise DataError(
-                    f"sample {sample} of {name} differs when it is gathered again: gather(ids, epochs) must be a function of these"
-                    " two\n"
-                    "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample"
-                )
+            first, readings = read_again(sample, 0), _READINGS // (1 if sample == 0 else 2)
+            if not all(same(first, read_again(sample, reading)) for reading in range(1, readings)):
+                raise DataError(f"sample {sample} {refused}")
 
 
 def _spread(tensor: Tensor) -> Tensor:
     bytes_each = max(1, tensor[0].numel() * tensor.element_size()) if len(tensor) else 1
     return tensor[:: max(1, len(tensor) * bytes_each // _HASHED_BYTES)].detach()
-
-
-def _first_tensor(batch: Any) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch
-    parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
-    for part in parts:
-        found = _first_tensor(part)
-        if found is not None:
-            return found
-    return None

@@ -1,6 +1,6 @@
 """Hashes of what is read: a few samples, a micro-batch, a list of samples. Equal values have equal hashes.
 
-Which data a data set says it holds is `samples.fingerprint`; hashes of two starts are compared in `checkpoint/changes.py`.
+Which data a data set says it holds is `dataset_checks.fingerprint`; hashes of two starts are compared in `checkpoint/changes.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from surefoot.data.gathering import gathering, is_tensors
+from surefoot.data.gathering import by_sample, gathering
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _MAX_BYTES = 1 << 24  # of one tensor, and of one list of samples
@@ -73,7 +73,7 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
     says why. `gather` tells whether batches are gathered where a data set can do that. The global generators are left as they were.
     """
     gathers = gathering(dataset) if gather else None
-    dataset = TensorDataset(*dataset) if is_tensors(dataset) else dataset
+    dataset = by_sample(dataset)
     samples, key, hashes = len(dataset if gathers is None else gathers), stream_key(seed, "augment"), dict[str, str]()
     drawn = np.random.default_rng(fold(stream_key(seed, "fingerprint"), samples)).integers(samples, size=2).tolist()
     chosen = {sample: f"sample {sample}" for sample in (0, samples // 2, samples - 1, *drawn)}
@@ -117,7 +117,6 @@ def _ranges(dataset: Any, start: int = 0, prefix: str = "") -> Iterator[tuple[st
 
 
 def _pieces(value: Any, unknown: dict[str, None], depth: int = 0) -> Iterator[bytes]:
-    """Bytes that tell a value from others."""
     kind = type(value).__qualname__
     if isinstance(value, Tensor) and value.layout == torch.strided:
         yield f"{value.dtype} {tuple(value.shape)}".encode()
@@ -148,7 +147,6 @@ def _pieces(value: Any, unknown: dict[str, None], depth: int = 0) -> Iterator[by
 
 
 def _parts_of_value(value: Any) -> Sequence[Any] | None:
-    """What a value consists of; None for what is not looked into."""
     if isinstance(value, Mapping):
         return [part for key in sorted(value, key=str) for part in (key, value[key])]
     if isinstance(value, np.ndarray):
@@ -159,5 +157,4 @@ def _parts_of_value(value: Any) -> Sequence[Any] | None:
 
 
 def _stride(shape: Sequence[int], size_bytes: int) -> int:
-    """Every which row is looked at."""
     return min(max(1, size_bytes // _MAX_BYTES), max(1, shape[0]))

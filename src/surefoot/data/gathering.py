@@ -5,6 +5,7 @@ No worker process is started for them, and no Python runs per sample.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -41,10 +42,8 @@ def gathering(dataset: Any) -> Gathers | None:
 
     Tensors (a `TensorDataset`, or a tuple of tensors), a data set with `gather`, and a `Subset` or a `Mixture` of such.
     """
-    if type(dataset) is TensorDataset:
-        return _Tensors(dataset.tensors)
-    if is_tensors(dataset):
-        return _Tensors(dataset)
+    if tensors := tensors_of(dataset):
+        return _Tensors(tensors)
     if type(dataset) is Subset:
         whole = gathering(dataset.dataset)
         return None if whole is None else _Chosen(whole, np.asarray(dataset.indices, dtype=np.int64))
@@ -56,6 +55,40 @@ def gathering(dataset: Any) -> Gathers | None:
 def is_tensors(dataset: Any) -> bool:
     """Whether a data set is a tuple of tensors."""
     return isinstance(dataset, tuple) and bool(dataset) and all(isinstance(part, Tensor) for part in dataset)
+
+
+def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
+    """The columns of a `TensorDataset` or a tuple of tensors; none of other data sets."""
+    return dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
+
+
+def sample_count(dataset: Any) -> int:
+    """How many samples a data set has; of a tuple of tensors their rows."""
+    return len(dataset[0]) if is_tensors(dataset) else len(dataset)
+
+
+def by_sample(dataset: Any) -> Any:
+    """A data set of which `dataset[sample]` is a sample: a tuple of tensors becomes a `TensorDataset`."""
+    return TensorDataset(*dataset) if is_tensors(dataset) else dataset
+
+
+def leaves(batch: Any) -> list[Any]:
+    """All that is in nested lists, tuples and dictionaries, in order.
+
+    >>> leaves({"x": [1, 2], "y": (3, {"z": "a"})})
+    [1, 2, 3, 'a']
+    """
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else None
+    return [batch] if parts is None else [leaf for part in parts for leaf in leaves(part)]
+
+
+def first_few(ids: Ids) -> str:
+    """The numbers of some samples for a message.
+
+    >>> first_few(np.arange(5))
+    '0, 1, 2, 3 ...'
+    """
+    return ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
 
 
 class _Tensors:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset
 
-from surefoot.data.gathering import gathering, is_tensors
+from surefoot.data.gathering import gathering, leaves, sample_count, tensors_of
 from surefoot.data.order import Ids
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -44,7 +44,7 @@ class Cut(Protocol):
     """A data set of windows over something longer: two that are cut elsewhere from the same place have no sample in common."""
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each of these windows (`first_look.passages`), and all their targets."""
+        """A passage out of each of these windows, and all their targets."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
         reading_s = _READING_S / (1 + len(splits))
         looked = _looked(train, seed=seed, reading_s=reading_s)
         known = set(looked.samples)
-        found: dict[str, Any] = {"samples": _samples(train), "looked_at": len(looked.samples)}
+        found: dict[str, Any] = {"samples": sample_count(train), "looked_at": len(looked.samples)}
         if looked.targets is not None and looked.targets.size:
             values, counts = np.unique(looked.targets, return_counts=True)
             found["targets"] = {"distinct": len(values), "most_common_fraction": float(counts.max() / counts.sum())}
@@ -93,7 +93,7 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
     plain = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in arrays if array.size]
     if not plain:
         return []
-    joined = np.ascontiguousarray(np.concatenate(plain, axis=1)) if len(plain) > 1 else plain[0]
+    joined = np.concatenate(plain, axis=1)
     rows: list[bytes] = joined.view(f"V{joined.shape[1]}").ravel().tolist()
     return rows
 
@@ -115,9 +115,8 @@ def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
         part_NT = windows_NT[start : start + 256].astype(np.int64)
         hashes_NT = np.zeros((len(part_NT), places), dtype=np.uint64)
         for place in range(gram):
-            hashes_NT = (hashes_NT + part_NT[:, place : place + places].astype(np.uint64)) * np.uint64(
-                0x9E3779B97F4A7C15
-            )
+            hashes_NT += part_NT[:, place : place + places].astype(np.uint64)
+            hashes_NT *= np.uint64(0x9E3779B97F4A7C15)
             hashes_NT ^= hashes_NT >> np.uint64(29)
         firsts = hashes_NT.argmin(axis=1)
         chosen = np.take_along_axis(part_NT, firsts[:, None] + np.arange(long), axis=1)
@@ -139,44 +138,47 @@ def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: f
 def _is_same(first: Any, second: Any) -> bool:
     if first is second:
         return True
-    ours, theirs = _tensors(first), _tensors(second)
-    return (
-        bool(ours) and len(ours) == len(theirs) and all(one is other for one, other in zip(ours, theirs, strict=True))
-    )
+    ours, theirs = tensors_of(first), tensors_of(second)
+    return bool(ours) and [id(part) for part in ours] == [id(part) for part in theirs]
 
 
 def _looked(dataset: Any, *, seed: int, reading_s: float) -> Looked:
     try:
-        whole = _stored(dataset)
-        samples = _samples(dataset)
-        generator = np.random.default_rng(fold(stream_key(seed, "first look"), 0))
-        if whole is None:
-            return _read(dataset, _chosen(samples, _MOST_READ, generator), seed=seed, reading_s=reading_s)
-        return _looked_in_parts(whole, samples, generator, reading_s=reading_s)
+        return _looked_at(dataset, key=stream_key(seed, "first look"), reading_s=reading_s)
     except Exception:  # a record must not end a run that may never need this sample
         return Looked([])
 
 
-def _looked_in_parts(
-    whole: Callable[[Ids], Batch], samples: int, generator: np.random.Generator, *, reading_s: float
-) -> Looked:
+def _looked_at(dataset: Any, *, key: int, reading_s: float) -> Looked:
     """As many as there are bytes and time for, some at a time: what the first few take says too little of all."""
-    begun = perf_counter()
-    probe, _ = whole(_chosen(samples, _PROBED, generator))
-    each = max(1, sum(map(len, probe)) // len(probe))
-    chosen = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator)
-    if chosen.size > _AT_A_TIME:
-        chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
+    begun, generator, samples = perf_counter(), np.random.default_rng(fold(key, 0)), sample_count(dataset)
+    if (read := _stored(dataset)) is None:
+        read, chosen, at_a_time = _one_by_one(dataset, key), _chosen(samples, _MOST_READ, generator), 1
+    else:
+        probe, _ = read(_chosen(samples, _PROBED, generator))
+        each = max(1, sum(map(len, probe)) // len(probe))
+        chosen, at_a_time = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator), _AT_A_TIME
+        if chosen.size > at_a_time:
+            chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
     rows: list[int] = []
     targets: list[NDArray[np.int64] | None] = []
-    for start in range(0, len(chosen), _AT_A_TIME):
-        part, theirs = whole(np.sort(chosen[start : start + _AT_A_TIME]))
-        rows += [hash(row) for row in part]
-        targets.append(_counted(theirs))
+    for start in range(0, len(chosen), at_a_time):
+        part, theirs = read(np.sort(chosen[start : start + at_a_time]))
+        rows += map(hash, part)
+        targets.append(theirs)
         if perf_counter() - begun > reading_s:
             break
-    told = [each for each in targets if each is not None]
-    return Looked(rows, np.concatenate(told) if len(told) == len(targets) else None)
+    told = [part[part != _IGNORED] for part in targets if part is not None]
+    return Looked(rows, np.concatenate(told) if told and len(told) == len(targets) else None)
+
+
+def _one_by_one(dataset: Any, key: int) -> Callable[[Ids], Batch]:
+    def read(ids: Ids) -> Batch:
+        seed_generators(key)  # all under the same random numbers
+        sample = dataset[int(ids[0])]
+        return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
+
+    return read
 
 
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
@@ -185,45 +187,18 @@ def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
         return dataset.stored
     if isinstance(dataset, Cut):
         return dataset.passages
-    tensors = _tensors(dataset)
-    if tensors:
+    if tensors := tensors_of(dataset):
         return lambda ids: _of_tensors([part.detach()[torch.from_numpy(ids).to(part.device)] for part in tensors])
     if type(dataset) is Subset:
         inner, indices = _stored(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return None if inner is None else lambda ids: inner(indices[ids])
     gathers = gathering(dataset)
-    if gathers is None:
-        return None
-    return lambda ids: _of_tensors(gathers.gather(ids, np.zeros_like(ids)))
+    return None if gathers is None else lambda ids: _of_tensors(gathers.gather(ids, np.zeros_like(ids)))
 
 
 def _of_tensors(batch: Any) -> Batch:
-    arrays = [part.detach().cpu().contiguous() for part in _leaves(batch) if isinstance(part, Tensor)]
+    arrays = [part.detach().cpu().contiguous() for part in leaves(batch) if isinstance(part, Tensor)]
     return rows_as_bytes(*(part.view(len(part), -1).view(torch.uint8).numpy() for part in arrays)), _target(batch)
-
-
-def _read(dataset: Any, ids: Ids, *, seed: int, reading_s: float) -> Looked:
-    """Sample by sample, as long as there is time; all under the same random numbers."""
-    bits, begun = stream_key(seed, "first look"), perf_counter()
-    rows: list[int] = []
-    targets: list[NDArray[np.int64]] | None = []
-    for place in ids.tolist():
-        if perf_counter() - begun > reading_s:
-            break
-        seed_generators(bits)
-        sample = dataset[place]
-        rows.append(hash(b"".join(_bytes(part) for part in _leaves(sample))))
-        target = _target(sample)
-        targets = None if target is None or targets is None else [*targets, target]
-    return Looked(rows, _counted(np.concatenate(targets)) if targets else None)
-
-
-def _leaves(sample: Any) -> list[Any]:
-    if isinstance(sample, Mapping):
-        return [leaf for key in sample for leaf in _leaves(sample[key])]
-    if isinstance(sample, list | tuple):
-        return [leaf for part in sample for leaf in _leaves(part)]
-    return [sample]
 
 
 def _bytes(leaf: Any) -> bytes:
@@ -250,19 +225,6 @@ def _target(sample: Any) -> NDArray[np.int64] | None:
         return None
     array = np.asarray(found)
     return array.reshape(-1).astype(np.int64) if array.dtype.kind in "iu" else None
-
-
-def _counted(targets: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-    return None if targets is None else targets[targets != _IGNORED]
-
-
-def _tensors(dataset: Any) -> tuple[Tensor, ...]:
-    return dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
-
-
-def _samples(dataset: Any) -> int:
-    tensors = _tensors(dataset)
-    return len(tensors[0]) if tensors else len(dataset)
 
 
 def _chosen(samples: int, most: int, generator: np.random.Generator) -> Ids:

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import default_collate
 
 from surefoot.data.dataset_checks import rows
-from surefoot.data.gathering import gathering, is_tensors
-from surefoot.data.order import Cut, EveryOther, Ids, InOrder, MicroBatches, Plan
+from surefoot.data.gathering import by_sample, first_few, gathering, sample_count
+from surefoot.data.order import Cut, Ids, InOrder, MicroBatches, Plan
 from surefoot.data.workers import Collate, Reading, Workers
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 
@@ -79,7 +79,7 @@ class Feed:
         self.count = count or rows
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
         self.own, self.shared = own or range(self.plan.pieces), own is not None
-        single = TensorDataset(*dataset) if is_tensors(dataset) else dataset
+        single = by_sample(dataset)
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
                 f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out"
@@ -115,7 +115,6 @@ class Feed:
         return current
 
     def close(self) -> None:
-        """End the workers."""
         self.ahead = None
         if self.reads is not None:
             self.reads.close()
@@ -137,24 +136,17 @@ class Feed:
         return made
 
     def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
-        """A micro-batch, read in this process."""
         if not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
             return None
-        if self.gathers is not None:
-            return self._gathered(step, ids, epochs)
-        return self.reading.here(step, index, puts_back=self.puts_back)
-
-    def _gathered(self, step: int, ids: Ids, epochs: Ids) -> Any:
-        assert self.gathers is not None
+        if self.gathers is None:
+            return self.reading.here(step, index, puts_back=self.puts_back)
         try:
             return self.gathers.gather(ids, epochs)
         except SurefootError:
             raise
         except Exception as problem:
-            shown = ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
-            raise DataError(
-                f"samples {shown} cannot be gathered (step {step}): {type(problem).__name__}: {first_line(problem)}"
-            ) from problem
+            why = f"{type(problem).__name__}: {first_line(problem)}"
+            raise DataError(f"samples {first_few(ids)} cannot be gathered (step {step}): {why}") from problem
 
 
 def in_order(
@@ -176,11 +168,7 @@ def in_order(
     so many of the batches, spread evenly, and read in this process. Of several `ranks` each has every so-manieth batch, and
     all have equally many: a batch that is too many is a `void` one.
     """
-    samples = len(dataset[0]) if is_tensors(dataset) else len(dataset)
-    batches = -(-samples // batch_size)
-    plan: Plan = InOrder(samples=samples, batch_size=batch_size)
-    if ranks > 1:
-        plan = EveryOther(plan, batches=batches, rank=rank, ranks=ranks)
+    plan = InOrder(samples=sample_count(dataset), batch_size=batch_size, rank=rank, ranks=ranks)
     feed = Feed(
         dataset,
         plan,
@@ -190,7 +178,7 @@ def in_order(
         count=count,
         collate=collate if hasattr(dataset, "__getitem__") else None,
     )
-    steps = -(-batches // ranks)
+    steps = -(-plan.batches // ranks)
     try:
         if most is not None and most < steps:
             for place in range(most):
@@ -201,7 +189,7 @@ def in_order(
         feed.start(0, stop=steps)
         for step in range(steps):
             (batch,) = feed.micro_batches(step)
-            yield replace(batch, void=True) if step * ranks + rank >= batches else batch
+            yield replace(batch, void=True) if step * ranks + rank >= plan.batches else batch
     finally:
         feed.close()
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from surefoot.data.dataset_checks import check_samples, fingerprint
-from surefoot.data.gathering import Gathers, gathering, is_tensors
+from surefoot.data.gathering import Gathers, by_sample, gathering
 from surefoot.data.order import Ids, quotas
 from surefoot.errors import DataError
 
@@ -32,14 +31,12 @@ class Mixture:
         self.names = list(parts)
         self.weights = [float(weight) for _, weight in parts.values()]
         self.sizes = [_checked(name, dataset) for name, (dataset, _) in parts.items()]
-        self.datasets = [TensorDataset(*dataset) if is_tensors(dataset) else dataset for dataset, _ in parts.values()]
+        self.datasets = [by_sample(dataset) for dataset, _ in parts.values()]
         quotas(self.weights)  # refuses what cannot be kept
         self.ends = list(accumulate(self.sizes))
         self.gathered = [gathering(dataset) for dataset in self.datasets]
         single = [name for name, held in zip(self.names, self.gathered, strict=True) if held is None]
-        whole = [
-            name for name, dataset in zip(self.names, self.datasets, strict=True) if not hasattr(dataset, "__getitem__")
-        ]
+        whole = [name for name, dataset in self.concatenated().items() if not hasattr(dataset, "__getitem__")]
         if whole and single:
             raise DataError(
                 f"{', '.join(whole)} can only be gathered in whole batches, {', '.join(single)} only read one by one: they cannot mix\n"
@@ -47,11 +44,9 @@ class Mixture:
             )
 
     def __len__(self) -> int:
-        """The samples of all parts."""
         return self.ends[-1]
 
     def __getitem__(self, sample: int) -> Any:
-        """A sample of the concatenation."""
         if not 0 <= sample < self.ends[-1]:
             raise IndexError(f"sample {sample} of a mixture of {self.ends[-1]}")
         source = bisect_right(self.ends, sample)
@@ -63,17 +58,11 @@ class Mixture:
         return _Mixed(self, parts) if len(parts) == len(self.gathered) else None
 
     def concatenated(self) -> dict[str, Any]:
-        """The data sets by name, in order."""
         return dict(zip(self.names, self.datasets, strict=True))
 
     def fingerprint(self) -> dict[str, Any]:
-        """The fingerprints of all parts, with their weights."""
-        return {
-            "parts": {
-                name: {"weight": weight, **fingerprint(dataset)}
-                for name, dataset, weight in zip(self.names, self.datasets, self.weights, strict=True)
-            }
-        }
+        parts = zip(self.names, self.datasets, self.weights, strict=True)
+        return {"parts": {name: {"weight": weight, **fingerprint(dataset)} for name, dataset, weight in parts}}
 
 
 def _checked(name: str, dataset: Any) -> int:

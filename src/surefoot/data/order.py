@@ -58,7 +58,6 @@ class Cut:
         self.pieces = -(-plan.batch_size // micro_batch_size)
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
-        """Views of the step's samples and epochs."""
         ids, epochs = self.plan.ids(step)
         if self.pieces == 1:
             return ((ids, epochs),)
@@ -66,7 +65,6 @@ class Cut:
         return [(ids[first : first + self.size], epochs[first : first + self.size]) for first in firsts]
 
     def described(self) -> dict[str, Any]:
-        """That of the plan."""
         return self.plan.described()
 
 
@@ -84,11 +82,9 @@ class Order:
         self.blocks = _Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        """The samples of a step and their epochs."""
         return self.blocks.step(step)
 
     def described(self) -> dict[str, Any]:
-        """The order's name and size."""
         return {"order": "permutation per epoch", "samples": self.samples}
 
     def _at(self, positions: Ids) -> tuple[Ids, Ids]:
@@ -109,15 +105,13 @@ class MixtureOrder:
         self.sizes, self.weights = list(sizes), list(weights)
         self.quotas = np.array(quotas(weights))
         self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
-        self.first_slots, self.offsets = _starts(self.quotas), _starts(np.array(self.sizes))
+        self.first_slots, self.offsets = np.cumsum(self.quotas) - self.quotas, np.cumsum(self.sizes) - self.sizes
         self.blocks = _Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        """The samples of a step and the epoch of each within its source."""
         return self.blocks.step(step)
 
     def described(self) -> dict[str, Any]:
-        """The sources' sizes and weights."""
         return {"order": "mixture", "sizes": self.sizes, "weights": self.weights}
 
     def _at(self, positions: Ids) -> tuple[Ids, Ids]:
@@ -135,41 +129,26 @@ class MixtureOrder:
 
 
 class InOrder:
-    """Every sample once, first to last, for evaluation: the last step holds what is left."""
+    """Every sample once, first to last, for evaluation: the last step holds what is left.
 
-    def __init__(self, *, samples: int, batch_size: int) -> None:
-        self.samples, self.batch_size = samples, batch_size
+    Of several `ranks` each has its own batch, then every so-manieth; the last one again where none is left.
+
+    >>> plan = InOrder(samples=5, batch_size=2, rank=1, ranks=2)
+    >>> plan.batches, [plan.ids(step)[0].tolist() for step in range(2)]
+    (3, [[2, 3], [4]])
+    """
+
+    def __init__(self, *, samples: int, batch_size: int, rank: int = 0, ranks: int = 1) -> None:
+        self.samples, self.batch_size, self.rank, self.ranks = samples, batch_size, rank, ranks
+        self.batches = -(-samples // batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        """Samples step * B up to the end of the data; epoch 0."""
-        first = step * self.batch_size
+        first = min(step * self.ranks + self.rank, self.batches - 1) * self.batch_size
         ids = np.arange(first, min(first + self.batch_size, self.samples), dtype=np.int64)
         return ids, np.zeros_like(ids)
 
     def described(self) -> dict[str, Any]:
-        """The order's name and size."""
         return {"order": "in order", "samples": self.samples}
-
-
-class EveryOther:
-    """One rank's share of the batches of another plan: its own, then every so-manieth; the last one again where none is left.
-
-    >>> whole = InOrder(samples=5, batch_size=2)
-    >>> [EveryOther(whole, batches=3, rank=1, ranks=2).ids(step)[0].tolist() for step in range(2)]
-    [[2, 3], [4]]
-    """
-
-    def __init__(self, plan: Plan, *, batches: int, rank: int, ranks: int) -> None:
-        self.plan, self.batches, self.rank, self.ranks = plan, batches, rank, ranks
-        self.samples, self.batch_size = plan.samples, plan.batch_size
-
-    def ids(self, step: int) -> tuple[Ids, Ids]:
-        """The samples of this rank's batch, and their epochs."""
-        return self.plan.ids(min(step * self.ranks + self.rank, self.batches - 1))
-
-    def described(self) -> dict[str, Any]:
-        """That of the plan."""
-        return self.plan.described()
 
 
 def permutation(key: int, size: int, positions: Ids) -> Ids:
@@ -233,17 +212,11 @@ class _Blocks:
         return self.held[1][first : first + self.batch_size], self.held[2][first : first + self.batch_size]
 
 
-def _starts(sizes: Ids) -> Ids:
-    return np.concatenate([[0], np.cumsum(sizes)[:-1]])
-
-
 def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
     """Each offset under the permutation of its epoch; the positions of one epoch need not stand together."""
     first, last = int(epochs.min()), int(epochs.max())
-    keys = _round_keys(
-        folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64)), size
-    )
-    return _permuted(size, offsets, keys, epochs - first)
+    own_keys = folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64))
+    return _permuted(size, offsets, _round_keys(own_keys, size), epochs - first)
 
 
 def _half(size: int) -> int:

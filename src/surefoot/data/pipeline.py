@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from surefoot.config.batch_size import Batching
@@ -57,7 +58,7 @@ class Supply:
         return next(iter(self._once(0, own=range(1))), None)
 
     def _once(self, step: int, *, own: range | None) -> Sequence[MicroBatch]:
-        feed = self._feed(workers=0, own=own)
+        feed = self._feed(own=own)
         with untouched():
             try:
                 feed.start(step, stop=step + 1)
@@ -82,21 +83,15 @@ class Supply:
             ranks=self.world.size if most is None else 1,
         )
 
-    def _feed(
-        self, *, workers: int, own: range | None, puts_back: bool = True, say: Callable[[str], None] = print
-    ) -> Feed:
-        return Feed(
-            self.dataset,
-            self.plan,
-            seed=self.seed,
-            device=self.world.device,
-            workers=workers,
-            count=self.count,
-            collate=self.collate,
-            own=own,
-            puts_back=puts_back,
-            say=say,
-        )
+    @property
+    def _feed(self) -> partial[Feed]:
+        made: dict[str, Any] = {
+            "seed": self.seed,
+            "device": self.world.device,
+            "count": self.count,
+            "collate": self.collate,
+        }
+        return partial(Feed, self.dataset, self.plan, **made)
 
     @property
     def _rows(self) -> int:

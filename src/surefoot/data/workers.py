@@ -17,19 +17,21 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from surefoot.data.dataset_checks import read
+from surefoot.data.gathering import first_few
 from surefoot.data.order import MicroBatches
 from surefoot.errors import DataError, SurefootError, behind, comes_of_user, first_line
 from surefoot.seeding import Undrawn, fold, seed_generators, seed_torch, stream_key, untouched
 
 Collate = Callable[[list[Any]], Any]
 
-_ENDLESS = sys.maxsize
 _LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _PARENT_WATCH_S = 1.0
 _WAIT_S = 5.0
@@ -90,9 +92,8 @@ class Reading(Dataset[Any]):
         except SurefootError:
             raise
         except Exception as problem:
-            shown = ", ".join(str(sample) for sample in ids[:4])
             raise DataError(
-                f"samples {shown}{' ...' if len(samples) > 4 else ''} of step {step} cannot be put into one batch: "
+                f"samples {first_few(ids)} of step {step} cannot be put into one batch: "
                 f"{type(problem).__name__}: {first_line(problem)}\n  make them of one shape, or say how: Run(collate=...)"
             ) from problem
 
@@ -118,10 +119,21 @@ class Workers:
         with warnings.catch_warnings(), _deaths_told():
             # how many workers are too many is for whoever sets them to say
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            with _signals_held_back(), _nothing_collected() as start:
-                self.batches: Any = iter(
-                    _loader(reading, start, first=first, stop=stop, pieces=pieces, workers=workers, pin=pin)
-                )
+            steps = count(first) if stop is None else range(first, stop)
+            loader = DataLoader(
+                _Answers(reading),
+                batch_size=None,
+                sampler=((step, index) for step in steps for index in pieces),
+                num_workers=workers,
+                collate_fn=_as_it_is,
+                pin_memory=pin,
+                worker_init_fn=partial(_begin, os.getpid(), gc.isenabled()),
+                timeout=_WAIT_S,  # of one wait, after which it is looked whether a worker has died
+                multiprocessing_context="fork" if sys.platform == "linux" else None,
+                generator=torch.Generator(),  # otherwise it draws a number from the global one
+            )
+            with _forking():
+                self.batches: Any = iter(loader)
             self.processes = set(multiprocessing.active_children()) - were
             # at exit, Python would wait for processes that ignore SIGTERM: end them before it asks
             atexit.register(self.close)
@@ -147,14 +159,12 @@ class Workers:
         return batch
 
     def _hanging(self, worker: int, waited_s: float) -> str:
-        """Which worker is waited for, and what it reads."""
         ahead, place = divmod(self.taken, len(self.pieces))
         step, index = self.first + ahead, self.pieces[place]
         ids, _ = self.plan.micro_batches(step)[index]
-        samples = ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
         process = self.batches._workers[worker]
         return (
-            f"warning: loader worker {worker} (process {process.pid}) has been reading samples {samples} of step {step}"
+            f"warning: loader worker {worker} (process {process.pid}) has been reading samples {first_few(ids)} of step {step}"
             f" for {waited_s:.0f} s\n"
             "  the run waits for it: is a disk or a server slow, or does __getitem__ wait for a lock?\n"
             f"  to see where it stands: py-spy dump --pid {process.pid}; or try --workers 0"
@@ -169,23 +179,6 @@ class Workers:
             if process.is_alive():
                 process.kill()
                 process.join()
-
-
-def _loader(
-    reading: Reading, start: _Start, *, first: int, stop: int | None, pieces: range, workers: int, pin: bool
-) -> DataLoader[Any]:
-    return DataLoader(
-        _Answers(reading),
-        batch_size=None,
-        sampler=_Addresses(first, _ENDLESS if stop is None else stop, pieces),
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        pin_memory=pin,
-        worker_init_fn=start,
-        timeout=_WAIT_S,  # of one wait, after which it is looked whether a worker has died
-        multiprocessing_context="fork" if sys.platform == "linux" else None,
-        generator=torch.Generator(),  # otherwise it draws a number from the global one
-    )
 
 
 class _Answers(Dataset[Any]):
@@ -204,49 +197,28 @@ class _Answers(Dataset[Any]):
             return problem
 
 
-class _Addresses:
-    """The addresses of some micro-batches of each of the steps from first up to stop: what a loader hands to its workers."""
-
-    def __init__(self, first: int, stop: int, pieces: range) -> None:
-        self.first, self.stop, self.pieces = first, stop, pieces
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        step = self.first
-        while step < self.stop:
-            for index in self.pieces:
-                yield step, index
-            step += 1
-
-    def __len__(self) -> int:
-        return min((self.stop - self.first) * len(self.pieces), _ENDLESS)
-
-
-class _Start:
+def _begin(parent: int, collects: bool, worker: int) -> None:
     """What a worker does first: leave signals and what it inherits to the parent, and end when the parent is gone.
 
     Ctrl-C and a scheduler's SIGTERM reach every process; the parent finishes its step and then ends its workers. To collect
     inherited garbage would copy its memory, and a store or a process group in it would wait for threads that are not here.
     """
+    del worker
+    gc.freeze()
+    if collects:
+        gc.enable()
+    for number in _LEFT_TO_THE_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
+    # torch's own watch waits for the queue first, and does not end a worker that is blocked on a full pipe
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
-    def __init__(self, parent: int, *, collects: bool) -> None:
-        self.parent, self.collects = parent, collects
 
-    def __call__(self, worker: int) -> None:
-        del worker
-        gc.freeze()
-        if self.collects:
-            gc.enable()
-        for number in _LEFT_TO_THE_PARENT:
-            signal.signal(number, signal.SIG_IGN)
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
-        # torch's own watch waits for the queue first, and does not end a worker that is blocked on a full pipe
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        while os.getppid() == self.parent:
-            time.sleep(_PARENT_WATCH_S)
-        os._exit(1)
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_WATCH_S)
+    os._exit(1)
 
 
 @contextmanager
@@ -264,28 +236,19 @@ def _deaths_told() -> Iterator[None]:
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[_Start]:
-    """How a worker starts, that is forked while nothing is collected."""
+def _forking() -> Iterator[None]:
+    """Nothing is collected, and signals that come wait until both sides are ready: a worker not yet so would die of them."""
     collects = gc.isenabled()
-    gc.disable()
+    has_masks = hasattr(signal, "pthread_sigmask")  # Windows has none
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT) if has_masks else set()
     try:
-        yield _Start(os.getpid(), collects=collects)
+        gc.disable()
+        yield
     finally:
         if collects:
             gc.enable()
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Signals that come while workers are forked wait until both sides are ready: a worker not yet so would die of them."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows has no such signals
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if has_masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _as_it_is(batch: Any) -> Any:

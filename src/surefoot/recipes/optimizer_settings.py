@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +14,7 @@ from surefoot.config.parallel import Kind, Sharding, strategy_of
 from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import LEADS, STAYS
+from surefoot.distributed.environment import placed
 from surefoot.optim.specs import OPTIMIZERS, named
 from surefoot.schedules import lr_schedule as schedules
 from surefoot.schedules.curves import SHAPES
@@ -67,7 +70,7 @@ class Optimizer:
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own = dict(vars(self))
         name, lr, decay = own.pop("name"), own.pop("lr"), own.pop("weight_decay")
         rate, usual_decay = OPTIMIZERS[name].first_run
         lr, decay = rate if lr is None else lr, usual_decay if decay is None else decay
@@ -109,7 +112,7 @@ class Schedule:
 
     def spec(self) -> schedules.Schedule:
         """The schedule for `sf.Run`; `ConfigError` for values that cannot be."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own = dict(vars(self))
         if self.warmup is None and not SHAPES[self.name].own_rise:
             own["warmup"] = "5%"
         return schedules.Schedule(own.pop("name"), **own)
@@ -174,6 +177,12 @@ class RecipeSettings(TrainSettings):
         if stopping is not None and plateau is not None:
             refuse_end_before_reduction(plateau, stopping)
         return {"early_stopping": stopping, "plateau": plateau}
+
+
+def note(text: str) -> None:
+    """Print what is no result, by rank 0 alone; the others may not have met yet."""
+    if placed(os.environ).rank == 0:
+        print(text, file=sys.stderr)
 
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:

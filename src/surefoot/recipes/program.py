@@ -1,6 +1,4 @@
-"""What makes a run: a recipe, or a function in a file of the user's own. And from a run's directory to all that once more:
-its program, its configuration, one of its checkpoints.
-"""
+"""What makes a run: a recipe, or a function in a file of the user's own; and from a run's directory the same once more."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import os
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -21,10 +20,9 @@ from surefoot.config.paths import file_text
 from surefoot.config.toml import program as program_of
 from surefoot.config.toml import values
 from surefoot.config.tree import flatten, layered, nearest
-from surefoot.distributed.environment import placed
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
-from surefoot.recipes.optimizer_settings import RecipeSettings
+from surefoot.recipes.optimizer_settings import RecipeSettings, note
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Contents
@@ -94,9 +92,7 @@ def find_program(name: str) -> Program:
     """The recipe called `name`, or the function of "FILE.py:function"."""
     if name in NAMES:
         config, recipe = (importlib.import_module(f"surefoot.recipes.{name}.{part}") for part in ("config", "recipe"))
-        return Program(
-            recipe.build, config.Config, {"kind": "recipe", "recipe": name}, {**vars(config), **vars(recipe)}
-        )
+        return Program(recipe.build, config.Config, {"kind": "recipe", "recipe": name}, vars(config) | vars(recipe))
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
         return _in_file(Path(path), function or "build")
@@ -135,8 +131,6 @@ def program_again(
                 user_code.note_changed(Path(path), was=digest)
             return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
-            import shlex
-
             raise ConfigError(
                 f"{run} was made by a script, and only that can build it again:\n  {shlex.join(command)}\n"
                 "  there, surefoot.load(run) has evaluate(), replay(step) and verify(); anywhere, a model of yours gets its weights by\n"
@@ -205,9 +199,9 @@ def for_one_process(config: Any, run: Path) -> Any:
     config = in_directory(config, run)
     if getattr(config, "parallel", None) in _SHARED:  # a program's own setting of that name may be something else
         config = dataclasses.replace(config, parallel="none")
-    return (
-        dataclasses.replace(config, sharding=type(config.sharding)()) if isinstance(config, RecipeSettings) else config
-    )
+    if isinstance(config, RecipeSettings):
+        config = dataclasses.replace(config, sharding=type(config.sharding)())
+    return config
 
 
 def choose_checkpoint(run: Path, which: str | None) -> Contents:
@@ -237,12 +231,6 @@ def choose_checkpoint(run: Path, which: str | None) -> Contents:
             ' or "average 5", of the last five'
         )
     return store.at(int(which))
-
-
-def note(text: str) -> None:
-    """Print what is no result, by rank 0 alone; the others may not have met yet."""
-    if placed(os.environ).rank == 0:
-        print(text, file=sys.stderr)
 
 
 def _in_file(path: Path, function: str) -> Program:

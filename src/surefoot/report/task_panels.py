@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from surefoot.data.gathering import is_tensors
+from surefoot.data.gathering import is_tensors, sample_count
 from surefoot.data.loader import in_order
 from surefoot.errors import ConfigError
 from surefoot.tracking.panels import ConfusionMatrix, Example, Examples, Group, Panel, Picture, Pictures, TintedText
@@ -175,7 +175,7 @@ def classification_panels(
     """
     counts_KK = np.zeros((len(classes), len(classes)), dtype=np.int64)
     worst: list[_Wrong] = []
-    total = len(dataset[0]) if is_tensors(dataset) else len(dataset)
+    total = sample_count(dataset)
     seen, begun = 0, perf_counter()
     for inputs, labels_B in _spread(dataset, total, device=next(iter(model.parameters()), torch.empty(0)).device):
         log_chances_BK = F.log_softmax(model(inputs).float(), dim=1)

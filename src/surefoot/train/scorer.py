@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from surefoot.data.dataset_checks import check_split
-from surefoot.data.gathering import is_tensors
+from surefoot.data.gathering import sample_count
 from surefoot.data.loader import in_order
 from surefoot.data.pipeline import Supply
 from surefoot.distributed.strategy import Alone, Ranks
@@ -77,7 +77,7 @@ class Scoring:
             begun = perf_counter()
             scored(forward, [batch], **self._how(split))
             took_s, seen = took_s + perf_counter() - begun, seen + len(batch.ids)
-        return took_s * _samples(split) / max(1, seen)
+        return took_s * sample_count(split.dataset) / max(1, seen)
 
     def score_by_batch(self, score: str, *, batches: int) -> list[Mean] | None:
         """ "SPLIT/SCORE" of each of so many batches of neighbouring samples by itself (fewer of a small split).
@@ -86,7 +86,7 @@ class Scoring:
         """
         name, _, wanted = score.partition("/")
         split = self.splits[name]
-        neighbours = self.supply.split(split.dataset, batch_size=-(-_samples(split) // batches))
+        neighbours = self.supply.split(split.dataset, batch_size=-(-sample_count(split.dataset) // batches))
         return scored_by_batch(self._forward(), neighbours, score=wanted, judge=split.judge, **self._how(split))
 
     def _how(self, split: Split) -> dict[str, Any]:
@@ -132,10 +132,6 @@ class Scoring:
             }
             models = self.callables
         return models["model"] if list(models) == ["model"] else models
-
-
-def _samples(split: Split) -> int:
-    return len(split.dataset[0]) if is_tensors(split.dataset) else len(split.dataset)
 
 
 _BATCH_SIZE = 16  # where the split names none; changes no score

@@ -73,7 +73,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
     scores = run.scores()
 
     held_out = text()[-round(0.05 * len(text())) :]
-    corpus = read_corpus(str(path), tokenizer=tokenizer, vocabulary=300, held_out_fraction=0.05, saved=None)
+    corpus = read_corpus(gpt.Data(path=str(path), tokenizer=tokenizer, vocabulary=300))
     tokens = torch.from_numpy(corpus.held_out.astype(np.int64))
     nats = 0.0
     model = run.state.models["model"].eval()

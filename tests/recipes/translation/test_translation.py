@@ -20,8 +20,8 @@ from surefoot.config.tree import layered
 from surefoot.generate.beam import BEGIN, END
 from surefoot.recipes import translation
 from surefoot.recipes.translation import corpus
-from surefoot.recipes.translation.predict import judged, sentences_of, translated
-from surefoot.recipes.translation.recipe import _refuse_wrong as refuse_wrong
+from surefoot.recipes.translation.predict import Search, judged, sentences_of, translated
+from surefoot.recipes.translation.recipe import _refuse_wrong
 from surefoot.tracking.jsonl import records
 
 ONES = {
@@ -149,8 +149,8 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
     scores, model = run.scores(), run.state.models["model"].eval()
     tokenizer = sf.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     sentences = [(words(n, "en"), words(n, "de")) for n in range(1, 120, 3)]
-    settings: dict[str, Any] = {"source": tokenizer, "target": tokenizer, "beam": 2, "length_penalty": 1.0}
-    said = [translated(model, [one], **settings)[0] for one, _ in sentences]
+    search = Search(tokenizer, tokenizer, beam=2, length_penalty=1.0)
+    said = [translated(model, [one], search)[0] for one, _ in sentences]
     references = [other for _, other in sentences]
     assert scores["validation/bleu"] == pytest.approx(corpus_bleu(said, [references], force=True).score, abs=1e-9)
     assert scores["validation/chrf"] == pytest.approx(corpus_chrf(said, [references]).score, abs=1e-9)
@@ -352,12 +352,12 @@ def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
 def test_every_line_is_answered_by_a_line(folder: Path, tmp_path: Path) -> None:
     run = trained(config(folder))
     tokenizer = sf.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
-    settings: dict[str, Any] = {"source": tokenizer, "target": tokenizer, "beam": 2, "length_penalty": 0.6}
+    search = Search(tokenizer, tokenizer, beam=2, length_penalty=0.6)
     sentences = ["one two.", "", "three.", "  ", "four five six."]
-    found = translated(run.state.models["model"], sentences, batch_size=2, **settings)
+    found = translated(run.state.models["model"], sentences, search, batch_size=2)
     assert len(found) == 5
     assert found[1] == found[3] == ""
-    alone = [translated(run.state.models["model"], [one], **settings)[0] for one in sentences]
+    alone = [translated(run.state.models["model"], [one], search)[0] for one in sentences]
     assert found == alone
     (tmp_path / "in.txt").write_bytes(b"a\r\nb\n\nc")
     read = sentences_of(["x\ny\n", "", "z"], str(tmp_path / "in.txt"))
@@ -368,14 +368,7 @@ def test_a_sentence_that_is_too_long_is_told(folder: Path) -> None:
     run = translation.build(config(folder))
     tokenizer = sf.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     with pytest.raises(sf.DataError, match=r"sentence 2 has .* tokens, and the model takes 511"):
-        translated(
-            run.state.models["model"],
-            ["one.", "one " * 600],
-            source=tokenizer,
-            target=tokenizer,
-            beam=1,
-            length_penalty=1.0,
-        )
+        translated(run.state.models["model"], ["one.", "one " * 600], Search(tokenizer, tokenizer, 1, 1.0))
 
 
 # --- settings --------------------------------------------------------------------------------------------------------------
@@ -437,7 +430,7 @@ def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
     asked.optimizer.spec()
     asked.schedule.spec()
-    refuse_wrong(asked)
+    _refuse_wrong(asked)
 
 
 @pytest.mark.parametrize(("name", "millions"), [("base", 63.1), ("big", 214.3)])

@@ -17,14 +17,16 @@ from surefoot.errors import DataError
 from surefoot.seeding import stream_key
 
 SIDE = 32
-
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
 TRAINING_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-
 TEST_FILE = "test_batch.bin"
-
 _ROW = 1 + 3 * SIDE * SIDE
+_BYTES = 0x08  # the type of the numbers of an IDX file; others are not written for images
+_MOST_DIMENSIONS = 4
+_LARGEST_BYTES = 1 << 34  # what a header may claim
+_IDX_PARTS = {"training": "train", "test": "t10k"}
+_IDX_KINDS = ("images-idx3", "labels-idx1")
+_DIGITS_TEST = 360  # of 1,797
 
 
 def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -71,19 +73,11 @@ def read_all(path: Path) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], .
 
 
 def refuse_pickled(path: Path) -> None:
-    """Raise `DataError` where a directory holds the Python version."""
     if (path / "data_batch_1").is_file():
         raise DataError(
             f"{path} holds the Python version of CIFAR-10, which is pickled: loading it could run any code\n"
             "  give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)"
         )
-
-
-_BYTES = 0x08  # the type of the numbers; others are not written for images
-
-_MOST_DIMENSIONS = 4
-
-_LARGEST_BYTES = 1 << 34  # what a header may claim
 
 
 def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
@@ -121,10 +115,8 @@ def _read(file: BinaryIO, path: Path, dimensions: int) -> NDArray[np.uint8]:
     expected = _BYTES << 8 | dimensions
     if len(header) < 4 or magic != expected:
         found = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
-        raise DataError(
-            f"{path} is no IDX file of {_called(dimensions)}: its first four bytes should be {expected}, found {found}\n"
-            f"  {_likely(magic, dimensions)}"
-        )
+        wanted = f"its first four bytes should be {expected}, found {found}"
+        raise DataError(f"{path} is no IDX file of {_called(dimensions)}: {wanted}\n  {_likely(magic, dimensions)}")
     sizes = [int.from_bytes(header[place : place + 4], "big") for place in range(4, len(header), 4)]
     stated = int(np.prod(sizes, dtype=object))
     shown = f"its header says {' x '.join(str(size) for size in sizes)} = {stated} bytes"
@@ -149,11 +141,6 @@ def _likely(magic: int, dimensions: int) -> str:
     if magic >> 8 == _BYTES and 0 < other <= _MOST_DIMENSIONS:
         return f"it holds {_called(other)}, of {other} dimension(s): were images and labels exchanged?"
     return f"is it another kind of file than its name says? {_called(dimensions).capitalize()} of MNIST are IDX"
-
-
-_DIGITS_TEST = 360  # of 1,797
-
-_IDX_PARTS = {"training": "train", "test": "t10k"}
 
 
 @dataclass(frozen=True)
@@ -192,15 +179,11 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
     """
     parts, sources = [], []
     for part, prefix in _IDX_PARTS.items():
-        images, labels = (_idx_file(folder, prefix, kind) for kind in ("images-idx3", "labels-idx1"))
-        missing = " and ".join(
-            f"{prefix}-{kind}-ubyte"
-            for kind, path in (("images-idx3", images), ("labels-idx1", labels))
-            if path is None
-        )
+        images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)
         if images is None or labels is None:
+            missing = [kind for kind, path in zip(_IDX_KINDS, (images, labels), strict=True) if path is None]
             raise DataError(
-                f"{folder} has no {missing} (nor with .gz): the {part} part is missing\n"
+                f"{folder} has no {' and '.join(f'{prefix}-{kind}-ubyte' for kind in missing)} (nor with .gz): the {part} part is missing\n"
                 "  MNIST and Fashion-MNIST are four files; put all of them into one directory"
             )
         pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
@@ -217,12 +200,6 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
         )
     number = max(1, len(images_of))
     return Arrays(training, training_labels, test, test_labels, tuple(str(label) for label in range(number)))
-
-
-def cifar_arrays(folder: Path) -> Arrays:
-    """CIFAR-10's binary version."""
-    (images, labels), (test_images, test_labels) = read_all(folder)
-    return Arrays(images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES)
 
 
 def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classes: int = 10) -> Arrays:
@@ -249,12 +226,11 @@ def found_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
     """The arrays that a directory holds; None where it holds none, and may be one of pictures. numbered: see `idx_arrays`."""
     for place in (folder, folder / "cifar-10-batches-bin"):
         if any((place / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):
-            return cifar_arrays(place)
+            (images, labels), (test_images, test_labels) = read_all(place)
+            return Arrays(images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES)
     refuse_pickled(folder)
     refuse_pickled(folder / "cifar-10-batches-py")
-    named = [
-        _idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in ("images-idx3", "labels-idx1")
-    ]
+    named = [_idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in _IDX_KINDS]
     return None if not any(named) else idx_arrays(folder, numbered=numbered)
 
 

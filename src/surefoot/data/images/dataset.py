@@ -1,7 +1,7 @@
 """Labelled images as data sets: in memory, gathered and augmented a whole micro-batch at once; or in files, read one by one.
 
 Both give the same images for the same (seed, epoch, sample). A sample is (image, label): float32 (C, H, W), normalised by
-mean and deviation of the training part, and a class number. Where the images come from is in `image_sets`.
+mean and deviation of the training part, and a class number. Where the images come from is in `load`.
 
 Shapes: N images, B batch, C channels, H height, W width.
 """
@@ -62,7 +62,6 @@ class Images:
         self.key = stream_key(seed, "augment")
 
     def __len__(self) -> int:
-        """How many images there are."""
         return len(self.images)
 
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor]:
@@ -75,17 +74,15 @@ class Images:
         return self._made(self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)), self.labels[ids]
 
     def stored(self, ids: Ids) -> Batch:
-        """The images as bytes with their labels, neither normalised nor changed, and the labels."""
         labels = self.labels.numpy()[ids]
         return rows_as_bytes(self.images.take(ids, axis=0), labels), labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """How many, of what shape, a hash of up to 16 MiB of them spread over all, and how they are changed."""
         each = int(np.prod(self.images.shape[1:]))
         spread = self.images[:: max(1, len(self) * each // _HASHED_BYTES)]
         digest = sha256(spread.tobytes())
         digest.update(self.labels.numpy().tobytes())
-        return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": digest.hexdigest(), **self._how()}
+        return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": digest.hexdigest(), **_how(self)}
 
     def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Images:
         """The same images with another mean and deviation."""
@@ -97,10 +94,6 @@ class Images:
         if self.augmentation is not None:
             images_BHWC = augmented(images_BHWC, bits_B, self.augmentation, mean_C=np.array(self.mean))
         return normalised(images_BHWC, mean=self.mean, std=self.std)
-
-    def _how(self) -> dict[str, Any]:
-        changes = None if self.augmentation is None else vars(self.augmentation)
-        return {"mean": list(self.mean), "std": list(self.std), "augmentation": changes}
 
 
 class ImageFiles:
@@ -123,7 +116,6 @@ class ImageFiles:
         self.measured: Moments = (mean, std)  # tells which pictures these are, however they are normalised
 
     def __len__(self) -> int:
-        """How many pictures there are."""
         return len(self.files.paths)
 
     def __getitem__(self, sample: int) -> tuple[Tensor, int]:
@@ -141,25 +133,25 @@ class ImageFiles:
         return normalised(image_BHWC, mean=self.mean, std=self.std)[0], int(self.files.labels[sample])
 
     def stored(self, ids: Ids) -> Batch:
-        """The files as they are, with their labels, and the labels."""
         labels = np.asarray(self.files.labels)[ids].astype(np.int64)
-        return [
-            self.files.paths[place].read_bytes() + label.tobytes()
-            for place, label in zip(ids.tolist(), labels, strict=True)
-        ], labels
+        files = (self.files.paths[place].read_bytes() for place in ids.tolist())
+        return [file + label.tobytes() for file, label in zip(files, labels, strict=True)], labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """How many, a hash of names and labels, what was measured (contents are not read again), and how they are changed."""
-        changes = None if self.augmentation is None else vars(self.augmentation)
         told: dict[str, Any] = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
         told["measured"] = [list(part) for part in self.measured]
-        return {**told, "mean": list(self.mean), "std": list(self.std), "augmentation": changes}
+        return {**told, **_how(self)}
 
     def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageFiles:
         """The same pictures with another mean and deviation."""
         other = copy(self)
         other.mean, other.std = mean, std
         return other
+
+
+def _how(dataset: Images | ImageFiles) -> dict[str, Any]:
+    changes = None if dataset.augmentation is None else vars(dataset.augmentation)
+    return {"mean": list(dataset.mean), "std": list(dataset.std), "augmentation": changes}
 
 
 def normalised(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -169,8 +161,7 @@ def normalised(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: 
     2.0
     """
     pixels_BCHW = torch.from_numpy(np.ascontiguousarray(images_BHWC.transpose(0, 3, 1, 2)))
-    shift = torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1) * 255
-    scale = torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1) * 255
+    shift, scale = (torch.tensor(part, dtype=torch.float32).view(1, -1, 1, 1) * 255 for part in (mean, std))
     return (pixels_BCHW.to(torch.float32) - shift) / scale
 
 

@@ -74,7 +74,6 @@ class Files:
     labels: NDArray[np.int64]
 
     def chosen(self, places: NDArray[np.int64]) -> Files:
-        """Those at some places."""
         return Files([self.paths[place] for place in places.tolist()], self.labels[places])
 
     def digest(self) -> str:
@@ -193,7 +192,6 @@ def readable(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
 
 
 def refuse_channels(channels: int | None) -> None:
-    """Raise `ConfigError` for what is neither grey nor colour."""
     if channels not in (None, 1, 3):
         raise ConfigError(f"channels = {channels}: 1 for grey, or 3 for colour")
 

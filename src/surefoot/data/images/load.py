@@ -6,8 +6,9 @@ number of images, so that runs of every seed are scored on the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +35,7 @@ from surefoot.data.order import Ids, permutation
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import stream_key
 
-SYNTHETIC = "synthetic"
-
+_SYNTHETIC = "synthetic"
 _MEASURED_FILES = 2_000  # for mean and deviation
 _TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
 
@@ -98,21 +98,19 @@ def load_images(
         raise ConfigError(f"data.size = {size}: the side of images in pixels, 1 or more")
     if classes is not None and len(set(classes)) != len(classes):
         raise ConfigError(f"data.classes names one twice: {', '.join(classes)}")
-    made_up, folder = str(path) == SYNTHETIC, local_path(path or "", setting="path")
-    if path is not None and not made_up:
+    made_up, folder = str(path) == _SYNTHETIC, local_path(path or "", setting="path")
+    arrays: Arrays | None
+    if made_up:
+        given = {"size": size, "channels": channels, "classes": None if classes is None else len(classes)}
+        arrays = image_arrays.synthetic(**{name: value for name, value in given.items() if value is not None})
+    elif path is None:
+        arrays = image_arrays.digits()
+    else:
         _refuse_place(folder)
-    arrays = _synthetic(size, channels, classes) if made_up else _arrays(None if path is None else folder, classes)
+        arrays = image_arrays.found_in(folder, numbered=classes is None)
     if arrays is None:
-        return _of_folders(
-            folder,
-            held_out_fraction=held_out_fraction,
-            augmentation=augmentation,
-            classes=classes,
-            size=size,
-            channels=channels,
-            crop=crop,
-            corrupt=corrupt,
-        )
+        fit = partial(fitting, size=size, channels=channels, crop=crop)
+        return _of_folders(folder, classes, held_out_fraction, fit, augmentation=augmentation, corrupt=corrupt)
     foreign = {"crop": crop != "padded", "corrupt": corrupt != "stop"}
     foreign |= {} if made_up else {"size": size is not None, "channels": channels is not None}
     if any(foreign.values()):
@@ -121,27 +119,14 @@ def load_images(
             f"data.{name} is for pictures in folders; {path or 'the digits'} are arrays of one size and colour\n"
             f"  leave it out (--data.{name}, in a preset or a file too)"
         )
-    where = str(path or "digits")
-    return _of_arrays(_named(arrays, classes), where, held_out_fraction, augmentation=augmentation, seed=seed)
+    arrays = arrays if classes is None else replace(arrays, classes=tuple(classes))
+    return _of_arrays(arrays, str(path or "digits"), held_out_fraction, augmentation=augmentation, seed=seed)
 
 
 def refuse_fraction(held_out_fraction: float) -> None:
     """Raise `ConfigError` for a fraction that leaves nothing to train on, or nothing to score, of however many images."""
     if not 0 < held_out_fraction < 1:
         raise ConfigError(f"data.held_out_fraction = {held_out_fraction}: between 0 and 1, such as 0.1")
-
-
-def _synthetic(size: int | None, channels: int | None, classes: Sequence[str] | None) -> Arrays:
-    given = {"size": size, "channels": channels, "classes": None if classes is None else len(classes)}
-    return image_arrays.synthetic(**{name: value for name, value in given.items() if value is not None})
-
-
-def _arrays(folder: Path | None, classes: Sequence[str] | None) -> Arrays | None:
-    return image_arrays.digits() if folder is None else image_arrays.found_in(folder, numbered=classes is None)
-
-
-def _named(arrays: Arrays, classes: Sequence[str] | None) -> Arrays:
-    return arrays if classes is None else replace(arrays, classes=tuple(classes))
 
 
 def _of_arrays(
@@ -177,13 +162,11 @@ def _of_arrays(
 
 def _of_folders(
     folder: Path,
-    *,
-    held_out_fraction: float,
-    augmentation: Augmentation | None,
     classes: Sequence[str] | None,
-    size: int | None,
-    channels: int | None,
-    crop: Crop,
+    held_out_fraction: float,
+    fit: Callable[[Files], Fitting],
+    *,
+    augmentation: Augmentation | None,
     corrupt: Corrupt,
 ) -> ImageSets:
     train, validation, test = (
@@ -198,18 +181,15 @@ def _of_folders(
             f"{' in ' + tree.name + '/' if train else ''}\n"
             "  give a directory with a folder of pictures for each class, or with train/, val/ and test/ of such"
         )
-    parts = {
-        name: files_of(place, names)
-        for name, place in (("training", tree), ("val", validation), ("test", test))
-        if place
-    }
+    places = {"training": tree, "val": validation, "test": test}
+    parts = {name: files_of(place, names) for name, place in places.items() if place}
     left_out: list[Path] = []
     if corrupt == "skip":
         for name, files in parts.items():
             parts[name], damaged = readable(files)
             left_out += damaged
     training = parts["training"]
-    fits = fitting(training, size=size, channels=channels, crop=crop)
+    fits = fit(training)
     if "val" in parts:
         held_out = parts["val"]
     else:
@@ -237,7 +217,6 @@ def _refuse_place(path: Path) -> None:
 
 
 def _divided(images: int, held_out_fraction: float) -> tuple[Ids, Ids]:
-    """The places to train on and those held out, both in order."""
     number = round(images * held_out_fraction)
     if not 0 < number < images:
         raise DataError(
@@ -261,9 +240,8 @@ def _moments(counts_CV: NDArray[np.int64]) -> Moments:
         shares = counts / counts.sum()
         mean = float(shares @ values)
         means.append(mean)
-        deviations.append(
-            max(float(shares @ (values - mean) ** 2) ** 0.5, 1 / 255)
-        )  # of one colour: nothing to divide by
+        deviation = float(shares @ (values - mean) ** 2) ** 0.5
+        deviations.append(max(deviation, 1 / 255))  # of one colour: nothing to divide by
     return tuple(means), tuple(deviations)
 
 

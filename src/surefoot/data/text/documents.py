@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import SUFFIXES, decoded
+from surefoot.data.text.files import SUFFIXES, decoded, no_such
 from surefoot.errors import ConfigError, DataError
 
 _LINES = (".jsonl", ".ndjson")
@@ -43,9 +43,9 @@ class DocumentFile:
         if kind == _PARQUET:
             yield from _rows(self.path, column=column, start=start)
         elif kind in _JSON:
-            yield from _json_lines(self.path, column=column, start=start)
+            yield from _texts(self.path, column=column, start=start)
         elif start == 0:
-            yield _text(self.path)
+            yield decoded(b"".join(_lines(self.path)), str(self.path))
 
 
 def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> list[DocumentFile]:
@@ -65,10 +65,7 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
         elif given.is_file():
             found.append(_noted(given, given.name))
         else:
-            raise DataError(
-                f"no file or directory {given} (looked in {Path.cwd()})\n"
-                "  is it spelled right, and relative to where you are?"
-            )
+            raise no_such(given)
     empty = [file for file in found if file.size == 0 and _kind(file.path) not in SUFFIXES]
     if empty or not any(file.size for file in found):
         raise DataError(f"{(empty or found)[0].path if found else 'nothing'} is empty: 0 bytes")
@@ -86,7 +83,6 @@ def kinds(files: Sequence[DocumentFile]) -> str:
 
 
 def _below(directory: Path, *, out: Path | None) -> list[Path]:
-    """The files of documents below a directory."""
     here, left_out = directory.resolve(), None if out is None else out.resolve()
     if left_out is not None and here.is_relative_to(left_out):
         raise DataError(
@@ -119,19 +115,22 @@ def _kind(path: Path) -> str:
     return path.suffix if plain.suffix == _PARQUET else plain.suffix
 
 
-def _text(path: Path) -> str:
-    return decoded(b"".join(_lines(path)), str(path))
+def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
+    """What the lines of a file hold that are not blank, gzipped or not, from number `start` on; each with where it stands.
 
-
-def _json_lines(path: Path, *, column: str, start: int) -> Iterator[str]:
-    """Lines that are not blank are documents."""
+    Raises `DataError`, naming file and line, for what cannot be read and for what is no JSON.
+    """
     lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
     for number, line in islice(lines, start, None):
-        where = f"{path}, line {number}"
+        where, text = f"{path}, line {number}", decoded(line, str(path), first_line=number)
         try:
-            record = json.loads(decoded(line, str(path), first_line=number))
+            yield where, json.loads(text)
         except (ValueError, RecursionError) as problem:
             raise DataError(f"{where} is no JSON: {problem}\n  one JSON object a line is expected") from problem
+
+
+def _texts(path: Path, *, column: str, start: int) -> Iterator[str]:
+    for where, record in json_lines(path, start=start):
         if not isinstance(record, dict) or column not in record:
             there = ", ".join(record) if isinstance(record, dict) else f"a {type(record).__name__}"
             raise DataError(f"{where} has no {column!r}: there is {there}\n  say where the text is: --column NAME")
@@ -174,21 +173,17 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
 
 
 def _check_column(schema: Any, column: str, path: Path) -> None:
+    hint = "\n  say where the text is: --column NAME"
     if column not in schema.names:
-        raise DataError(
-            f"{path} has no column {column!r}: there are {', '.join(schema.names)}\n  say where the text is: --column NAME"
-        )
+        raise DataError(f"{path} has no column {column!r}: there are {', '.join(schema.names)}{hint}")
     if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
-        raise DataError(
-            f"{path}: column {column!r} holds {schema.field(column).type}, not text\n  say where the text is: --column NAME"
-        )
+        raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{hint}")
 
 
 def _checked(text: Any, column: str, where: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise DataError(
-            f"{where}: {column!r} is a {type(text).__name__}, not text\n  say where the text is: --column NAME"
-        )
+        what = type(text).__name__
+        raise DataError(f"{where}: {column!r} is a {what}, not text\n  say where the text is: --column NAME")
     return text

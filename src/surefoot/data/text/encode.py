@@ -84,7 +84,6 @@ def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
 
 
 def _encoded_one_by_one(tokenizer: Tokenizer, texts: list[str]) -> None:
-    """Say which text it is that a tokenizer cannot encode."""
     for place, text in enumerate(texts):
         try:
             tokenizer.encode(text)

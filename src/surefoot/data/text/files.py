@@ -16,7 +16,19 @@ from surefoot.config.paths import local_path
 from surefoot.errors import DataError
 from surefoot.tokenizers.tokenizer import Tokenizer
 
+SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
+_NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_TABLES = {"encodings", "pydoc_data", "lib2to3", "turtledemo", "ensurepip"}  # generated tables and text, drawings
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+Part = TypeVar("Part", str, np.ndarray)
+
+
+def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
+    """The error for a path at which nothing is."""
+    return DataError(
+        f"no {kind} {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
+    )
 
 
 def is_utf_16(data: bytes) -> bool:
@@ -49,21 +61,6 @@ def decoded(data: bytes, where: str, *, first_line: int = 1) -> str:
         ) from problem
 
 
-SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
-
-_NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-
-_TABLES = {
-    "encodings",
-    "pydoc_data",
-    "lib2to3",
-    "turtledemo",
-    "ensurepip",
-}  # generated tables, generated text, drawings
-
-Part = TypeVar("Part", str, np.ndarray)
-
-
 def load_documents(path: Path | str) -> dict[str, str]:
     """A file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text}, sorted by path.
 
@@ -72,10 +69,8 @@ def load_documents(path: Path | str) -> dict[str, str]:
     """
     path = local_path(path, setting="path")
     if path.is_dir():
-        files = sorted(
-            (file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file()),
-            key=lambda file: file.parts,
-        )
+        texts = (file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        files = sorted(texts, key=lambda file: file.parts)
         if not files:
             raise DataError(
                 f"no text in the directory {path}: no file ends in {', '.join(SUFFIXES)}\n  give the path of one file"
@@ -84,9 +79,7 @@ def load_documents(path: Path | str) -> dict[str, str]:
     elif path.is_file():
         documents = {path.name: _decoded(path)}
     else:
-        raise DataError(
-            f"no file or directory {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
-        )
+        raise no_such(path)
     if not any(text.strip() for text in documents.values()):
         raise DataError(f"{path} holds no text: it is empty, or nothing but white space")
     return documents
@@ -110,16 +103,15 @@ def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float
     """The documents to train on and those to score: whole ones, chosen by a hash of their names; of a single one its end.
 
     The order in which they are chosen does not depend on what stands beside them, so that a folder that grows keeps most of
-    them out. As many as make
-    up the fraction, counted in characters, and never twice as much; the smallest where all are too large for that. Raises
-    `DataError` where a part would be empty.
+    them out. As many as make up the fraction, counted in characters, and never twice as much; the smallest where all are too
+    large for that. Raises `DataError` where a part would be empty.
 
     >>> held_out_documents({"a": "abcdefghij"}, held_out_fraction=0.2)
     (['abcdefgh'], ['ij'])
     """
     if len(documents) == 1:
-        training, end = held_out_split(next(iter(documents.values())), held_out_fraction=held_out_fraction)
-        return [training], [end]
+        beginning, end = held_out_split(next(iter(documents.values())), held_out_fraction=held_out_fraction)
+        return [beginning], [end]
     wanted = held_out_fraction * sum(len(text) for text in documents.values())
     held_out: set[str] = set()
     so_far = 0
@@ -136,9 +128,8 @@ def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float
             f"held_out_fraction = {held_out_fraction} of {len(documents)} documents leaves nothing to train on or to score\n"
             "  give a fraction between 0 and 1, such as 0.1, and more documents if there are few"
         )
-    return [text for name, text in documents.items() if name not in held_out], [
-        text for name, text in documents.items() if name in held_out
-    ]
+    training = [text for name, text in documents.items() if name not in held_out]
+    return training, [text for name, text in documents.items() if name in held_out]
 
 
 def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:

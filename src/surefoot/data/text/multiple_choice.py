@@ -94,7 +94,6 @@ class Choices:
         self.most_targets = int(self.endings.reshape(-1, self.choices).sum(axis=1).max())
 
     def __len__(self) -> int:
-        """How many questions there are."""
         return len(self.right)
 
     def gather(self, ids: Ids, epochs: Ids) -> ChoiceBatch:
@@ -124,7 +123,6 @@ class Choices:
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        """Which questions, and how much of them is shown."""
         digest = sha256()
         for part in (self.tokens, self.lengths, self.endings, self.right):
             digest.update(part.astype("<i8").tobytes())

@@ -18,19 +18,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, write_whole
 from surefoot.data.text.documents import DocumentFile, document_files, kinds
 from surefoot.data.text.encode import RefusedTextError, encoded_batches, refuse_script_read_again
-from surefoot.data.text.shards import (
-    INDEX,
-    Shard,
-    Tokens,
-    TokenShards,
-    is_damaged,
-    write_durably,
-    write_index,
-    write_shard,
-)
+from surefoot.data.text.shards import INDEX, Shard, Tokens, TokenShards, is_damaged, write_index, write_shard
 from surefoot.errors import ConfigError, DataError
 from surefoot.tokenizers.tokenizer import Tokenizer
 
@@ -81,28 +72,27 @@ def prepare_shards(
         raise ConfigError(f"processes = {processes} and shard_tokens = {shard_tokens} must both be at least 1")
     if processes > 1:
         refuse_script_read_again()
+    say = say or (lambda _: None)
     files = document_files(inputs, out=directory)
-    settings: dict[str, Any] = {
-        "tokenizer": sha256(tokenizer.to_json().encode()).hexdigest(),
-        "column": column,
-        "shard_tokens": shard_tokens,
-        "files": [[file.name, file.size, file.changed_ns] for file in files],
-    }
-    _tell(say, kinds(files))
+    read_by = sha256(tokenizer.to_json().encode()).hexdigest()
+    settings: dict[str, Any] = {"tokenizer": read_by, "column": column, "shard_tokens": shard_tokens}
+    settings["files"] = [[file.name, file.size, file.changed_ns] for file in files]
+    say(kinds(files))
     noted = _noted(directory, settings, say)
     sound = next((place for place, one in enumerate(noted) if is_damaged(directory, one.shard)), len(noted))
     made = noted[:sound]
+    tokens_made = f"{sum(one.shard.count for one in made):,} tokens"
     if sound < len(noted):
-        _tell(say, f"{directory / noted[sound].shard.name} is missing or damaged: made again from there on")
+        say(f"{directory / noted[sound].shard.name} is missing or damaged: made again from there on")
     elif (directory / INDEX).exists():
-        _tell(say, f"{directory} holds all {sum(one.shard.count for one in made):,} tokens, undamaged: nothing to do")
+        say(f"{directory} holds all {tokens_made}, undamaged: nothing to do")
         return TokenShards.open(directory)
     elif made:
-        _tell(say, f"going on after {_shards(len(made))} with {sum(one.shard.count for one in made):,} tokens")
+        say(f"going on after {_shards(len(made))} with {tokens_made}")
     with _writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / INDEX).unlink(missing_ok=True)
-        write_durably(directory / _TOKENIZER, tokenizer.to_json().encode())
+        write_whole(directory / _TOKENIZER, tokenizer.to_json().encode())
         _note(directory, settings, made)
     begins = made[-1].next if made else Place(0, 0, 0)
     documents = _encoded(files, begins, tokenizer=tokenizer, column=column, processes=processes)
@@ -115,14 +105,13 @@ def prepare_shards(
         raise DataError(f"no text in {', '.join(map(str, inputs))}: all documents are empty")
     with _writing(directory):
         shards = write_index([one.shard for one in made], directory, vocabulary=tokenizer.vocabulary)
-    _tell(say, f"{len(shards):,} tokens in {_shards(len(made))} in {directory}")
+    say(f"{len(shards):,} tokens in {_shards(len(made))} in {directory}")
     return shards
 
 
 def _encoded(
     files: Sequence[DocumentFile], begins: Place, *, tokenizer: Tokenizer, column: str, processes: int
 ) -> Iterator[tuple[Place, Tokens]]:
-    """The tokens of each document, from the one in which a shard begins on."""
     waiting: deque[list[Place]] = deque()
 
     def batches() -> Iterator[list[str]]:
@@ -147,9 +136,8 @@ def _encoded(
         for tokens in encoded_batches(batches(), tokenizer, processes=processes):
             yield from zip(waiting.popleft(), tokens, strict=True)
     except RefusedTextError as problem:
-        refused = waiting[0][problem.place]
-        where = f"{files[refused.file].path}, document {refused.document + 1}"
-        raise DataError(f"{where} (the first is 1): {problem.why}") from problem
+        file, document, _ = waiting[0][problem.place]
+        raise DataError(f"{files[file].path}, document {document + 1} (the first is 1): {problem.why}") from problem
 
 
 def _filled(
@@ -172,25 +160,24 @@ def _filled(
 
 
 def _told(
-    documents: Iterator[tuple[Place, Tokens]], files: Sequence[DocumentFile], say: Callable[[str], None] | None
+    documents: Iterator[tuple[Place, Tokens]], files: Sequence[DocumentFile], say: Callable[[str], None]
 ) -> Iterator[tuple[Place, Tokens]]:
     """The same documents; every few seconds a line says how far they are."""
     began = said = time.monotonic()
-    number = count = 0
-    for place, tokens in documents:
-        number, count = number + 1, count + len(tokens)
+    count = 0
+    for number, (place, tokens) in enumerate(documents, start=1):
+        count += len(tokens)
         now = time.monotonic()
         if now - said >= _SAID_EVERY_S:
             said = now
-            _tell(
-                say,
+            say(
                 f"file {place.file + 1} of {len(files)} ({files[place.file].name}): {count:,} tokens of {number:,} documents,"
                 f" {count / (now - began):,.0f} tokens/s",
             )
         yield place, tokens
 
 
-def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None] | None) -> list[Made]:
+def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[Made]:
     """What a call before this one has made in a directory; `DataError` where that was anything else.
 
     Until there is a shard, another call may have any settings. While there is more to do, files may change of which
@@ -214,10 +201,10 @@ def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]
         return made
     unfinished = not (directory / INDEX).exists()
     if unfinished and not made:
-        _tell(say, f"{directory} holds no shard yet: begun anew")
+        say(f"{directory} holds no shard yet: begun anew")
         return []
     if unfinished and list(other) == ["files"] and _unread(before["files"], settings, made):
-        _tell(say, f"{_changed(before['files'], other['files'])}: nothing of it is in a shard yet")
+        say(f"{_changed(before['files'], other['files'])}: nothing of it is in a shard yet")
         return made
     told = "; ".join(_difference(name, before.get(name), now) for name, now in other.items())
     anew = "delete this one first" if not unfinished else f"begin again: delete {directory}, then the same command"
@@ -238,15 +225,12 @@ def _shards(count: int) -> str:
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    if name == "tokenizer":
-        return "they were made by another tokenizer"
     if name == "files" and isinstance(before, list):
         return _changed(before, now)
-    return f"{name} was {before!r}, now {now!r}"
+    return "they were made by another tokenizer" if name == "tokenizer" else f"{name} was {before!r}, now {now!r}"
 
 
 def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
-    """Which of the files are not those that they were."""
     sizes = {one[0]: one[1] for one in before}
     new, gone = [one for one in now if one not in before], [one for one in before if one not in now]
     for name, size, _ in new:
@@ -261,7 +245,7 @@ def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
 def _note(directory: Path, settings: dict[str, Any], made: Sequence[Made]) -> None:
     shards = [{"shard": vars(one.shard), "next": list(one.next)} for one in made]
     notes = {"format_version": 1, "settings": settings, "shards": shards}
-    write_durably(directory / _NOTES, json.dumps(notes, indent=1).encode())
+    write_whole(directory / _NOTES, json.dumps(notes, indent=1).encode())
 
 
 @contextmanager
@@ -272,8 +256,3 @@ def _writing(directory: Path) -> Iterator[None]:
         raise DataError(
             f"cannot write into {directory}: {problem.strerror or problem}\n  the same command goes on where it was"
         ) from problem
-
-
-def _tell(say: Callable[[str], None] | None, line: str) -> None:
-    if say is not None:
-        say(line)

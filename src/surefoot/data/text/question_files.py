@@ -5,10 +5,8 @@ Which layout a file has is told by its keys. What is done with the questions sta
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,12 @@ import numpy as np
 
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
+from surefoot.data.text.documents import json_lines
+from surefoot.data.text.files import no_such
 from surefoot.data.text.multiple_choice import Question
 from surefoot.errors import DataError
 from surefoot.seeding import stream_key
 from surefoot.tokenizers.tokenizer import Tokenizer
-
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Record:
-    """A question in words: as many beginnings as endings."""
+    """A question in words: as many beginnings as endings, these as they are encoded."""
 
     beginnings: Sequence[str]
     endings: Sequence[str]
@@ -81,9 +79,11 @@ def load_questions(
 def _records(path: Path) -> list[_Record]:
     layout: _Layout | None = None
     found: list[_Record] = []
-    for line, text in _lines(path):
-        source = f"{path}, line {line}"
-        record = _json(text, source)
+    if not path.is_file():
+        raise no_such(path, kind="file")
+    for source, record in json_lines(path):
+        if not isinstance(record, dict):
+            raise DataError(f"{source} is a {type(record).__name__}, not an object with named values")
         layout = layout or _layout(record, source)
         found.append(_record(record, layout, source))
         if len(found[-1].endings) != len(found[0].endings):
@@ -93,34 +93,6 @@ def _records(path: Path) -> list[_Record]:
             )
     if not found:
         raise DataError(f"{path} holds no questions: it is empty\n  one JSON object a line is expected")
-    return found
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1."""
-    if not path.is_file():
-        raise DataError(
-            f"no file {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
-        )
-    try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if data.startswith(_GZIP) else data
-    except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"{path} cannot be read: {problem}\n  was it copied whole?") from problem
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if line.strip():
-            yield number, line
-
-
-def _json(line: bytes, source: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line.decode())
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{source} is not UTF-8: its byte {problem.start} is 0x{line[problem.start]:02x}") from problem
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"{source} is no JSON: {problem}\n  one JSON object a line is expected") from problem
-    if not isinstance(found, dict):
-        raise DataError(f"{source} is a {type(found).__name__}, not an object with named values")
     return found
 
 
@@ -150,11 +122,14 @@ def _record(record: dict[str, Any], layout: _Layout, source: str) -> _Record:
     if layout.right is not None and number < 2:
         raise DataError(f"{source} has {number} ending: there is nothing to choose")
     right = 0 if layout.right is None else _right(record[layout.right], layout.right, source, number=number)
-    beginnings = beginnings * number if len(beginnings) == 1 else beginnings
-    endings = endings * number if len(endings) == 1 else endings
     if layout.right is None and number > 1:
         raise DataError(f"{source} has several endings and no key that says which is right")
-    return _Record(beginnings, endings, right, source)
+    beginnings, endings = (side * number if len(side) == 1 else side for side in (beginnings, endings))
+    spaced = [
+        ending if beginning[-1].isspace() or ending[0].isspace() else f" {ending}"
+        for beginning, ending in zip(beginnings, endings, strict=True)
+    ]
+    return _Record(beginnings, spaced, right, source)
 
 
 def _texts(value: Any, key: str, source: str) -> list[str]:
@@ -178,25 +153,18 @@ def _right(value: Any, key: str, source: str, *, number: int) -> int:
 
 
 def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
-    texts: list[str] = []
-    for record in records:
-        texts += record.beginnings if len(set(record.beginnings)) > 1 else record.beginnings[:1]
-        texts += [
-            ending if beginning[-1].isspace() or ending[0].isspace() else f" {ending}"
-            for beginning, ending in zip(record.beginnings, record.endings, strict=True)
-        ]
+    texts = list(dict.fromkeys(text for record in records for text in (*record.beginnings, *record.endings)))
     try:
-        tokens = iter(tokenizer.encode_all(texts))
+        tokens = dict(zip(texts, tokenizer.encode_all(texts), strict=True))
     except DataError:
         _encoded_one_by_one(records, tokenizer)
         raise
-    made = []
-    for record in records:
-        number = len(record.endings)
-        several = len(set(record.beginnings)) > 1
-        beginnings = [next(tokens) for _ in range(number)] if several else [next(tokens)] * number
-        made.append(Question(beginnings, [next(tokens) for _ in range(number)], record.right, record.source))
-    return made
+
+    def question(record: _Record) -> Question:
+        beginnings, endings = ([tokens[text] for text in side] for side in (record.beginnings, record.endings))
+        return Question(beginnings, endings, record.right, record.source)
+
+    return [question(record) for record in records]
 
 
 def _encoded_one_by_one(records: Sequence[_Record], tokenizer: Tokenizer) -> None:
@@ -204,7 +172,7 @@ def _encoded_one_by_one(records: Sequence[_Record], tokenizer: Tokenizer) -> Non
     for record in records:
         for text in (*record.beginnings, *record.endings):
             try:
-                tokenizer.encode(f" {text}")
+                tokenizer.encode(text)
             except DataError as problem:
                 raise DataError(f"{record.source}: {problem}") from problem
 

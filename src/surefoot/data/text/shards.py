@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.config.paths import local_path
+from surefoot.config.paths import local_path, write_whole
 from surefoot.errors import DataError
 
 Tokens = NDArray[Any]
@@ -58,7 +57,6 @@ class TokenShards:
         return cls(directory, vocabulary, shards, arrays)
 
     def __len__(self) -> int:
-        """How many tokens there are."""
         return sum(len(array) for array in self.arrays)
 
     def divided(self, held_out_fraction: float) -> tuple[Self, Self]:
@@ -95,10 +93,9 @@ class TokenShards:
         wrong = [str(self.directory / shard.name) for shard, damaged in zip(chosen, found, strict=True) if damaged]
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            prepared = (self.directory / "prepare.json").is_file()
-            anew = (
-                f"the same surefoot data prepare {self.directory} ... makes it anew" if prepared else "write it again"
-            )
+            anew = "write it again"
+            if (self.directory / "prepare.json").is_file():
+                anew = f"the same surefoot data prepare {self.directory} ... makes it anew"
             raise DataError(
                 f"token shard {wrong[0]}{more} is damaged: its bytes are not those that were written (another SHA-256)\n"
                 f"  copy it again, or {anew}"
@@ -130,10 +127,8 @@ def write_shards(
         raise DataError(f"vocabulary = {vocabulary} and shard_tokens = {shard_tokens} must both be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
     parts = [tokens] if isinstance(tokens, np.ndarray) else tokens
-    filled = _filled(_checked(parts, vocabulary), shard_tokens)
-    shards = [
-        write_shard(pieces, directory, number=number, vocabulary=vocabulary) for number, pieces in enumerate(filled)
-    ]
+    filled = enumerate(_filled(_checked(parts, vocabulary), shard_tokens))
+    shards = [write_shard(pieces, directory, number=number, vocabulary=vocabulary) for number, pieces in filled]
     if not shards:
         raise DataError(f"no tokens to write into {directory}: every array that was given is empty")
     return write_index(shards, directory, vocabulary=vocabulary)
@@ -143,30 +138,16 @@ def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab
     """Write one shard and return what is to be noted of it; on the disk when this returns."""
     path, dtype = directory / f"shard-{number:05d}.bin", _DTYPES[_dtype_name(vocabulary)]
     data = np.concatenate(pieces).astype(dtype).tobytes()
-    write_durably(path, data)
+    write_whole(path, data)
     return Shard(path.name, len(data) // dtype.itemsize, sha256(data).hexdigest())
 
 
 def write_index(shards: Sequence[Shard], directory: Path, *, vocabulary: int) -> TokenShards:
     """Write the `tokens.json` that makes shards a whole, and open them."""
-    index = {
-        "format_version": 1,
-        "dtype": _dtype_name(vocabulary),
-        "vocabulary": vocabulary,
-        "shards": [vars(shard) for shard in shards],
-    }
-    write_durably(directory / INDEX, json.dumps(index, indent=1).encode())
+    noted = [vars(shard) for shard in shards]
+    index = {"format_version": 1, "dtype": _dtype_name(vocabulary), "vocabulary": vocabulary, "shards": noted}
+    write_whole(directory / INDEX, json.dumps(index, indent=1).encode())
     return TokenShards.open(directory)
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a power failure."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def _dtype_name(vocabulary: int) -> str:
@@ -218,11 +199,7 @@ def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
     try:
         found = json.loads(path.read_bytes())
         shards = [Shard(str(one["name"]), int(one["count"]), str(one["sha256"])) for one in found["shards"]]
-        vocabulary, dtype, version = (
-            int(found["vocabulary"]),
-            _DTYPES[found["dtype"]],
-            found["format_version"],
-        )
+        vocabulary, dtype, version = int(found["vocabulary"]), _DTYPES[found["dtype"]], found["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise DataError(
             f"{path} is no index of token shards ({type(problem).__name__}: {problem}): write them again"
@@ -240,18 +217,14 @@ def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
 
 
 def _mapped(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
-    expected = shard.count * dtype.itemsize
+    expected, hint = shard.count * dtype.itemsize, "copy it again, or write the shards again"
     try:
         found = path.stat().st_size
     except OSError as problem:
-        raise DataError(
-            f"token shard {path} cannot be read: {problem.strerror}\n  copy it again, or write the shards again"
-        ) from problem
+        raise DataError(f"token shard {path} cannot be read: {problem.strerror}\n  {hint}") from problem
     if found != expected or found == 0:
         state = "is empty" if found == 0 else "is truncated" if found < expected else "is too long"
-        raise DataError(
-            f"token shard {path} {state}: {found} bytes, written were {expected}\n  copy it again, or write the shards again"
-        )
+        raise DataError(f"token shard {path} {state}: {found} bytes, written were {expected}\n  {hint}")
     # a plain array over the mapping: indexing np.memmap itself costs several times as much
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
@@ -264,9 +237,7 @@ def is_damaged(directory: Path, shard: Shard) -> bool:
     path = directory / shard.name
     try:
         with path.open("rb") as file:
-            digest = sha256()
-            while chunk := file.read(1 << 24):
-                digest.update(chunk)
+            digest = file_digest(file, "sha256")
     except OSError as problem:
         if isinstance(problem, FileNotFoundError) or problem.errno == errno.EIO:
             return True

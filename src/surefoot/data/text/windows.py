@@ -15,11 +15,9 @@ from torch import Tensor
 
 from surefoot.data.leakage_check import Batch, passages
 from surefoot.data.order import Ids
-from surefoot.data.text.shards import Tokens, TokenShards, write_shards
+from surefoot.data.text.shards import Tokens, TokenShards
 from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
-
-__all__ = ["HeldOut", "TokenShards", "Windows", "write_shards"]
 
 _IGNORED = -100  # what cross-entropy leaves out, here and in torch
 _HASHED_TOKENS = 1 << 24
@@ -41,7 +39,7 @@ class Windows:
         self.arrays = _arrays(tokens, context)
         self.described = {**_described(tokens, context), "seed": seed}
         self.context, self.key = context, stream_key(seed, "window offset")
-        counts = [max(0, len(array) - context) // context for array in self.arrays]
+        counts = np.array([max(0, len(array) - context) // context for array in self.arrays])
         places = [max(1, len(array) - count * context) for array, count in zip(self.arrays, counts, strict=True)]
         self.places = np.array(places, dtype=np.uint64)
         self.ends = np.cumsum(counts)
@@ -51,10 +49,9 @@ class Windows:
                 f"no window of context {context} fits into {longest} tokens in one piece: at least {2 * context} are needed\n"
                 "  give more text, or a smaller context"
             )
-        self.starts = np.concatenate([[0], self.ends[:-1]])
+        self.starts = self.ends - counts
 
     def __len__(self) -> int:
-        """How many windows an epoch has."""
         return int(self.ends[-1])
 
     @property
@@ -69,16 +66,14 @@ class Windows:
         if (epochs == first).all():
             offsets = self.offsets(first)[sources]
         else:
-            offsets = np.array(
-                [self.offsets(epoch)[source] for epoch, source in zip(epochs.tolist(), sources, strict=True)]
-            )
+            pairs = zip(epochs.tolist(), sources, strict=True)
+            offsets = np.array([self.offsets(epoch)[source] for epoch, source in pairs])
         firsts = (ids - self.starts[sources]) * self.context + offsets
         window_BT = _windows(self.arrays, sources, firsts, self.context)
         # copies, so that both lie in memory row after row: a loss may `view` its targets
         return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each window of the first epoch (`first_look.passages`), and all targets."""
         inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
         return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
 
@@ -89,7 +84,6 @@ class Windows:
         return offsets
 
     def fingerprint(self) -> dict[str, Any]:
-        """Which tokens, how long the windows are, and the seed of their offsets."""
         return self.described
 
 
@@ -107,16 +101,16 @@ class HeldOut:
         self.arrays = _arrays(tokens, context)
         self.described = _described(tokens, context)
         self.context = context
-        self.ends = np.cumsum([-(-(len(array) - 1) // context) for array in self.arrays])
+        counts = np.array([-(-(len(array) - 1) // context) for array in self.arrays])
+        self.ends = np.cumsum(counts)
         if self.ends[-1] == 0:
             raise DataError(
                 "the held-out part has no target: at least 2 tokens are needed\n  give more text, or a larger held-out fraction"
             )
-        self.starts = np.concatenate([[0], self.ends[:-1]])
+        self.starts = self.ends - counts
         self.lengths = np.array([len(array) for array in self.arrays])
 
     def __len__(self) -> int:
-        """How many windows there are."""
         return int(self.ends[-1])
 
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
@@ -130,12 +124,10 @@ class HeldOut:
         return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, _IGNORED, window_BT[:, 1:]))
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each window (`first_look.passages`), and all targets."""
         inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
         return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Which tokens, and how long the windows are."""
         return self.described
 
 

@@ -1,31 +1,32 @@
-"""Sentences and their translations from files: two of plain text, line by line, or one of TSV or JSON lines.
-
-What becomes of them as tokens: `data/translation/pairs.py`.
-"""
+"""Sentences and their translations from files: two of plain text, line by line, or one of TSV or JSON lines."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, get_args
 
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import decoded
+from surefoot.data.text.files import decoded, no_such
 from surefoot.errors import ConfigError, DataError
 
 Sentences = list[tuple[str, str]]  # a source and its translation
 Empty = Literal["stop", "skip"]  # what a pair with an empty side does
 
 _VALIDATION = ("val", "valid", "validation", "dev")
+_TEST = ("test", "test_2016_flickr")
 _TABLES = (".tsv", ".jsonl")
 _ONE_IN = 1 << 64
 _SIDES = ("source", "target")
 _TOLD = 3  # pairs with an empty side that are named
+_OTHER_LANGUAGES = "other languages: --data.source ... --data.target ..."
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,6 @@ class Origin:
     lines: Sequence[int]
 
     def of(self, place: int) -> str:
-        """File and line of one pair."""
         return f"{self.file}, line {self.lines[place]}"
 
 
@@ -87,28 +87,29 @@ def load_pairs(
     if source == target:
         raise ConfigError(f"source and target are both {source!r}: name two languages, as the ends of the files do")
     path = local_path(path, setting="path")
+    validation = test = None
     if not path.is_dir():
-        return _divided(_file(path, source, target, empty), held_out_fraction, test=None)
-    parts = {
-        name: found for name in _names(path, source, target) if (found := _part(path, name, source, target, empty))
-    }
-    if "train" not in parts:
-        raise DataError(_nothing_to_train_on(path, source, target))
-    training = parts.pop("train")()
-    test_name = next((name for name in ("test", "test_2016_flickr", *parts) if name in parts and "test" in name), None)
-    test = None if test_name is None else parts[test_name]()
-    validation = next((name for name in _VALIDATION if name in parts), None)
+        training = _file(path, source, target, empty)
+    else:
+        names, read = _names(path, source, target), partial(_part, source=source, target=target, empty=empty)
+        if "train" not in names:
+            there = ", ".join(sorted(file.name for file in path.iterdir())[:12]) or "nothing"
+            wanted = f"neither train.{source} and train.{target} nor train.tsv or train.jsonl (.gz too)"
+            raise DataError(f"no text to train on in {path}: {wanted}\n  there are: {there}\n  {_OTHER_LANGUAGES}")
+        training = read(path / "train")
+        test = next((read(path / name) for name in (*_TEST, *names) if name in names and "test" in name), None)
+        validation = next((read(path / name) for name in _VALIDATION if name in names), None)
     if validation is None:
-        return _divided(training, held_out_fraction, test=test)
-    held_out = parts[validation]()
-    left_out = training.left_out + held_out.left_out + (0 if test is None else test.left_out)
+        pairs, held_out = held_out_pairs(training.pairs, held_out_fraction=held_out_fraction)
+    else:
+        pairs, held_out = training.pairs, validation.pairs
     return Parallel(
-        training.pairs,
-        held_out.pairs,
+        pairs,
+        held_out,
         None if test is None else test.pairs,
-        held_out_origin=held_out.origin,
+        held_out_origin=None if validation is None else validation.origin,
         test_origin=None if test is None else test.origin,
-        left_out=left_out,
+        left_out=sum(part.left_out for part in (training, validation, test) if part is not None),
     )
 
 
@@ -124,148 +125,110 @@ def held_out_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sente
     training = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if not is_held_out]
     held_out = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if is_held_out]
     if not 0 < held_out_fraction < 1 or not training or not held_out:
+        leaves = f"{len(training)} to train on and {len(held_out)} to score"
         raise DataError(
-            f"held_out_fraction = {held_out_fraction} of {len(pairs)} pairs leaves {len(training)} to train on and "
-            f"{len(held_out)} to score\n"
+            f"held_out_fraction = {held_out_fraction} of {len(pairs)} pairs leaves {leaves}\n"
             "  give a fraction between 0 and 1, such as 0.1, more pairs if there are few, or a validation part of their own"
         )
     return training, held_out
 
 
-def _divided(part: _Part, held_out_fraction: float, *, test: _Part | None) -> Parallel:
-    training, held_out = held_out_pairs(part.pairs, held_out_fraction=held_out_fraction)
-    left_out = part.left_out + (0 if test is None else test.left_out)
-    if test is None:
-        return Parallel(training, held_out, None, left_out=left_out)
-    return Parallel(training, held_out, test.pairs, test_origin=test.origin, left_out=left_out)
-
-
 def _names(path: Path, source: str, target: str) -> list[str]:
-    """The names of the parts in a directory, sorted: "train" of train.en and train.de.gz."""
-    ends = (*(f".{language}{gz}" for language in (source, target) for gz in ("", ".gz")), *_TABLES)
-    ends = (*ends, *(f"{end}.gz" for end in _TABLES))
-    return sorted({file.name.removesuffix(end) for file in path.iterdir() for end in ends if file.name.endswith(end)})
+    """The parts in a directory, sorted: "train" of train.en and train.de.gz; of which a side is missing only the usual ones."""
+    there = {file.name.removesuffix(".gz") for file in path.iterdir() if file.is_file()}
+    tables = {name.removesuffix(end) for name in there for end in _TABLES if name.endswith(end)}
+    ends = (f".{source}", f".{target}")
+    first, second = ({name.removesuffix(end) for name in there if name.endswith(end)} for end in ends)
+    alone = {name for name in first ^ second if name in ("train", *_VALIDATION) or name.startswith("test")}
+    return sorted(tables | first & second | alone)
 
 
-def _part(path: Path, name: str, source: str, target: str, empty: Empty) -> Callable[[], _Part] | None:
-    """How to read one part of a directory; None where its files are not there, but for a part of which only one side is."""
-    for end in _TABLES:
-        table = _there(path / f"{name}{end}")
-        if table is not None:
-            return lambda: _table(table, source, target, empty)
-    sides = [_there(path / f"{name}.{language}") for language in (source, target)]
-    if sides == [None, None]:
-        return None
-    if None in sides and name != "train" and name not in _VALIDATION and not name.startswith("test"):
-        return None
-    return lambda: _lines_of_both(path / name, source, target, empty)
+def _part(stem: Path, source: str, target: str, empty: Empty) -> _Part:
+    table = next((file for end in _TABLES if (file := _there(Path(f"{stem}{end}")))), None)
+    return _lines_of_both(stem, source, target, empty) if table is None else _table(table, source, target, empty)
 
 
 def _file(path: Path, source: str, target: str, empty: Empty) -> _Part:
-    """All pairs of one file, or of the two that a common beginning names."""
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     if plain.suffix in _TABLES and path.is_file():
         return _table(path, source, target, empty)
     stem = plain.with_suffix("") if plain.suffix in (f".{source}", f".{target}") else path
     if any(_there(Path(f"{stem}.{language}")) for language in (source, target)):
         return _lines_of_both(stem, source, target, empty)
-    if path.is_file():
-        raise DataError(
-            f"{path} is neither .tsv nor .jsonl, nor does its name end in .{source} or .{target}\n"
-            "  name it so, or give the languages as the files have them: --data.source ... --data.target ..."
-        )
+    if not path.is_file():
+        raise no_such(path)
     raise DataError(
-        f"no file or directory {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
-    )
-
-
-def _nothing_to_train_on(path: Path, source: str, target: str) -> str:
-    there = ", ".join(sorted(file.name for file in path.iterdir())[:12]) or "nothing"
-    return (
-        f"no text to train on in {path}: neither train.{source} and train.{target} nor train.tsv or train.jsonl (.gz too)\n"
-        f"  there are: {there}\n  other languages: --data.source ... --data.target ..."
+        f"{path} is neither .tsv nor .jsonl, nor does its name end in .{source} or .{target}\n"
+        "  name it so, or give the languages as the files have them: --data.source ... --data.target ..."
     )
 
 
 def _there(path: Path) -> Path | None:
-    """A file, or its compressed form."""
     return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
 
 
 def _lines_of_both(stem: Path, source: str, target: str, empty: Empty) -> _Part:
-    files = [_there(stem.with_name(f"{stem.name}.{language}")) for language in (source, target)]
-    for language, file in zip((source, target), files, strict=True):
-        if file is None:
-            others = sorted(
-                {
-                    found.name.removesuffix(".gz").removeprefix(f"{stem.name}.")
-                    for found in stem.parent.glob(f"{stem.name}.*")
-                }
-            )
-            raise DataError(
-                f"{stem}.{language} is missing (.gz too): there is {stem.name} in {', '.join(others)}\n"
-                "  other languages: --data.source ... --data.target ..."
-            )
-    first, second = (file for file in files if file is not None)
-    sources, targets = _lines(first), _lines(second)
+    files = []
+    for language in (source, target):
+        if (file := _there(stem.with_name(f"{stem.name}.{language}"))) is None:
+            beside = (other.name.removesuffix(".gz") for other in stem.parent.glob(f"{stem.name}.*"))
+            others = ", ".join(sorted({name.removeprefix(f"{stem.name}.") for name in beside}))
+            there = f"there is {stem.name} in {others}"
+            raise DataError(f"{stem}.{language} is missing (.gz too): {there}\n  {_OTHER_LANGUAGES}")
+        files.append(file)
+    sources, targets = map(_lines, files)
     if len(sources) != len(targets):
         raise DataError(
-            f"{first} has {len(sources)} lines, {second} has {len(targets)}: each line of one is the translation of the same of the other\n"
+            f"{files[0]} has {len(sources)} lines, {files[1]} has {len(targets)}: each line of one translates the same of the other\n"
             "  a line may hold other line breaks than a line feed: was one of them written by a program that splits there?"
         )
     pairs = [(one.strip(), other.strip()) for one, other in zip(sources, targets, strict=True)]
-    return _without_empty(pairs, (first, second), first_line=1, empty=empty)
+    return _without_empty(pairs, files, first_line=1, empty=empty)
 
 
 def _table(path: Path, source: str, target: str, empty: Empty) -> _Part:
-    """The pairs of a TSV or JSON lines file."""
-    lines = _lines(path)
+    lines, first = _lines(path), 0
     if path.name.removesuffix(".gz").endswith(".jsonl"):
-        pairs, first = [_of_json(line, path, place, source, target) for place, line in enumerate(lines)], 0
+        pair_of = partial(_of_json, source=source, target=target)
     else:
-        rows = [line.split("\t") for line in lines]
-        named = bool(rows) and source in rows[0] and target in rows[0]
-        columns, first = (rows[0].index(source), rows[0].index(target)) if named else (0, 1), int(named)
-        pairs = []
-        for place, row in enumerate(rows[first:], start=first):
-            if len(row) <= max(columns):
-                raise DataError(
-                    f"{path}, line {place + 1}: {len(row)} column{'s' * (len(row) != 1)}, and a source and a target are needed,"
-                    f" with a tab between them\n  found: {lines[place][:60]!r}"
-                )
-            pairs.append((row[columns[0]].strip(), row[columns[1]].strip()))
+        names = lines[0].split("\t")
+        first = int(source in names and target in names)
+        pair_of = partial(_of_row, columns=(names.index(source), names.index(target)) if first else (0, 1))
+    numbered = enumerate(lines[first:], start=first + 1)
+    pairs = [pair_of(line, f"{path}, line {number}") for number, line in numbered]
     return _without_empty(pairs, (path, path), first_line=first + 1, empty=empty)
 
 
-def _of_json(line: str, path: Path, place: int, source: str, target: str) -> tuple[str, str]:
+def _of_row(line: str, where: str, *, columns: tuple[int, int]) -> tuple[str, str]:
+    row = line.split("\t")
+    if len(row) <= max(columns):
+        columns_there = f"{len(row)} column{'s' * (len(row) != 1)}"
+        needed = "a source and a target are needed, with a tab between them"
+        raise DataError(f"{where}: {columns_there}, and {needed}\n  found: {line[:60]!r}")
+    return row[columns[0]].strip(), row[columns[1]].strip()
+
+
+def _of_json(line: str, where: str, *, source: str, target: str) -> tuple[str, str]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as problem:
-        raise DataError(f"{path}, line {place + 1} is no JSON: {problem}\n  found: {line[:60]!r}") from problem
+        raise DataError(f"{where} is no JSON: {problem}\n  found: {line[:60]!r}") from problem
     inner = found.get("translation", found) if isinstance(found, dict) else None
-    if not isinstance(inner, dict) or not all(isinstance(inner.get(language), str) for language in (source, target)):
-        if isinstance(inner, dict) and source in inner and target in inner:
-            key = next(language for language in (source, target) if not isinstance(inner[language], str))
-            raise DataError(
-                f"{path}, line {place + 1}: the value of {key!r} is no text: {json.dumps(inner[key])[:60]}\n"
-                "  write it as one, in quotes, or take the line out"
-            )
+    if not isinstance(inner, dict) or source not in inner or target not in inner:
         keys = ", ".join(map(str, inner)) if isinstance(inner, dict) else f"none, it is {line[:40]!r}"
-        raise DataError(
-            f"{path}, line {place + 1}: no text under {source!r} and {target!r}; its keys: {keys}\n"
-            "  other languages: --data.source ... --data.target ..."
-        )
-    try:
-        f"{inner[source]}{inner[target]}".encode()
-    except UnicodeEncodeError as problem:
-        raise DataError(
-            f"{path}, line {place + 1} holds half a character: {problem.object[problem.start]!r}"
-        ) from problem
+        raise DataError(f"{where}: no text under {source!r} and {target!r}; its keys: {keys}\n  {_OTHER_LANGUAGES}")
+    for language in (source, target):
+        if not isinstance(inner[language], str):
+            what, hint = json.dumps(inner[language])[:60], "write it as one, in quotes, or take the line out"
+            raise DataError(f"{where}: the value of {language!r} is no text: {what}\n  {hint}")
+        try:
+            inner[language].encode()
+        except UnicodeEncodeError as problem:
+            raise DataError(f"{where} holds half a character: {problem.object[problem.start]!r}") from problem
     return inner[source].strip(), inner[target].strip()
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file, compressed or not; only a line feed ends one (and a carriage return before it goes)."""
     try:
         data = path.read_bytes()
         if path.suffix == ".gz":
@@ -274,32 +237,24 @@ def _lines(path: Path) -> list[str]:
         raise DataError(f"{path} is damaged: {problem}\n  is it whole, and compressed by gzip?") from problem
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
-    lines = decoded(data, str(path)).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    if not lines:
+    if not data.removeprefix(BOM_UTF8):
         raise DataError(f"{path} is empty")
-    return lines
+    return decoded(data, str(path)).removesuffix("\n").split("\n")
 
 
-def _without_empty(pairs: Sentences, files: tuple[Path, Path], *, first_line: int, empty: Empty) -> _Part:
+def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, empty: Empty) -> _Part:
     """The pairs of which both sides hold something; `DataError` counts the others, unless they are to be skipped."""
     wrong = [place for place, pair in enumerate(pairs) if not all(pair)]
     if wrong and empty == "stop":
-        told = []
+        told = ""
         for place in wrong[:_TOLD]:
             side = pairs[place].index("")
-            told.append(
-                f"{files[side]}, line {place + first_line}: the {_SIDES[side]} is empty, and its {_SIDES[1 - side]} is"
-                f" {pairs[place][1 - side][:60]!r}"
-            )
+            other = f"its {_SIDES[1 - side]} is {pairs[place][1 - side][:60]!r}"
+            told += f"{files[side]}, line {place + first_line}: the {_SIDES[side]} is empty, and {other}\n"
         many = "one pair has" if len(wrong) == 1 else f"{len(wrong):,} pairs have"
-        told.append(
-            f"  {many} an empty side: take them out of the data on both sides, or leave them out: --data.empty skip"
-        )
-        raise DataError("\n".join(told))
-    kept = [place for place, pair in enumerate(pairs) if all(pair)]
+        hint = "take them out of the data on both sides, or leave them out: --data.empty skip"
+        raise DataError(f"{told}  {many} an empty side: {hint}")
+    kept = {line: pair for line, pair in enumerate(pairs, start=first_line) if all(pair)}
     if not kept:
         raise DataError(f"{files[0]}: no pair has text on both sides")
-    lines = [place + first_line for place in kept]
-    return _Part([pairs[place] for place in kept], Origin(files[0], lines), len(wrong))
+    return _Part([*kept.values()], Origin(files[0], [*kept]), len(wrong))

@@ -48,8 +48,7 @@ class Pairs:
         for name, most in (("max_source", max_source), ("max_target", max_target)):
             if most is not None and most < 2:
                 raise ConfigError(f"{name} = {most}: a sentence needs a token and an end, 2 at least")
-        counts = np.array([[len(row) + 1 for row in sources], [len(row) + 1 for row in targets]], dtype=np.int64).T
-        counts = counts.reshape(-1, 2)
+        counts = np.array([[len(row) + 1 for row in side] for side in (sources, targets)], dtype=np.int64).T
         kept = np.ones(len(counts), dtype=bool)
         for side, most in enumerate((max_source, max_target)):
             if most is not None:
@@ -76,15 +75,13 @@ class Pairs:
         max_target: int | None = None,
     ) -> Pairs:
         """The tokens of sentence pairs."""
-        return cls(
+        sources, targets = (
             source.encode_all([one for one, _ in pairs]),
             target.encode_all([other for _, other in pairs]),
-            max_source=max_source,
-            max_target=max_target,
         )
+        return cls(sources, targets, max_source=max_source, max_target=max_target)
 
     def __len__(self) -> int:
-        """How many pairs there are."""
         return len(self.lengths)
 
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
@@ -94,13 +91,12 @@ class Pairs:
 
     def stored(self, ids: Ids) -> Batch:
         """The tokens of each pair without anything that fills up, and those of all targets."""
-        targets = [self.target[self.target_starts[place] : self.target_starts[place + 1]] for place in ids.tolist()]
-        sources = [self.source[self.source_starts[place] : self.source_starts[place + 1]] for place in ids.tolist()]
+        sides = (self.source, self.source_starts), (self.target, self.target_starts)
+        sources, targets = ([flat[starts[id] : starts[id + 1]] for id in ids.tolist()] for flat, starts in sides)
         rows = [source.tobytes() + target.tobytes() for source, target in zip(sources, targets, strict=True)]
         return rows, np.concatenate(targets).astype(np.int64) if targets else None
 
     def fingerprint(self) -> dict[str, Any]:
-        """How many pairs and tokens, and a hash of all of them."""
         digest = sha256()
         for array in (self.source, self.source_starts, self.target, self.target_starts):
             digest.update(array.astype("<i8").tobytes())

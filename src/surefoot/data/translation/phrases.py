@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import difflib
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
@@ -24,44 +25,25 @@ Kind = Callable[[Random], Render]  # draws a content
 
 _TRIES = 20  # drawings of one kind after each other that must not all have been there before
 _SAMPLES = 8  # of each kind, to see whether a language has it
-_UNITS = {  # unit of CLDR -> the largest number that is drawn of it
-    "length-kilometer": 9999,
-    "length-meter": 999,
-    "length-centimeter": 999,
-    "length-millimeter": 999,
-    "length-mile": 999,
-    "length-foot": 999,
-    "length-light-year": 999,
-    "mass-kilogram": 999,
-    "mass-gram": 999,
-    "mass-tonne": 9999,
-    "volume-liter": 999,
-    "volume-milliliter": 999,
-    "volume-cubic-meter": 999,
-    "area-square-meter": 9999,
-    "area-square-kilometer": 99999,
-    "area-hectare": 999,
-    "speed-kilometer-per-hour": 399,
-    "speed-meter-per-second": 399,
-    "temperature-celsius": 99,
-    "energy-kilowatt-hour": 9999,
-    "energy-kilojoule": 999,
-    "power-watt": 999,
-    "power-kilowatt": 999,
-    "electric-volt": 999,
-    "frequency-hertz": 999,
-    "pressure-hectopascal": 1099,
-    "digital-byte": 999,
-    "digital-megabyte": 999,
-    "digital-gigabyte": 999,
-    "duration-year": 99,
-    "duration-month": 24,
-    "duration-week": 60,
-    "duration-day": 399,
-    "duration-hour": 99,
-    "duration-minute": 99,
-    "duration-second": 99,
+_LARGEST = {  # of each unit of CLDR the largest number that is drawn
+    "length": {
+        "kilometer": 9999,
+        **dict.fromkeys(("meter", "centimeter", "millimeter", "mile", "foot", "light-year"), 999),
+    },
+    "mass": {"kilogram": 999, "gram": 999, "tonne": 9999},
+    "volume": {"liter": 999, "milliliter": 999, "cubic-meter": 999},
+    "area": {"square-meter": 9999, "square-kilometer": 99999, "hectare": 999},
+    "speed": {"kilometer-per-hour": 399, "meter-per-second": 399},
+    "temperature": {"celsius": 99},
+    "energy": {"kilowatt-hour": 9999, "kilojoule": 999},
+    "power": {"watt": 999, "kilowatt": 999},
+    "electric": {"volt": 999},
+    "frequency": {"hertz": 999},
+    "pressure": {"hectopascal": 1099},
+    "digital": {"byte": 999, "megabyte": 999, "gigabyte": 999},
+    "duration": {"year": 99, "month": 24, "week": 60, "day": 399, "hour": 99, "minute": 99, "second": 99},
 }
+_UNITS = {f"{kind}-{unit}": largest for kind, units in _LARGEST.items() for unit, largest in units.items()}
 _LENGTHS: tuple[Length, ...] = ("long", "short")
 _CLOCK = ("duration-hour", "duration-minute", "duration-second")
 _CURRENCIES = ("EUR", "USD", "GBP", "JPY", "CHF", "CNY", "INR", "PLN", "SEK", "BRL", "CAD", "AUD", "MXN", "TRY", "KRW")
@@ -122,7 +104,6 @@ def locale(name: str) -> Locale:
 
 
 def _is_known(kind: Kind, languages: tuple[Locale, Locale]) -> bool:
-    """Whether both languages have phrases of this kind."""
     generator = Random(0)
     try:
         return all(kind(generator)(language).strip() for _ in range(_SAMPLES) for language in languages)
@@ -161,39 +142,32 @@ def _times() -> list[Kind]:
     """Dates, times of day, and spans between them."""
     from babel import dates
 
-    def date(style: Literal["full", "long", "medium", "short"]) -> Kind:
-        def kind(generator: Random) -> Render:
-            value = _day(generator)
-            return lambda language: dates.format_date(value, style, locale=language)
+    def date(style: Literal["full", "long", "medium", "short"], generator: Random) -> Render:
+        value = _day(generator)
+        return lambda language: dates.format_date(value, style, locale=language)
 
-        return kind
-
-    def fields(skeleton: str) -> Kind:
-        def kind(generator: Random) -> Render:
-            value = datetime.datetime.combine(_day(generator), datetime.time())
-            return lambda language: dates.format_skeleton(skeleton, value, locale=language)
-
-        return kind
+    def fields(skeleton: str, generator: Random) -> Render:
+        value = datetime.datetime.combine(_day(generator), datetime.time())
+        return lambda language: dates.format_skeleton(skeleton, value, locale=language)
 
     def interval(generator: Random) -> Render:
         first = _day(generator)
         last = first + datetime.timedelta(days=generator.randrange(1, 200))
         return lambda language: dates.format_interval(first, last, "yMMMd", locale=language)
 
-    def hour(style: Literal["medium", "short"]) -> Kind:
-        def kind(generator: Random) -> Render:
-            value = datetime.time(generator.randrange(24), generator.randrange(60), generator.randrange(60))
-            return lambda language: dates.format_time(value, style, locale=language)
-
-        return kind
+    def hour(style: Literal["medium", "short"], generator: Random) -> Render:
+        value = datetime.time(generator.randrange(24), generator.randrange(60), generator.randrange(60))
+        return lambda language: dates.format_time(value, style, locale=language)
 
     def ago(generator: Random) -> Render:
         seconds = generator.choice((1, 60, 3600, 86_400, 604_800, 2_592_000, 31_536_000)) * generator.randint(1, 59)
         span = datetime.timedelta(seconds=generator.choice((-1, 1)) * seconds)
         return lambda language: dates.format_timedelta(span, add_direction=True, locale=language)
 
-    styles = (date("full"), date("long"), hour("short"), date("medium"), fields("MMMMEd"), date("short"))
-    return [*styles, ago, hour("medium"), fields("yMMMM"), interval, fields("yQQQQ")]
+    full, long, medium, short = (partial(date, style) for style in ("full", "long", "medium", "short"))
+    weekday, month, quarter = (partial(fields, skeleton) for skeleton in ("MMMMEd", "yMMMM", "yQQQQ"))
+    minute, second = partial(hour, "short"), partial(hour, "medium")
+    return [full, long, minute, medium, weekday, short, ago, second, month, interval, quarter]
 
 
 def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
@@ -202,13 +176,10 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
 
     measures = [unit for unit in _UNITS if all(_has_unit(unit, language) for language in languages)]
 
-    def quantity(length: Length) -> Kind:
-        def kind(generator: Random) -> Render:
-            unit = generator.choice(measures)
-            value = _number(generator, _UNITS[unit])
-            return lambda language: units.format_unit(value, unit, length, locale=language)
-
-        return kind
+    def quantity(length: Length, generator: Random) -> Render:
+        unit = generator.choice(measures)
+        value = _number(generator, _UNITS[unit])
+        return lambda language: units.format_unit(value, unit, length, locale=language)
 
     def quantities(generator: Random) -> Render:
         parts = [(unit, generator.randint(1, 59)) for unit in _CLOCK]
@@ -217,12 +188,9 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
             [units.format_unit(value, unit, locale=language) for unit, value in chosen], locale=language
         )
 
-    def money(style: Literal["name", "standard"]) -> Kind:
-        def kind(generator: Random) -> Render:
-            coin, value = generator.choice(_CURRENCIES), _number(generator)
-            return lambda language: numbers.format_currency(value, coin, locale=language, format_type=style)
-
-        return kind
+    def money(style: Literal["name", "standard"], generator: Random) -> Render:
+        coin, value = generator.choice(_CURRENCIES), _number(generator)
+        return lambda language: numbers.format_currency(value, coin, locale=language, format_type=style)
 
     def long_number(generator: Random) -> Render:
         value = generator.randint(1, 999) * 10 ** generator.choice((3, 6, 9))
@@ -234,9 +202,9 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
             [numbers.format_decimal(value, locale=language) for value in values], locale=language
         )
 
-    with_units = [quantity("long"), quantity("short")] if measures else []
+    with_units: list[Kind] = [partial(quantity, length) for length in _LENGTHS] if measures else []
     with_units += [quantities] if set(_CLOCK) <= set(measures) else []
-    return [*with_units, money("name"), some_numbers, money("standard"), long_number]
+    return [*with_units, partial(money, "name"), some_numbers, partial(money, "standard"), long_number]
 
 
 def _names(languages: tuple[Locale, Locale]) -> list[Kind]:
@@ -251,17 +219,14 @@ def _names(languages: tuple[Locale, Locale]) -> list[Kind]:
     countries = common([language.territories for language in languages])
     tongues = common([language.languages for language in languages])
 
-    def several(of: Literal["countries", "tongues"], style: Literal["standard", "or"]) -> Kind:
-        def kind(generator: Random) -> Render:
-            chosen = generator.sample(countries if of == "countries" else tongues, generator.choice((1, 2, 2, 3, 3, 4)))
+    def several(of: Literal["countries", "tongues"], style: Literal["standard", "or"], generator: Random) -> Render:
+        chosen = generator.sample(countries if of == "countries" else tongues, generator.choice((1, 2, 2, 3, 3, 4)))
 
-            def render(language: Locale) -> str:
-                table = language.territories if of == "countries" else language.languages
-                return lists.format_list([table[code] for code in chosen], style, locale=language)
+        def render(language: Locale) -> str:
+            table = language.territories if of == "countries" else language.languages
+            return lists.format_list([table[code] for code in chosen], style, locale=language)
 
-            return render
-
-        return kind
+        return render
 
     def tongue_of_country(generator: Random) -> Render:
         tongue, country = generator.choice(tongues), generator.choice(countries)
@@ -274,5 +239,6 @@ def _names(languages: tuple[Locale, Locale]) -> list[Kind]:
             + numbers.format_percent(value, locale=language, decimal_quantization=False)
         )
 
-    lists_of_names = [several("countries", "standard"), several("tongues", "standard"), several("countries", "or")]
-    return [*lists_of_names, share, several("tongues", "or"), tongue_of_country]
+    all_of = [partial(several, of, "standard") for of in ("countries", "tongues")]
+    one_of = [partial(several, of, "or") for of in ("countries", "tongues")]
+    return [*all_of, one_of[0], share, one_of[1], tongue_of_country]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -11,6 +10,8 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path, read_regular
+from surefoot.recipes.gpt.config import Data
+from surefoot.recipes.optimizer_settings import note
 
 TOKENIZER = "tokenizer.json"  # in the run's directory
 _LEAST_VOCABULARY = 257  # the bytes, and an end
@@ -58,36 +59,27 @@ class Corpus:
         return targets / max(1, sum(int(counts[array[1:]].sum()) for array in arrays))
 
 
-def corpus(
-    path: str | None,
-    *,
-    held_out_fraction: float,
-    tokenizer: str | None,
-    vocabulary: int | None,
-    saved: Path | None = None,
-    init: str | Path | None = None,
-) -> Corpus:
-    """The text at `path` (None: Python's standard library; a directory of token shards as it is), in tokens.
+def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = None) -> Corpus:
+    """The text at `data.path` (None: Python's standard library; a directory of token shards as it is), in tokens.
 
     saved: the tokenizer that the run wrote when it began; with it the run goes on, since its tokens are what it has learned.
     init: the weights it starts from; the tokenizer beside them is meant where none is named.
 
     Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
     """
+    path, tokenizer = data.path, data.tokenizer
     made = None if saved is None else saved_tokenizer(saved)
     if made is None and tokenizer is None and init is not None:
-        made = _of_weights(local_path(init, setting="init"), vocabulary=vocabulary)
-    if path is not None and (Path(path) / "tokens.json").is_file():
-        return _of_shards(
-            Path(path), tokenizer=tokenizer, vocabulary=vocabulary, made=made, held_out_fraction=held_out_fraction
-        )
+        made = _of_weights(local_path(init, setting="init"), vocabulary=data.vocabulary)
     if path is not None:
+        if (Path(path) / "tokens.json").is_file():
+            return _of_shards(Path(path), data, made)
         _refuse_unfinished(Path(path))
     documents = sf.stdlib_documents() if path is None else sf.load_documents(path)
-    training, held_out = sf.held_out_documents(documents, held_out_fraction=held_out_fraction)
+    training, held_out = sf.held_out_documents(documents, held_out_fraction=data.held_out_fraction)
     match tokenizer:
         case None | "bpe":
-            size = _VOCABULARY if vocabulary is None else vocabulary
+            size = _VOCABULARY if data.vocabulary is None else data.vocabulary
             made = made or sf.BpeTokenizer.trained(training, vocabulary=size)
             chosen = f"bpe, {size} tokens" if init is None or tokenizer else f"that of init, or bpe, {size} tokens"
         case "characters":
@@ -95,28 +87,25 @@ def corpus(
         case "bytes":
             made, chosen = made or sf.ByteTokenizer(), tokenizer
         case _:  # read for a resume too, to see that it is the same: a place may hold another one now
-            there = named_tokenizer(tokenizer) if made is None or _is_there(tokenizer) else made
-            made, chosen = made or there, _shown(there)
+            is_there = Path(_GPT2 if tokenizer == "gpt2" else tokenizer).exists()
+            there = named_tokenizer(tokenizer) if made is None or is_there else made
+            digest = sha256(there.to_json().encode()).hexdigest()
+            made, chosen = made or there, f"{there.vocabulary} tokens, {digest[:16]}"
     tokens = sf.encode_documents(training, made), sf.encode_documents(held_out, made)
-    return Corpus(*tokens, made, chosen, _origin(path), _parted(documents, held_out))
+    origin = "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
+    return Corpus(*tokens, made, chosen, origin, _parted(documents, held_out))
 
 
-def promised_vocabulary(path: str | None, *, tokenizer: str | None, vocabulary: int | None) -> int | None:
+def promised_vocabulary(data: Data) -> int | None:
     """How many different tokens the settings alone promise; None where a file has to be read for that.
 
-    >>> promised_vocabulary(None, tokenizer="gpt2", vocabulary=None), promised_vocabulary("a/", tokenizer="a/", vocabulary=None)
+    >>> promised_vocabulary(Data(tokenizer="gpt2")), promised_vocabulary(Data(path="a/", tokenizer="a/"))
     (50257, None)
     """
-    if tokenizer is None and path is not None and not Path(path).is_file():
+    if data.tokenizer is None and data.path is not None and not Path(data.path).is_file():
         return None  # a directory may hold shards, which have tokens already
-    match tokenizer:
-        case None | "bpe":
-            return _VOCABULARY if vocabulary is None else vocabulary
-        case "bytes":
-            return _LEAST_VOCABULARY
-        case "gpt2":
-            return _GPT2_VOCABULARY
-    return None
+    trained = _VOCABULARY if data.vocabulary is None else data.vocabulary
+    return {"bpe": trained, "bytes": _LEAST_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(data.tokenizer or "bpe")
 
 
 def saved(out: str | Path | None) -> Path | None:
@@ -132,16 +121,16 @@ def saved(out: str | Path | None) -> Path | None:
     return place
 
 
-def refuse_foreign_vocabulary(tokenizer: str | None, vocabulary: int | None) -> None:
-    """Raise `ConfigError` where a size is given that the tokenizer has itself."""
-    tokenizer = tokenizer or "bpe"
-    if vocabulary is not None and vocabulary < _LEAST_VOCABULARY and tokenizer == "bpe":
-        raise sf.ConfigError(f"data.vocabulary = {vocabulary}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
+def refuse_foreign_vocabulary(data: Data) -> None:
+    """Raise `ConfigError` where a size is given that the tokenizer has itself, or one that is too small."""
+    tokenizer, vocabulary = data.tokenizer or "bpe", data.vocabulary
     if vocabulary is not None and tokenizer != "bpe":
         raise sf.ConfigError(
             f"data.vocabulary = {vocabulary} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"
             "  leave it out (--data.vocabulary None, where a preset has one), or: --data.tokenizer bpe"
         )
+    if vocabulary is not None and vocabulary < _LEAST_VOCABULARY:
+        raise sf.ConfigError(f"data.vocabulary = {vocabulary}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
 
 
 def saved_tokenizer(path: Path) -> Any:
@@ -160,7 +149,6 @@ def beside(weights: Path) -> Path | None:
 
 
 def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
-    """The tokenizer that belongs to weights; None where there is none."""
     found = beside(weights)
     if found is not None and vocabulary is not None:
         raise sf.ConfigError(
@@ -171,23 +159,11 @@ def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
     return None if found is None else sf.load_tokenizer(found)
 
 
-def _origin(path: str | None) -> str:
-    return "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
-
-
 def _parted(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
     characters = sum(map(len, documents.values()))
     files = f"{len(documents):,} file{'s' * (len(documents) != 1)}, {characters:,} characters"
     which = "the end of it" if len(documents) == 1 else f"{len(held_out):,} whole file{'s' * (len(held_out) != 1)}"
     return f"{files}; {sum(map(len, held_out)) / characters:.1%} of them are held out: {which}"
-
-
-def _shown(tokenizer: Any) -> str:
-    return f"{tokenizer.vocabulary} tokens, {sha256(tokenizer.to_json().encode()).hexdigest()[:16]}"
-
-
-def _is_there(tokenizer: str) -> bool:
-    return Path(_GPT2 if tokenizer == "gpt2" else tokenizer).exists()
 
 
 def named_tokenizer(name: str) -> Any:
@@ -205,7 +181,6 @@ def named_tokenizer(name: str) -> Any:
 
 
 def _refuse_unfinished(path: Path) -> None:
-    """Raise `DataError` for a directory of shards without the index that is written last."""
     if (path / "prepare.json").is_file() or any(path.glob("shard-*.bin")):
         raise sf.DataError(
             f"{path} holds unfinished token shards: it has no tokens.json, which is written last\n"
@@ -213,16 +188,13 @@ def _refuse_unfinished(path: Path) -> None:
         )
 
 
-def _of_shards(
-    path: Path, *, tokenizer: str | None, vocabulary: int | None, made: Any, held_out_fraction: float
-) -> Corpus:
-    shards = sf.TokenShards.open(path)
+def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
+    shards, tokenizer = sf.TokenShards.open(path), data.tokenizer
     checked = shards.refuse_damaged()
     if checked < len(shards.shards):
-        print(
+        note(
             f"note: {checked:,} of the {len(shards.shards):,} token shards in {path} were compared with their hashes; all of"
-            " them: the same surefoot data prepare once more",
-            file=sys.stderr,
+            " them: the same surefoot data prepare once more"
         )
     kept = path / TOKENIZER  # by `surefoot data prepare`
     own = sf.load_tokenizer(kept) if kept.is_file() else None
@@ -232,9 +204,9 @@ def _of_shards(
         raise sf.ConfigError(
             f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
         )
-    if vocabulary is not None:
+    if data.vocabulary is not None:
         raise sf.ConfigError(
-            f"data.vocabulary = {vocabulary} is for tokenizers that are trained here; {path} holds tokens already\n"
+            f"data.vocabulary = {data.vocabulary} is for tokenizers that are trained here; {path} holds tokens already\n"
             "  leave it out (--data.vocabulary None, where a preset has one)"
         )
     if made is None:
@@ -250,7 +222,7 @@ def _of_shards(
         raise sf.ConfigError(
             f"{path} was written for {shards.vocabulary} different tokens, --data.tokenizer {tokenizer} has {made.vocabulary}"
         )
-    training, held_out = shards.divided(held_out_fraction)
+    training, held_out = shards.divided(data.held_out_fraction)
     count = len(shards.shards)
     origin = f"{count:,} token shard{'s' * (count != 1)} of {path}"
     parted = f"{len(held_out) / len(shards):.1%} of the tokens are held out: the end of them"

@@ -54,16 +54,8 @@ def continuations(
     empty = [place for place, tokens in enumerate(encoded) if not tokens]
     if empty:
         raise sf.ConfigError(f"prompt {empty[0] + 1} is empty: give at least one character to go on from")
-    settings: dict[str, Any] = {
-        "count": asked.tokens,
-        "context": context,
-        "temperature": asked.temperature,
-        "top_k": asked.top_k,
-        "top_p": asked.top_p,
-        "seed": asked.seed,
-        "end": tokenizer.end,
-        "caching": True,
-    }
+    settings: dict[str, Any] = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    settings |= {"count": asked.tokens, "context": context, "end": tokenizer.end, "caching": True}
     if len(prompts) == 1 and asked.file is None:
         drawn = sf.generate.stream(model, encoded[0], **settings)  # which refuses settings before anything is shown
         yield prompts[0]

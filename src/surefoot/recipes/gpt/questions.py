@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
+from surefoot.recipes.optimizer_settings import note
 
 _LOGITS_AT_ONCE = 1 << 28  # 1 GiB of float32
 _MOST_AT_ONCE = 16  # questions
@@ -48,21 +48,15 @@ def question_split(
     questions = sf.load_questions(path, tokenizer, number=number, seed=seed)
     dataset = sf.Choices(questions, context=context, byte_counts=tokenizer.byte_counts)
     if dataset.shortened:
-        print(
+        note(
             f"note: {name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
-            " tokens: their beginnings are cut",
-            file=sys.stderr,
+            " tokens: their beginnings are cut"
         )
     batch_size = questions_at_once(dataset, vocabulary=tokenizer.vocabulary)
     if dataset.choices > 1:
         return sf.Split(dataset, scores=choice_accuracy, batch_size=batch_size, loss=False)
-    return sf.Split(
-        dataset,
-        scores=continuation_accuracy,
-        batch_size=batch_size,
-        loss=False,
-        derived={"perplexity": sf.perplexity},
-    )
+    derived = {"perplexity": sf.perplexity}
+    return sf.Split(dataset, scores=continuation_accuracy, batch_size=batch_size, loss=False, derived=derived)
 
 
 def questions_at_once(dataset: Any, *, vocabulary: int) -> int:
@@ -77,7 +71,6 @@ def choice_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
 
 
 def continuation_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
-    """`surefoot.continuation_accuracy` of a `models.GPT`, which makes no logits but those of the endings."""
     return sf.continuation_accuracy(model, batch, logits=_logits_at)
 
 

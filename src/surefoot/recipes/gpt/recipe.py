@@ -1,4 +1,4 @@
-"""A GPT trained on text: the source of Python's own standard library, or any file or folder of yours.
+"""From the settings of a GPT to its run: the network, the corpus, the scores, samples and predictions.
 
 Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
 """
@@ -31,11 +31,8 @@ def tinted_held_out(model: Any, found: Corpus, *, context: int) -> sf.TintedText
     windows = sf.HeldOut(found.longest_held_out, context=context)
     count = min(len(windows), max(1, round(_TOKENS / context)))
     first = (len(windows) - count) // 2
-    inputs_BT, targets_BT = windows.gather(np.arange(first, first + count), np.zeros(count, dtype=np.int64))
-    inputs_BT, targets_BT = (
-        inputs_BT[:, : 2 * _TOKENS],
-        targets_BT[:, : 2 * _TOKENS],
-    )  # of a long context, its beginning
+    parts = windows.gather(np.arange(first, first + count), np.zeros(count, dtype=np.int64))
+    inputs_BT, targets_BT = (part_BT[:, : 2 * _TOKENS] for part_BT in parts)  # of a long context, its beginning
     logits_BTV = model(inputs_BT.to(next(model.parameters()).device)).float().cpu()
     losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
     real = targets_BT.flatten() >= 0  # the last window is filled up
@@ -50,13 +47,12 @@ def check(config: Config) -> list[Any]:
 
 
 def _checks(config: Config) -> list[Callable[[], Any]]:
-    data = config.data
     return [
         lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
         lambda: config.check(config.schedule),
-        lambda: texts.refuse_foreign_vocabulary(data.tokenizer, data.vocabulary),
+        lambda: texts.refuse_foreign_vocabulary(config.data),
         lambda: _refuse_negative(config),
         lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
     ]
@@ -64,16 +60,9 @@ def _checks(config: Config) -> list[Callable[[], Any]]:
 
 def build(config: Config) -> sf.Run:
     """The run that a configuration describes, not yet started."""
-    data, shape = config.data, config.model
-    network, optimizer, schedule, *_ = check(config)
-    found = texts.corpus(
-        data.path,
-        held_out_fraction=data.held_out_fraction,
-        tokenizer=data.tokenizer,
-        vocabulary=data.vocabulary,
-        saved=texts.saved(config.out),
-        init=config.init,
-    )
+    context = config.model.context
+    _, optimizer, schedule, *_ = check(config)
+    found = texts.corpus(config.data, saved=texts.saved(config.out), init=config.init)
     tokenizer = found.tokenizer
     network = network_shape(config, vocabulary=tokenizer.vocabulary)
 
@@ -88,16 +77,16 @@ def build(config: Config) -> sf.Run:
         raise sf.ConfigError("sample_prompt is empty: give at least one character to go on from, or --sample-tokens 0")
 
     def sample(model: Any) -> str:
-        settings: dict[str, Any] = {"count": config.sample_tokens, "context": shape.context, "temperature": 0.7}
+        settings: dict[str, Any] = {"count": config.sample_tokens, "context": context, "temperature": 0.7}
         drawn = sf.generate.sample(model, prompt, **settings, seed=config.seed, end=tokenizer.end, caching=True)
         return str(tokenizer.decode(drawn))
 
     def panels(model: Any) -> list[sf.TintedText]:
-        return [tinted_held_out(model, found, context=shape.context)]
+        return [tinted_held_out(model, found, context=context)]
 
     splits = {
         "held-out": sf.Split(
-            sf.HeldOut(found.held_out, context=shape.context),
+            sf.HeldOut(found.held_out, context=context),
             batch_size=64,
             derived={"perplexity": sf.perplexity, "bits_per_byte": bits_per_byte},
         )
@@ -105,19 +94,13 @@ def build(config: Config) -> sf.Run:
     cloze = None if config.cloze_questions == 0 else _cloze(config, found)
     if cloze is not None:
         splits["cloze"] = cloze
+    chosen: dict[str, Any] = {"number": config.multiple_choice_questions, "seed": config.seed}
     for name, file in asked_questions.named(config.multiple_choice or ()).items():
-        splits[name] = asked_questions.question_split(
-            name,
-            file,
-            tokenizer=tokenizer,
-            context=shape.context,
-            number=config.multiple_choice_questions,
-            seed=config.seed,
-        )
+        splits[name] = asked_questions.question_split(name, file, tokenizer=tokenizer, context=context, **chosen)
     return sf.Run(
         model=model,
         loss=_loss,
-        train_data=sf.Windows(found.training, context=shape.context, seed=config.seed),
+        train_data=sf.Windows(found.training, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
         evaluate=splits,
@@ -135,8 +118,7 @@ def build(config: Config) -> sf.Run:
 
 def outline(config: Config) -> sf.Run | None:
     """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
-    data, shape = config.data, config.model
-    vocabulary = texts.promised_vocabulary(data.path, tokenizer=data.tokenizer, vocabulary=data.vocabulary)
+    vocabulary, context = texts.promised_vocabulary(config.data), config.model.context
     if vocabulary is None or config.init is not None:
         return None
     _, optimizer, schedule, *_ = checked(*_checks(config))
@@ -146,7 +128,7 @@ def outline(config: Config) -> sf.Run | None:
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
-        train_data=sf.Windows(np.zeros(4 * shape.context, dtype=np.int64), context=shape.context, seed=config.seed),
+        train_data=sf.Windows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
         about_data=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
@@ -163,10 +145,8 @@ def _refuse_negative(config: Config) -> None:
     for name, number in (("cloze_questions", config.cloze_questions), ("sample_tokens", config.sample_tokens)):
         if number is not None and number < 0:
             raise sf.ConfigError(f"{name} = {number}: how many, or 0 for none")
-    if config.multiple_choice_questions < 1:
-        raise sf.ConfigError(
-            f"multiple_choice_questions = {config.multiple_choice_questions}: how many of a file, 1 or more"
-        )
+    if (number := config.multiple_choice_questions) < 1:
+        raise sf.ConfigError(f"multiple_choice_questions = {number}: how many of a file, 1 or more")
 
 
 def network_shape(config: Config, *, vocabulary: int) -> Any:
@@ -176,21 +156,9 @@ def network_shape(config: Config, *, vocabulary: int) -> Any:
         raise sf.ConfigError(
             f"model.ngram_rows = {shape.ngram_rows} is of tables that are not there\n  --model.ngrams 2, 3 or 4 makes them"
         )
+    own = {name: value for name, value in vars(shape).items() if value is not None}
     try:
-        return sf.models.GPTShape(
-            layers=shape.layers,
-            heads=shape.heads,
-            width=shape.width,
-            context=shape.context,
-            vocabulary=vocabulary,
-            dropout=shape.dropout,
-            family=shape.family,
-            activation=shape.activation,
-            tied=shape.family == "gpt2" if shape.tied is None else shape.tied,
-            smear=shape.smear,
-            ngrams=shape.ngrams,
-            ngram_rows=32768 if shape.ngram_rows is None else shape.ngram_rows,
-        )
+        return sf.models.GPTShape(**{"vocabulary": vocabulary, "tied": shape.family == "gpt2"} | own)
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem
 

@@ -82,11 +82,24 @@ BEST = "min held-out/loss"  # accuracy is the same for many checkpoints, where f
 
 _FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 
+_FASHION_FILES = "the directory of Fashion-MNIST's four files: --data.path DIR"
+
 MEANT_FOR = {
-    "fashion-mnist": "the directory of Fashion-MNIST's four files: --data.path DIR",
-    "fashion-mnist-fast": "the directory of Fashion-MNIST's four files: --data.path DIR",
+    "fashion-mnist": _FASHION_FILES,
+    "fashion-mnist-fast": _FASHION_FILES,
     "cifar10": "the directory of CIFAR-10's binary version: --data.path DIR",
     "imagenet": "a directory with train/ and val/, each with a folder of pictures for each class: --data.path DIR",
+}
+
+_RESNET: dict[str, Any] = {  # as ResNets were first trained
+    "augmentation.flip": True,
+    "augmentation.randaugment": 0,
+    "augmentation.label_smoothing": 0.0,
+    "clip": "off",
+    "optimizer.name": "sgd",
+    "optimizer.lr": 0.1,
+    "optimizer.momentum": 0.9,
+    "optimizer.nesterov": True,
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -109,19 +122,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cifar10": {
         "model.name": "resnet18",
         "augmentation.crop_padding": 4,
-        "augmentation.flip": True,
-        "augmentation.randaugment": 0,
-        "augmentation.label_smoothing": 0.0,
         "batch_size": 128,
         "length": "200 epochs",
         "evaluate_every": "5 epochs",
-        "clip": "off",
-        "optimizer.name": "sgd",
-        "optimizer.lr": 0.1,
-        "optimizer.momentum": 0.9,
-        "optimizer.nesterov": True,
         "optimizer.weight_decay": 5e-4,
         "schedule.warmup": "1 steps",
+        **_RESNET,
     },
     # Goyal et al. 2017, section 5.1: https://arxiv.org/abs/1706.02677
     "imagenet": {
@@ -130,23 +136,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data.channels": 3,
         "data.crop": "resized",
         "augmentation.crop_padding": 0,
-        "augmentation.flip": True,
-        "augmentation.randaugment": 0,
-        "augmentation.label_smoothing": 0.0,
         "batch_size": 256,
         "length": "90 epochs",
         "workers": 8,
-        "clip": "off",
-        "optimizer.name": "sgd",
-        "optimizer.lr": 0.1,
-        "optimizer.momentum": 0.9,
-        "optimizer.nesterov": True,
         "optimizer.weight_decay": 1e-4,
         "schedule.name": "step",
         "schedule.warmup": "5 epochs",
         "schedule.drops": ("30 epochs", "60 epochs", "80 epochs"),
         "schedule.drop_factor": 0.1,
         "save_every": "15 min",
+        **_RESNET,
     },
 }
 

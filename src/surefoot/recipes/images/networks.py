@@ -73,10 +73,7 @@ def recorded_name(model: Model, *, held: str | None = None) -> str:
 
 def described(model: Model, name: str) -> dict[str, Any]:
     """What makes it this network and no other, as JSON; of a file also a hash of what is in it."""
-    told: dict[str, Any] = {key: value for key, value in vars(model).items() if key != "name"}
-    if _kind(name) != "file":
-        return {"name": name, **told}
-    return {"name": name, "sha256": digest(name), **told}
+    return vars(model) | {"name": name} | ({"sha256": digest(name)} if _kind(name) == "file" else {})
 
 
 def digest(name: str) -> str | None:
@@ -132,7 +129,6 @@ def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: 
 
 
 def _own(model: Model, kind: str, *, size: int) -> dict[str, Any]:
-    """The settings of one of surefoot's networks, absent ones filled in; none of others."""
     own = {key: value if (given := getattr(model, key)) is None else given for key, value in _OWN.get(kind, {}).items()}
     if own.get("stem") == "auto":
         own["stem"] = "cifar" if size <= _SMALL_SIDE else "imagenet"
@@ -173,9 +169,8 @@ def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
 
 def _of_file(name: str, shape: dict[str, Any]) -> Callable[[], Any]:
     file, function = _file(name), name.rpartition(":")[2]
-    build = user_code.names_in(file, function=function, form=f"def {function}(channels, classes) -> nn.Module")[
-        function
-    ]
+    form = f"def {function}(channels, classes) -> nn.Module"
+    build = user_code.names_in(file, function=function, form=form)[function]
     parameters = list(inspect.signature(build).parameters)
     if parameters and sorted(parameters) != sorted(shape):
         raise sf.ConfigError(

@@ -6,25 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import surefoot as sf
 from surefoot.config import user_code
 from surefoot.config.paths import local_path, read_regular
+from surefoot.config.tree import type_problem
 
 FILE = "images.json"  # in the run's directory
 EXAMPLE = "example.png"  # likewise: one that was held out
 _DIGITS = 4  # of a probability, after the point
-_SETTINGS: dict[str, type | tuple[type, ...]] = {
-    "classes": list,
-    "size": int,
-    "channels": int,
-    "crop": str,
-    "mean": list,
-    "std": list,
-    "network": str,
-    "sha256": (str, type(None)),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +32,18 @@ class Predict:
 class Kept:
     """What turns a picture into the model's input and its output into a name."""
 
-    classes: list[str]
+    classes: Sequence[str]
     size: int
     channels: int
     crop: str
-    mean: list[float]
-    std: list[float]
+    mean: Sequence[float]
+    std: Sequence[float]
     network: str
     """Its name; of a network of a file the absolute path and the function."""
     sha256: str | None
     """Of a network of a file what the file held, as a hash."""
 
     def to_json(self) -> str:
-        """As it stands in the run's directory."""
         return json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n"
 
     def strange(self, classes: Sequence[str], *, size: int, channels: int) -> str | None:
@@ -67,10 +57,8 @@ class Kept:
             )
         for name, found, own in (("size", size, self.size), ("channels", channels, self.channels)):
             if found != own:
-                return (
-                    f"the images of these data have {name} {found}, those of the run {own}\n"
-                    f"  pictures in folders are made so: --data.{name} {own}"
-                )
+                hint = f"pictures in folders are made so: --data.{name} {own}"
+                return f"the images of these data have {name} {found}, those of the run {own}\n  {hint}"
         return None
 
 
@@ -79,9 +67,10 @@ def kept(run: Path) -> Kept:
     place = run / FILE
     try:
         found = json.loads(read_regular(place))
-        fits = isinstance(found, dict) and found.keys() == _SETTINGS.keys()
-        if not fits or not all(isinstance(found[name], kind) for name, kind in _SETTINGS.items()):
-            raise ValueError(f"its entries should be {', '.join(_SETTINGS)}")
+        hints = get_type_hints(Kept)
+        fits = isinstance(found, dict) and found.keys() == hints.keys()
+        if not fits or any(type_problem(name, found[name], hint) for name, hint in hints.items()):
+            raise ValueError(f"its entries should be {', '.join(hints)}")
     except FileNotFoundError as problem:
         raise sf.CheckpointError(
             f"{place} is missing: without it nobody knows what the run's classes are called\n"
@@ -122,9 +111,8 @@ def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iter
         raise sf.ConfigError("which picture? surefoot predict RUN picture.png")
     if asked.top < 1:
         raise sf.ConfigError(f"top = {asked.top}: how many classes to tell, 1 or more")
-    fitted: dict[str, Any] = {"size": data.size, "channels": data.channels, "crop": data.crop}
-    moments: dict[str, Any] = {"mean": tuple(data.mean), "std": tuple(data.std)}
-    pictures = [sf.picture_as_input(local_path(path, setting="picture"), **fitted, **moments) for path in inputs]
+    made: dict[str, Any] = {name: getattr(data, name) for name in ("size", "channels", "crop", "mean", "std")}
+    pictures = [sf.picture_as_input(local_path(path, setting="picture"), **made) for path in inputs]
     device = next(model.parameters()).device
     for path, picture_1CHW in zip(inputs, pictures, strict=True):
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A classifier trained on images: scikit-learn's digits, Fashion-MNIST, CIFAR-10, or folders of pictures.
+"""From the settings of an image classifier to its run: the network, the images, the loss, scores and predictions.
 
 Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
 """
@@ -44,34 +44,19 @@ def build(config: Config) -> sf.Run:
     changes = config.augmentation
     augmentation, optimizer, schedule, *_ = check(config)
     held = pictures.begun(config.out)
-    data = config.data
-    found = sf.load_images(
-        data.path,
-        held_out_fraction=data.held_out_fraction,
-        augmentation=augmentation,
-        seed=config.seed,
-        classes=data.classes,
-        size=data.size,
-        channels=data.channels,
-        crop=data.crop,
-        corrupt=data.corrupt,
-    )
+    found = sf.load_images(**vars(config.data), augmentation=augmentation, seed=config.seed)
     if found.left_out:
         count, first = len(found.left_out), found.left_out[0]
-        what = (
-            f"1 damaged picture is left out: {first}"
-            if count == 1
-            else f"{count} damaged pictures are left out: {first} ..."
-        )
-        print(f"warning: {what}", flush=True)
+        what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
+        print(f"warning: {what} left out: {first}{' ...' * (count > 1)}", flush=True)
     fits, names = found.fitting, list(found.classes)
     shape = {"size": fits.size, "channels": fits.channels}
     strange = None if held is None else held.strange(names, **shape)
     if held is not None and strange is None:
         found = found.normalised_with(tuple(held.mean), tuple(held.std))
     name = networks.recorded_name(config.model, held=None if held is None else held.network)
-    keep = pictures.Kept(
-        names, fits.size, fits.channels, fits.crop, list(found.mean), list(found.std), name, networks.digest(name)
+    kept = pictures.Kept(
+        names, **vars(fits), mean=found.mean, std=found.std, network=name, sha256=networks.digest(name)
     )
     if held is not None and name == held.network:
         networks.note_changed(name, was=held.sha256)
@@ -117,9 +102,9 @@ def build(config: Config) -> sf.Run:
         panels_fn=panels,
         best=BEST,
         describe_sample=picture_in_words(names),
-        files={pictures.FILE: keep.to_json(), pictures.EXAMPLE: pictures.example(found.held_out)},
+        files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: pictures.example(found.held_out)},
         example=None if config.out is None else str(Path(config.out) / pictures.EXAMPLE),
-        about_data=_in_words(found, data.path),
+        about_data=_in_words(found, config.data.path),
         settings={
             "data": {"classes": names, "left_out": _left_out(found)},
             "model": networks.described(config.model, name),
@@ -146,15 +131,13 @@ def _in_words(found: sf.ImageSets, path: str | None) -> list[str]:
 
 
 def _left_out(found: sf.ImageSets) -> dict[str, Any]:
-    """How many pictures are left out, and a hash of their names, wherever they lie."""
     names = [f"{path.parent.name}/{path.name}" for path in found.left_out]
     return {"pictures": len(names), "sha256": sha256(repr(names).encode(errors="surrogateescape")).hexdigest()}
 
 
 def _accuracy(logits_BK: Any, mixture: sf.Mixed) -> sf.Mean:
     """How often the likeliest class is right; of images that show two samples each by its share."""
-    first = sf.top_k_accuracy(logits_BK, mixture.labels)
-    second = sf.top_k_accuracy(logits_BK, mixture.others)
+    first, second = (sf.top_k_accuracy(logits_BK, labels) for labels in (mixture.labels, mixture.others))
     return sf.Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
 
 

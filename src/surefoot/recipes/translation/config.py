@@ -157,12 +157,7 @@ _LARGE = "a directory with train.en and train.de, or a .tsv or .jsonl file, of m
 
 _MULTI30K = "the directory of Multi30k (train.en, train.de, val.en, val.de ...): --data.path DIR"
 
-MEANT_FOR = {
-    "multi30k": _MULTI30K,
-    "multi30k-fast": _MULTI30K,
-    "base": _LARGE,
-    "big": _LARGE,
-}
+MEANT_FOR = {"multi30k": _MULTI30K, "multi30k-fast": _MULTI30K, "base": _LARGE, "big": _LARGE}
 
 # a few epochs: there is nothing yet to be kept from overfitting
 PRESETS["multi30k-fast"] = PRESETS["multi30k"] | {

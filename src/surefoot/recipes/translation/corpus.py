@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
 from surefoot.recipes.gpt.corpus import TOKENIZER, beside
+from surefoot.recipes.optimizer_settings import note
+from surefoot.recipes.translation.config import Config, Data
 
 if TYPE_CHECKING:
     from surefoot.data.translation.files import Sentences
 
-
 TARGET_TOKENIZER = "tokenizer.target.json"  # in the run's directory, where the target has a vocabulary of its own
-
+PADDING = 0
 _VOCABULARY = 1024
 
 
@@ -38,10 +39,8 @@ class Bilingual:
     def in_words(self) -> list[str]:
         """Lines that say which pairs these are, how many are for what, and how many subwords there are."""
         test = "no test part" if self.test is None else f"{len(self.test):,} to test at the end"
-        sizes = [
-            f"{one.vocabulary:,}"
-            for one in ((self.source,) if self.source is self.target else (self.source, self.target))
-        ]
+        tokenizers = (self.source,) if self.source is self.target else (self.source, self.target)
+        sizes = [f"{tokenizer.vocabulary:,}" for tokenizer in tokenizers]
         return [
             self.about,
             f"{len(self.training):,} pairs to train on, {len(self.held_out):,} held out, {test}",
@@ -55,76 +54,46 @@ class Bilingual:
         return {TOKENIZER: self.source.to_json(), **own}
 
     def pairs(self, sentences: Sentences) -> Any:
-        """Sentences to score, as tokens."""
         return sf.Pairs.encoded(sentences, source=self.source, target=self.target)
 
 
-def bilingual(
-    path: str | None,
-    *,
-    source: str,
-    target: str,
-    phrases: int,
-    held_out_fraction: float,
-    tokenizer: Literal["bpe", "unigram"],
-    vocabulary: int | None,
-    shared: bool,
-    max_source: int,
-    max_target: int,
-    empty: Literal["stop", "skip"],
-    context: int,
-    seed: int,
-    saved: Path | None = None,
-    init: str | Path | None = None,
-) -> Bilingual:
-    """The pairs at `path` (None: phrases rendered from CLDR), in tokens; those that are too long to train on are told.
+def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
+    """The pairs at `data.path` (None: phrases rendered from CLDR), in tokens; those that are too long to train on are told.
 
-    Those to be scored that are longer than the model's `context` are left out too where they were held out of the training
-    pairs, and refused where they stand in files of their own. `empty` says what a pair with an empty side does.
+    Those to be scored that are longer than the model's context are left out too where they were held out of the training
+    pairs, and refused where they stand in files of their own. `data.empty` says what a pair with an empty side does.
 
-    saved: the tokenizer that the run wrote when it began; with it the run goes on. init: the weights it starts from, whose
-    tokenizer is taken where there is one. Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
+    saved: the tokenizer that the run wrote when it began; with it the run goes on. Without it the one of the weights to start
+    from is taken, where there is one. Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
     """
+    data, init, context = config.data, config.init, config.model.context
+    path, source, target, fraction = data.path, data.source, data.target, data.held_out_fraction
     if path is None:
-        training, held_out = sf.held_out_pairs(
-            sf.phrases(source, target, count=phrases, seed=seed), held_out_fraction=held_out_fraction
-        )
-        parts = sf.Parallel(training, held_out, None)
+        drawn = sf.phrases(source, target, count=data.phrases, seed=config.seed)
+        parts = sf.Parallel(*sf.held_out_pairs(drawn, held_out_fraction=fraction), None)
     else:
-        parts = sf.load_pairs(path, source=source, target=target, held_out_fraction=held_out_fraction, empty=empty)
-    size = promised_vocabulary(vocabulary)
-    chosen = f"{tokenizer}, {size} tokens" + ("" if shared else " for each side")
+        parts = sf.load_pairs(path, source=source, target=target, held_out_fraction=fraction, empty=data.empty)
+    chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocabulary)} tokens" + (
+        "" if data.shared else " for each side"
+    )
     place = saved if saved is not None or init is None else beside(local_path(init, setting="init"))
-    if place is not None:
-        if saved is None and vocabulary is not None:
-            raise sf.ConfigError(
-                f"data.vocabulary = {vocabulary}: the weights of --init have a tokenizer of their own, {place}\n"
-                "  leave it out (--data.vocabulary None, where a preset has one)"
-            )
-        made = saved_tokenizers(place.parent)
-        if saved is None and made[0].kind != tokenizer:
-            raise sf.ConfigError(
-                f"data.tokenizer = {tokenizer!r}: the weights of --init have {made[0].kind}, {place}\n"
-                f"  try: --data.tokenizer {made[0].kind}"
-            )
-        if saved is None and (made[0] is made[1]) != shared:
-            has = "a vocabulary for each side" if shared else "one vocabulary"
-            raise sf.ConfigError(
-                f"data.shared = {shared}: the weights of --init have {has}, {place}\n  try: --data.shared {not shared}"
-            )
+    if place is None:
+        made = _trained(parts.training, data)
     else:
-        made = _trained(parts.training, kind=tokenizer, vocabulary=size, shared=shared)
-    limits = {"max_source": max_source, "max_target": max_target}
+        made = saved_tokenizers(place.parent)
+        if saved is None:
+            _refuse_unlike(data, made, place)
+    limits = {"max_source": data.max_source, "max_target": data.max_target}
     pairs = sf.Pairs.encoded(parts.training, source=made[0], target=made[1], **limits)
     if parts.left_out:
         one = parts.left_out == 1
-        _note(
-            f"{parts.left_out:,} {'pair' if one else 'pairs'} with an empty side {'is' if one else 'are'} left out (data.empty)"
+        note(
+            f"note: {parts.left_out:,} {'pair' if one else 'pairs'} with an empty side {'is' if one else 'are'} left out (data.empty)"
         )
     if pairs.left_out:
-        _note(
-            f"{pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
-            f" {max_source} and {max_target} tokens (data.max_source, data.max_target) and left out"
+        note(
+            f"note: {pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
+            f" {data.max_source} and {data.max_target} tokens (data.max_source, data.max_target) and left out"
         )
     held_out = _within(context, parts.held_out, made, origin=parts.held_out_origin)
     test = None if parts.test is None else _within(context, parts.test, made, origin=parts.test_origin)
@@ -132,6 +101,25 @@ def bilingual(
     about = phrase if path is None else f"pairs of {path}, {source} to {target}"
     chosen = chosen if init is None else f"that of init, or {chosen}"
     return Bilingual(pairs, held_out, test, *made, chosen, about)
+
+
+def _refuse_unlike(data: Data, made: tuple[Any, Any], place: Path) -> None:
+    """Raise `ConfigError` where the settings say of the tokenizers something else than the weights to start from have."""
+    if data.vocabulary is not None:
+        raise sf.ConfigError(
+            f"data.vocabulary = {data.vocabulary}: the weights of --init have a tokenizer of their own, {place}\n"
+            "  leave it out (--data.vocabulary None, where a preset has one)"
+        )
+    if made[0].kind != data.tokenizer:
+        raise sf.ConfigError(
+            f"data.tokenizer = {data.tokenizer!r}: the weights of --init have {made[0].kind}, {place}\n"
+            f"  try: --data.tokenizer {made[0].kind}"
+        )
+    if (made[0] is made[1]) != data.shared:
+        has = "a vocabulary for each side" if data.shared else "one vocabulary"
+        raise sf.ConfigError(
+            f"data.shared = {data.shared}: the weights of --init have {has}, {place}\n  try: --data.shared {not data.shared}"
+        )
 
 
 def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, origin: Any) -> Sentences:
@@ -147,15 +135,11 @@ def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, 
         )
     if long:
         one = len(long) == 1
-        _note(
-            f"{len(long):,} of {len(sentences):,} pairs held out {'is' if one else 'are'} longer than the model's context of"
+        note(
+            f"note: {len(long):,} of {len(sentences):,} pairs held out {'is' if one else 'are'} longer than the model's context of"
             f" {context} tokens (model.context) and not scored"
         )
     return [pair for pair, length in zip(sentences, lengths.tolist(), strict=True) if length <= context]
-
-
-def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
 
 
 def saved_tokenizers(run: Path) -> tuple[Any, Any]:
@@ -185,17 +169,15 @@ def refuse_small_vocabulary(vocabulary: int | None) -> None:
         )
 
 
-def _trained(pairs: Sentences, *, kind: Literal["bpe", "unigram"], vocabulary: int, shared: bool) -> tuple[Any, Any]:
+def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     """The tokenizers of both sides, trained on what is trained on."""
+    trained = partial(sf.SubwordTokenizer.trained, vocabulary=promised_vocabulary(data.vocabulary), kind=data.tokenizer)
     sides = [[pair[side] for pair in pairs] for side in (0, 1)]
-    if shared:
-        both = sf.SubwordTokenizer.trained([*sides[0], *sides[1]], vocabulary=vocabulary, kind=kind)
+    if data.shared:
+        both = trained([*sides[0], *sides[1]])
         return both, both
-    first, second = (sf.SubwordTokenizer.trained(side, vocabulary=vocabulary, kind=kind) for side in sides)
+    first, second = (trained(side) for side in sides)
     return first, second
-
-
-PADDING = 0
 
 
 def smoothed(label_smoothing: float) -> Any:

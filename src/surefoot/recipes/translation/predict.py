@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import surefoot as sf
@@ -31,33 +30,35 @@ class Predict:
     """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
 
 
-def translated(
-    model: Any,
-    sentences: Sequence[str],
-    *,
-    source: Any,
-    target: Any,
-    beam: int,
-    length_penalty: float,
-    batch_size: int = 32,
-) -> list[str]:
+@dataclass(frozen=True)
+class Search:
+    """How translations are found: the tokenizers of both sides, and the beam search."""
+
+    source: Any
+    target: Any
+    beam: int
+    length_penalty: float
+
+
+def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_size: int = 32) -> list[str]:
     """The translation of each sentence in one line; of an empty one an empty one. `DataError` for one that is too long."""
-    rows = {place: source.encode(sentence.strip()) for place, sentence in enumerate(sentences) if sentence.strip()}
+    rows = {
+        place: search.source.encode(sentence.strip()) for place, sentence in enumerate(sentences) if sentence.strip()
+    }
     for place in rows:
-        why = _too_long(model, source, sentences[place])
+        why = _too_long(model, search.source, sentences[place])
         if why is not None:
             raise sf.DataError(f"sentence {place + 1} {why}")
     found = sf.generate.searched(
         model,
         [[*row.tolist(), sf.generate.END] for row in rows.values()],
-        beam=beam,
-        length_penalty=length_penalty,
+        beam=search.beam,
+        length_penalty=search.length_penalty,
         batch_size=batch_size,
     )
-    by_place = dict(zip(rows, found, strict=True))
-    return [
-        _line(target.decode(by_place[place].tokens)) if place in by_place else "" for place in range(len(sentences))
-    ]
+    texts = (search.target.decode(hypothesis.tokens) for hypothesis in found)
+    lines = {place: text.replace("\n", " ").replace("\r", " ") for place, text in zip(rows, texts, strict=True)}
+    return [lines.get(place, "") for place in range(len(sentences))]
 
 
 def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]], dict[str, float | str]]:
@@ -83,26 +84,16 @@ def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]],
     return judge
 
 
-def shown(
-    model: Any,
-    pairs: Sequence[tuple[str, str]],
-    *,
-    language: str,
-    source: Any,
-    target: Any,
-    beam: int,
-    length_penalty: float,
-) -> sf.Examples:
+def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> sf.Examples:
     """The best, the worst and some random translations of sentences spread over `pairs`, beside what was meant.
 
-    The score is the BLEU of one sentence, which needs a count of longer n-grams that a short
-    one has not: sacrebleu's `effective_order` leaves those out.
+    The score is the BLEU of one sentence, with sacrebleu's `effective_order`: without the longer n-grams that a short one
+    has not.
     """
     from sacrebleu.metrics.bleu import BLEU
 
     spread = pairs[:: max(1, -(-len(pairs) // _SHOWN))][:_SHOWN]
-    sentences = [one for one, _ in spread]
-    said = translated(model, sentences, source=source, target=target, beam=beam, length_penalty=length_penalty)
+    said = translated(model, [one for one, _ in spread], search)
     bleu = BLEU(tokenize=_words(language), effective_order=True)
     rows = [
         (one, meant, answer, min(100.0, bleu.sentence_score(answer, [meant]).score))
@@ -113,7 +104,6 @@ def shown(
 
 
 def _words(language: str) -> str:
-    """How sacrebleu cuts a text of a language into what it counts."""
     short = language.replace("-", "_").split("_")[0]
     return "zh" if short == "zh" else "char" if short in _CHARACTERS else "13a"
 
@@ -139,7 +129,10 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
         for line in text.removesuffix("\n").split("\n")
     ]
     if file is not None:
-        found += _lines(_bytes(local_path(file, setting="file")), file)
+        try:
+            found += _lines(local_path(file, setting="file").read_bytes(), file)
+        except OSError as problem:
+            raise sf.DataError(f"{file} cannot be read: {problem.strerror}") from problem
     if piped or (not inputs and file is None):
         if sys.stdin is None or (sys.stdin.isatty() and not piped):
             raise sf.ConfigError(
@@ -150,35 +143,26 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
     return found
 
 
-def answers(
-    model: Any, inputs: Sequence[str], asked: Predict, *, source: Any, target: Any, beam: int, length_penalty: float
-) -> Iterator[str]:
+def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -> Iterator[str]:
     """The translations, one a line, as many lines as there are in the inputs; several hundred at a time.
 
     What cannot be translated (a line that is no text, or longer than the model takes) has an empty line, is told on
     standard error at once, and counted by a `DataError` after the last answer.
     """
     sentences = sentences_of(inputs, asked.file)
+    own = {name: getattr(asked, name) for name in ("beam", "length_penalty")}
+    search = replace(search, **{name: value for name, value in own.items() if value is not None})
     failed = 0
     at_once = max(1, 16 * asked.batch_size)  # a long file is answered as it goes, and sentences of one length are many
     for first in range(0, len(sentences), at_once):
         texts = []
         for sentence in sentences[first : first + at_once]:
-            why = sentence.refused or _too_long(model, source, sentence.text)
+            why = sentence.refused or _too_long(model, search.source, sentence.text)
             if why is not None:
                 failed += 1
                 print(f"warning: {sentence.where} {why}", file=sys.stderr)
             texts.append("" if why is not None else sentence.text)
-        found = translated(
-            model,
-            texts,
-            source=source,
-            target=target,
-            beam=beam if asked.beam is None else asked.beam,
-            length_penalty=length_penalty if asked.length_penalty is None else asked.length_penalty,
-            batch_size=asked.batch_size,
-        )
-        yield "".join(f"{line}\n" for line in found)
+        yield "".join(f"{line}\n" for line in translated(model, texts, search, batch_size=asked.batch_size))
     if failed:
         lines = "line" if len(sentences) == 1 else "lines"
         raise sf.DataError(
@@ -193,18 +177,6 @@ def _too_long(model: Any, source: Any, text: str) -> str | None:
     if tokens <= most:
         return None
     return f"has {tokens} tokens, and the model takes {most}: {text[:60]!r} ...: give it in parts, one sentence a line"
-
-
-def _line(text: str) -> str:
-    """The text in one line."""
-    return " ".join(text.split("\n")).replace("\r", " ")
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as problem:
-        raise sf.DataError(f"{path} cannot be read: {problem.strerror}") from problem
 
 
 def _lines(data: bytes, where: str) -> list[Sentence]:

@@ -1,4 +1,4 @@
-"""A translator from one language into another: of phrases that every machine can render, of Multi30k, or of files of yours.
+"""From the settings of a translator to its run: the network, the pairs, the scores, samples and predictions.
 
 Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
 """
@@ -17,7 +17,7 @@ from surefoot.recipes.optimizer_settings import Optimizer, checked, refuse_defau
 from surefoot.recipes.translation import corpus as texts
 from surefoot.recipes.translation.config import MEANT_FOR, Config
 from surefoot.recipes.translation.corpus import PADDING, of_tokens, smoothed, targets_of
-from surefoot.recipes.translation.predict import Predict, answers, judged, shown, translated
+from surefoot.recipes.translation.predict import Predict, Search, answers, judged, shown, translated
 
 _SHOWN = 3  # example translations of a sample
 
@@ -28,56 +28,36 @@ def check(config: Config) -> list[Any]:
 
 
 def _checks(config: Config) -> list[Callable[[], Any]]:
-    data = config.data
     return [
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
         lambda: _as_usual(config.optimizer).spec(),
         config.schedule.spec,
         lambda: config.check(config.schedule),
-        lambda: texts.refuse_small_vocabulary(data.vocabulary),
+        lambda: texts.refuse_small_vocabulary(config.data.vocabulary),
         lambda: _refuse_wrong(config),
     ]
 
 
 def build(config: Config) -> sf.Run:
     """The run that a configuration describes, not yet started."""
-    data = config.data
     _, optimizer, schedule, *_ = check(config)
-    found = texts.bilingual(
-        data.path,
-        source=data.source,
-        target=data.target,
-        phrases=data.phrases,
-        held_out_fraction=data.held_out_fraction,
-        tokenizer=data.tokenizer,
-        vocabulary=data.vocabulary,
-        shared=data.shared,
-        max_source=data.max_source,
-        max_target=data.max_target,
-        empty=data.empty,
-        context=config.model.context,
-        seed=config.seed,
-        saved=saved(config.out),
-        init=config.init,
-    )
-    network = network_shape(
-        config,
-        source=None if found.source is found.target else found.source.vocabulary,
-        target=found.target.vocabulary,
-    )
-
+    found = texts.bilingual(config, saved=saved(config.out))
+    own = None if found.source is found.target else found.source.vocabulary
+    network = network_shape(config, source=own, target=found.target.vocabulary)
+    at_end = Search(found.source, found.target, config.beam, config.length_penalty)
+    while_training = replace(at_end, beam=config.validation_beam)
     scored = found.held_out[: config.validation_pairs]
 
     def model() -> Any:
         return sf.models.Seq2Seq(network)
 
-    def split(sentences: list[tuple[str, str]], *, beam: int, at_end: bool) -> sf.Split:
+    def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> sf.Split:
         # neighbours of one length, so that batches have little padding: the order of a split changes no score
         ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
 
         def outputs(model: Any, batch: Any) -> list[str]:
             rows = [[token for token in row if token != PADDING] for row in batch[0].tolist()]
-            said = sf.generate.searched(model, rows, beam=beam, length_penalty=config.length_penalty)
+            said = sf.generate.searched(model, rows, beam=search.beam, length_penalty=search.length_penalty)
             return [found.target.decode(one.tokens) for one in said]
 
         return sf.Split(
@@ -87,27 +67,22 @@ def build(config: Config) -> sf.Run:
             loss=False,
             derived={"perplexity": sf.perplexity},
             outputs=outputs,
-            judge=judged([other for _, other in ordered], language=data.target),
+            judge=judged([other for _, other in ordered], language=config.data.target),
             at_end=at_end,
         )
 
     def sample(model: Any) -> str:
         some = scored[:: max(1, len(scored) // _SHOWN)][:_SHOWN]
-        settings: dict[str, Any] = {"beam": config.beam, "length_penalty": config.length_penalty}
-        sources = [one for one, _ in some]
-        said = translated(model, sources, source=found.source, target=found.target, **settings)
-        lines = zip(some, said, strict=True)
+        lines = zip(some, translated(model, [one for one, _ in some], at_end), strict=True)
         return "\n".join(f"{one}\n  meant: {other}\n  said:  {answer}" for (one, other), answer in lines)
 
     def panels(model: Any) -> list[sf.Examples]:
-        settings: dict[str, Any] = {"beam": config.validation_beam, "length_penalty": config.length_penalty}
-        said = shown(model, scored, language=data.target, source=found.source, target=found.target, **settings)
-        return [said]
+        return [shown(model, scored, while_training, language=config.data.target)]
 
     best = "max validation/bleu" if config.best == "bleu" else "min validation/loss"
-    splits = {"validation": split(scored, beam=config.validation_beam, at_end=False)}
+    splits = {"validation": split(scored, while_training, at_end=False)}
     if found.test is not None:
-        splits["test"] = split(found.test, beam=config.beam, at_end=True)
+        splits["test"] = split(found.test, at_end, at_end=True)
     return sf.Run(
         model=model,
         loss=smoothed(config.label_smoothing),
@@ -174,8 +149,7 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
     own = None if source is target else source.vocabulary
     model = sf.models.Seq2Seq(network_shape(config, source=own, target=target.vocabulary))
     load_weights(model, checkpoint, device=asked.device)
-    settings: dict[str, Any] = {"beam": config.beam, "length_penalty": config.length_penalty}
-    return answers(model, inputs, asked, source=source, target=target, **settings)
+    return answers(model, inputs, asked, Search(source, target, config.beam, config.length_penalty))
 
 
 def _as_usual(optimizer: Optimizer) -> Optimizer:
