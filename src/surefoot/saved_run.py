@@ -100,7 +100,7 @@ class SavedRun:
     def status(self) -> State:
         """What became of it: "running", "finished", "stopped", "diverged", "failed", or "silent" where no file says."""
         from surefoot.report.headline import state_of
-        from surefoot.report.write import is_running
+        from surefoot.tracking.run_reader import is_running
 
         return state_of(self._read(), running=is_running(self.path))
 

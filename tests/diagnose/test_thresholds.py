@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import surefoot.diagnose
 
+import surefoot.diagnose
 from diagnose.histories import RECORDS, falling, found, history, layers, scores, train, verdict
 from in_one import in_one
 from surefoot.diagnose.finding import Unclear
@@ -324,7 +324,9 @@ PUBLISHED = [
     Threshold("gradients.NOISY", 10.0, lambda x: is_told("batch-too-small", train(), noisy(8 * x))),
     Threshold("gradients.NOISY", 10.0, lambda x: is_as_bad_as("warning", "batch-too-small", train(), noisy(8 * x**2))),
     Threshold("learning_rate.FEWEST", 12, lambda count: is_clear("loss-not-falling", train(count=count)), counted=True),
-    Threshold("learning_rate.SMALLEST_FALL", 0.01, lambda x: not is_told("loss-not-falling", train(then(2.0, 2 * (1 - x))))),
+    Threshold(
+        "learning_rate.SMALLEST_FALL", 0.01, lambda x: not is_told("loss-not-falling", train(then(2.0, 2 * (1 - x))))
+    ),
     Threshold(  # a fall by so many standard errors of the difference of two quarters
         "learning_rate.CERTAIN",
         2.0,
@@ -354,7 +356,9 @@ PUBLISHED = [
         above=False,
     ),
     Threshold("learning_rate.STRAIGHT", 0.6, lambda x: is_told("rate-too-low", half_as_fast(x))),
-    Threshold("learning_rate.WILD", 0.1, lambda x: is_told("rate-too-high", train(), layers(update=lambda name, _: 10 * x))),
+    Threshold(
+        "learning_rate.WILD", 0.1, lambda x: is_told("rate-too-high", train(), layers(update=lambda name, _: 10 * x))
+    ),
     Threshold(
         "learning_rate.TIMID",
         1e-5,
@@ -426,7 +430,9 @@ PUBLISHED = [
         0.02,
         lambda x: is_told("growing-memory", memory([10e9 * (1 + x / 30 * (place - 7)) for place in range(45)])),
     ),
-    Threshold("throughput.FEWEST", 12, lambda count: is_clear("falling-throughput", train(count=count + 1)), counted=True),
+    Threshold(
+        "throughput.FEWEST", 12, lambda count: is_clear("falling-throughput", train(count=count + 1)), counted=True
+    ),
     Threshold(
         "throughput.FEWEST", 12, lambda count: is_clear("jittering-throughput", train(count=count + 1)), counted=True
     ),
@@ -464,7 +470,9 @@ PUBLISHED = [
         0.25,
         lambda x: is_told("jittering-throughput", train(targets_per_s=lambda p: 100 * (1 + x / OF_THREE * cycle(p)))),
     ),
-    Threshold("activations.DEAD", 0.5, lambda x: is_told("dead-units", train(), layers(zero_rows=lambda _: {"2.weight": x}))),
+    Threshold(
+        "activations.DEAD", 0.5, lambda x: is_told("dead-units", train(), layers(zero_rows=lambda _: {"2.weight": x}))
+    ),
     Threshold(
         "activations.ALIVE",
         0.1,
@@ -483,9 +491,13 @@ PUBLISHED = [
         above=False,
     ),
     Threshold(
-        "activations.ALL_FLAT", 0.99, lambda x: is_told("dead-units", train(), layers(saturated=lambda _: {"1": min(x, 1.0)}))
+        "activations.ALL_FLAT",
+        0.99,
+        lambda x: is_told("dead-units", train(), layers(saturated=lambda _: {"1": min(x, 1.0)})),
     ),
-    Threshold("activations.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated=lambda _: {"3": x}))),
+    Threshold(
+        "activations.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated=lambda _: {"3": x}))
+    ),
     Threshold(
         "weights.USUAL",
         1e-4,
