@@ -139,7 +139,7 @@ class SavedRun:
 
     def panels(self) -> Panels | None:
         """What the report shows of the task; None where the run has none. `DataError` for a file that surefoot has not written."""
-        from surefoot.tracking.panels import read_panels
+        from surefoot.tracking.panels_file import read_panels
 
         return read_panels(self.path)
 

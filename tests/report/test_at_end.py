@@ -109,7 +109,9 @@ def test_a_run_that_goes_on_is_seen_to_run_and_keeps_its_lock(tmp_path: Path) ->
         for step in run:
             if step.index == 4:
                 page = sf.load(out).report().read_text()
-                look = f"from surefoot.tracking.run_reader import Path, is_running; print(is_running(Path({str(out)!r})))"
+                look = (
+                    f"from surefoot.tracking.run_reader import Path, is_running; print(is_running(Path({str(out)!r})))"
+                )
                 seen = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
                 break
     assert re.search(r"running: step \d of 26", page)

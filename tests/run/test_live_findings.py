@@ -204,7 +204,7 @@ def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyP
     def wrong(records: Any) -> Any:
         raise TypeError("of ours")
 
-    monkeypatch.setattr("surefoot.diagnose.history.thinned", wrong)
+    monkeypatch.setattr("surefoot.diagnose.reading.thinned", wrong)
     said: list[str] = []
     made = of(said, earlier=train(count=2100))
     made.write(train()[0])

@@ -17,9 +17,7 @@ from surefoot.errors import ConfigError
 from surefoot.tracking.record import PHASES, Record
 from surefoot.tracking.run_reader import Session, read_records, read_run, standing_of
 
-FROM_DISK = (
-    5  # times as many records as a run that trains keeps in memory: of training none is thinned out up to 10,000
-)
+_TIMES = 5  # as many records as a run that trains keeps in memory: of training none is thinned out up to 10,000
 
 
 def history_in(path: Path | str) -> History:
@@ -30,13 +28,18 @@ def history_in(path: Path | str) -> History:
             f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
             "  a run's directory is what --out, or Run(out=...), was given"
         )
-    collected = Collected(times=FROM_DISK)
+    collected = collecting()
     try:
         for record in read_records(run) if (run / "metrics.jsonl").is_file() else ():
             collected.add(record)
     except OSError as problem:
         raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
     return collected.history(described_in(run))
+
+
+def collecting() -> Collected:
+    """Takes the records of a run that is read, of which there may be any number."""
+    return Collected(times=_TIMES)
 
 
 def described_in(run: Path) -> Described:

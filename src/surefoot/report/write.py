@@ -9,11 +9,12 @@ from pathlib import Path
 from surefoot.config.paths import local_path, write_whole
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Finding
-from surefoot.diagnose.reading import FROM_DISK, Collected, described_in
+from surefoot.diagnose.reading import collecting, described_in
 from surefoot.errors import ConfigError, DataError
 from surefoot.report.page import POLICY, run_page, runs_page
 from surefoot.report.series import read_reported_run
-from surefoot.tracking.panels import Panels, read_panels
+from surefoot.tracking.panels import Panels
+from surefoot.tracking.panels_file import read_panels
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import is_running
 
@@ -94,11 +95,10 @@ class _Findings:
     """What is wrong with a run, from its records as they are read; a fault of ours in that costs the page nothing else."""
 
     def __init__(self) -> None:
-        self.held = Collected(times=FROM_DISK)
+        self.held = collecting()
         self.problem: Exception | None = None
 
     def add(self, record: Record) -> None:
-        """Keep a record."""
         try:
             if self.problem is None:
                 self.held.add(record)

@@ -16,7 +16,8 @@ from surefoot.checkpoint.reader import interprets
 from surefoot.errors import CheckpointError, ConfigError, DivergedError, first_line
 from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
-from surefoot.tracking.panels import FILE, MOST_BYTES, Panel, Panels, fitting, written
+from surefoot.tracking.panels import Panel, Panels, written
+from surefoot.tracking.panels_file import FILE, MOST_BYTES, fitting
 from surefoot.train import state_dict
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.run_identity import flat

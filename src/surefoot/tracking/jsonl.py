@@ -30,7 +30,6 @@ class AppendedFile:
         self.file = self._opened()
 
     def read(self, start: int, length: int) -> bytes:
-        """At most `length` bytes from `start` on."""
         self.file.seek(start)
         return self.file.read(length)
 

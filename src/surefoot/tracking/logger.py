@@ -52,7 +52,6 @@ class Journal:
         self.sinks += [Tracker(name, out=directory.path, settings=settings) for name in names]
 
     def write(self, record: Record) -> None:
-        """Hand a record to all that take them."""
         self._hand(record, self.sinks)
 
     def show(self, record: Record) -> None:
@@ -71,7 +70,6 @@ class Journal:
                 self.failing = [other for other in self.failing if other is not sink]
 
     def close(self) -> None:
-        """Close all of them, whichever fails."""
         for sink in self.sinks:
             if isinstance(sink, Tracker):  # they finish at the same time
                 sink.ask_to_close()
@@ -100,7 +98,6 @@ class Journal:
 
 
 def _words(problem: Exception) -> str:
-    """What went wrong, in one line."""
     if isinstance(problem, OSError):
         return str(problem.strerror or problem)
     return f"{type(problem).__name__}: {problem}".partition("\n")[0]

@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -25,6 +26,7 @@ from surefoot.tracking.jsonl import streamed
 from surefoot.tracking.record import Record
 
 Standing = Literal["running", "over", "unknown"]
+HELD: set[Path] = set()  # directories that runs of this process hold
 _MAX_CRASHES = 10
 _DARWIN = sys.platform == "darwin"
 _FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # fcntl.h
@@ -151,9 +153,10 @@ def read_state(path: Path, step: int) -> SavedState | None:
 def began_with(path: Path, batch_size: int | str) -> int | str | None:
     """The micro-batch size of a run that is there, if its batches are as large; whether it is intact is asked later."""
     state = newest_state(path)[1]
-    same = state is not None and state.described.get("batch_size") == batch_size
-    found: int | str | None = state.described.get("micro_batch_size") if state is not None and same else None
-    return found
+    if state is None or state.described.get("batch_size") != batch_size:
+        return None
+    micro_batch_size: int | str | None = state.described.get("micro_batch_size")
+    return micro_batch_size
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:
@@ -170,11 +173,8 @@ def standing_of(run: Path) -> Standing:
 
     The lock is asked for and not held for a moment, in which a run might want to start.
     """
-    if "surefoot.tracking.run_directory" in sys.modules:  # else this process trains nothing
-        from surefoot.tracking.run_directory import held_here
-
-        if held_here(run):  # to open and close its lock would let go of it
-            return "running"
+    if run.resolve() in HELD:  # to open and close its lock would let go of it
+        return "running"
     if sys.platform == "win32":
         return "unknown"
     import fcntl
@@ -191,6 +191,14 @@ def standing_of(run: Path) -> Standing:
 def is_running(run: Path) -> bool:
     """Whether a process surely trains into a directory now."""
     return standing_of(run) == "running"
+
+
+def surefoot_version() -> str:
+    """The version that is installed."""
+    try:
+        return version("surefoot")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:

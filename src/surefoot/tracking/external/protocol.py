@@ -24,12 +24,10 @@ class About:
     settings: dict[str, Any]
 
     def line(self) -> str:
-        """As a line of JSON."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
     def read(cls, line: str) -> Self:
-        """Back from a line."""
         return cls(**json.loads(line))
 
 
