@@ -49,7 +49,6 @@ class Course:
 
     @property
     def best(self) -> float:
-        """The lowest level after the first quarter."""
         return min(self.quarters[1:])
 
     @property

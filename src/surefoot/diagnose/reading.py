@@ -46,7 +46,6 @@ def described_in(run: Path) -> Described:
     """What the run in a directory was asked to do, as far as its files say."""
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
-    processors, memory = last.get("processors"), last.get("memory_bytes")
     return Described(
         made=files.config.of_script if files.state is None else files.state.described,
         written={} if script else files.config.flat,
@@ -54,8 +53,8 @@ def described_in(run: Path) -> Described:
         kinds=kinds_of_models({} if files.state is None else files.state.architecture),
         standing=standing_of(run),
         name=str(run),
-        processors=processors if isinstance(processors, int) else None,
-        memory_bytes=memory if isinstance(memory, int) else None,
+        processors=last.get("processors"),
+        memory_bytes=last.get("memory_bytes"),
         saved_step=files.step,
     )
 
