@@ -100,7 +100,7 @@ class SavedRun:
     def status(self) -> State:
         """What became of it: "running", "finished", "stopped", "diverged", "failed", or "silent" where no file says."""
         from surefoot.report.headline import state_of
-        from surefoot.report.write import is_running
+        from surefoot.tracking.run_reader import is_running
 
         return state_of(self._read(), running=is_running(self.path))
 
@@ -139,7 +139,7 @@ class SavedRun:
 
     def panels(self) -> Panels | None:
         """What the report shows of the task; None where the run has none. `DataError` for a file that surefoot has not written."""
-        from surefoot.tracking.panels import read_panels
+        from surefoot.tracking.panels_file import read_panels
 
         return read_panels(self.path)
 

@@ -697,7 +697,7 @@ def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
 ) -> None:
     """`step` of a record counts steps made; what is watched or is the largest of a record has the index of its step."""
     past = make()
-    records = [*past.train, *past.scores, *past.layers, *past.events]
+    records = [*past.train, *past.scores, *past.layers, *filter(None, [past.last_event])]
     steps = {record[key] for record in records for key in ("step", "loss_max_step", "watched_step") if key in record}
     finding = next(finding for finding in findings(past) if (finding.name, finding.severity) == (name, severity))
     for line in finding.evidence:

@@ -15,10 +15,11 @@ import surefoot as sf
 from diagnose.histories import falling, train
 from in_one import in_one
 from surefoot.diagnose.checks import findings
-from surefoot.diagnose.reading import described_in, history_in, standing_of
+from surefoot.diagnose.reading import described_in, history_in
 from surefoot.diagnose.run_settings import kinds_of_models, kinds_of_modules
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
+from surefoot.tracking.run_reader import standing_of
 from written_runs import state_json
 
 
@@ -120,7 +121,7 @@ def test_a_run_trains_while_its_lock_is_held_by_this_process_or_another(tmp_path
     assert standing_of(tmp_path / "run") == "unknown"
     held.open()
     assert standing_of(tmp_path / "run") == "running"
-    other = "import sys; from surefoot.diagnose.reading import Path, standing_of\n"
+    other = "import sys; from surefoot.tracking.run_reader import Path, standing_of\n"
     other += "print(standing_of(Path(sys.argv[1])), 'torch' in sys.modules)"
     asked = [sys.executable, "-c", other, str(tmp_path / "run")]
     for _ in range(2):  # to ask lets nobody's lock go

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import surefoot.diagnosis
 
+import surefoot.diagnose
 from diagnose.histories import RECORDS, falling, found, history, layers, scores, train, verdict
 from in_one import in_one
 from surefoot.diagnose.finding import Unclear
@@ -42,7 +42,7 @@ class Threshold:
     def constant(self) -> float:
         """The number in the source."""
         module, _, name = self.name.partition(".")
-        constant = getattr(importlib.import_module(f"surefoot.diagnosis.{module}"), name)
+        constant = getattr(importlib.import_module(f"surefoot.diagnose.{module}"), name)
         return float(constant if self.entry is None else constant[self.entry])
 
 
@@ -176,15 +176,15 @@ CONSTANT_RATE: dict[str, Any] = {"learning_rate": lambda _: 1e-5}
 NO_WARMUP: dict[str, Any] = {"schedule": {"shape": "linear", "warmup": 0}}
 
 PUBLISHED = [
-    Threshold("breaking.FEWEST", 12, lambda count: is_clear("diverged", train(count=count)), counted=True),
+    Threshold("statistics.FEWEST", 12, lambda count: is_clear("diverged", train(count=count)), counted=True),
     Threshold(
-        "breaking.LOST",
+        "divergence.LOST",
         0.5,
         lambda x: is_told("diverged", train(lambda p: 4.0 if p < 9 else 1.0 if p < 40 else 1 + 3 * x)),
     ),
-    Threshold("breaking.RISEN", 1.2, lambda x: is_told("diverged", train(then(2.0, 2 * x)))),
+    Threshold("divergence.RISEN", 1.2, lambda x: is_told("diverged", train(then(2.0, 2 * x)))),
     Threshold(
-        "breaking.GREW",
+        "divergence.GREW",
         5.0,
         lambda x: (
             "first to grow"
@@ -196,12 +196,12 @@ PUBLISHED = [
         ),
     ),
     Threshold(
-        "breaking.MANY",
+        "divergence.MANY",
         0.05,
         lambda x: is_as_bad_as("error", "non-finite-steps", train(skipped=lambda p: round(600 * x) * (p == 7))),
     ),
     Threshold(
-        "breaking.FP16",
+        "divergence.FP16",
         0.01,
         lambda x: is_as_bad_as(
             "note",
@@ -212,67 +212,67 @@ PUBLISHED = [
         above=False,
     ),
     Threshold(
-        "breaking.NEIGHBOURS",
+        "divergence.NEIGHBOURS",
         10,  # a level before it that is higher hides it up to this distance
         lambda count: not is_told("loss-spikes", train(lambda p: {2: 9.0, 2 + count: 8.9}.get(p, 1.0))),
         above=False,
         counted=True,
     ),
     Threshold(
-        "breaking.SIGMAS",
+        "divergence.SIGMAS",
         8.0,
         lambda x: is_told(
             "loss-spikes", train(lambda p: 1 + 0.1 * (x * 1.4826 if p == 30 else (-1) ** (p + (p > 30))))
         ),
     ),
     Threshold(
-        "breaking.NOTHING",
+        "divergence.NOTHING",
         0.01,
         lambda x: is_told("loss-spikes", train(lambda p: 100.0 if p == 0 else 1.0 + 100 * x * (p == 30))),
     ),
-    Threshold("breaking.ABOVE", 0.25, lambda x: is_told("loss-spikes", with_spike(1 + x))),
+    Threshold("divergence.ABOVE", 0.25, lambda x: is_told("loss-spikes", with_spike(1 + x))),
     Threshold(
-        "generalising.EVALUATIONS",
+        "generalization.EVALUATIONS",
         4,
         lambda count: is_clear("overfitting", train(), scores([1.0] * count)),
         counted=True,
     ),
     Threshold(
-        "generalising.WORSE",
+        "generalization.WORSE",
         0.02,
         lambda x: is_told("overfitting", train(), scores([1.6, 1.55, 1.5, 1.5 * (1 + x), 1.5 * (1 + x)])),
     ),
     Threshold(
-        "generalising.MANY_EVALUATIONS",
+        "generalization.MANY_EVALUATIONS",
         12,
         lambda count: not is_told("overfitting", train(), noisy_splits(count)),
         counted=True,
     ),
-    Threshold("generalising.BY_CHANCE", 3.0, lambda x: is_told("overfitting", train(), risen_by(x))),
+    Threshold("generalization.BY_CHANCE", 3.0, lambda x: is_told("overfitting", train(), risen_by(x))),
     Threshold(
-        "generalising.NOTHING",
+        "generalization.NOTHING",
         0.01,
         lambda x: is_told("overfitting", train(), scores([100.0, 10.0, 1.0, 1 + 100 * x, 1 + 100 * x])),
     ),
     Threshold(
-        "generalising.NEARLY_ALL",
+        "generalization.NEARLY_ALL",
         0.95,
         lambda x: is_told(
             "constant-targets", train(), data(targets={"distinct": 9, "most_common_fraction": min(x, 1.0)})
         ),
     ),
     Threshold(
-        "generalising.SHARED",
+        "generalization.SHARED",
         0.01,
         lambda x: is_as_bad_as("warning", "train-validation-overlap", overlap(round(1000 * x))),
     ),
     Threshold(
-        "generalising.PASSAGES_SHARED",
+        "generalization.PASSAGES_SHARED",
         0.1,
         lambda x: is_as_bad_as("warning", "train-validation-overlap", overlap(round(1000 * x), passages=True)),
     ),
     Threshold(
-        "generalising.MOSTLY_SHARED",
+        "generalization.MOSTLY_SHARED",
         0.5,
         lambda x: is_as_bad_as("error", "train-validation-overlap", overlap(round(1000 * x))),
     ),
@@ -323,10 +323,12 @@ PUBLISHED = [
     ),
     Threshold("gradients.NOISY", 10.0, lambda x: is_told("batch-too-small", train(), noisy(8 * x))),
     Threshold("gradients.NOISY", 10.0, lambda x: is_as_bad_as("warning", "batch-too-small", train(), noisy(8 * x**2))),
-    Threshold("learning.FEWEST", 12, lambda count: is_clear("loss-not-falling", train(count=count)), counted=True),
-    Threshold("learning.SMALLEST_FALL", 0.01, lambda x: not is_told("loss-not-falling", train(then(2.0, 2 * (1 - x))))),
+    Threshold("learning_rate.FEWEST", 12, lambda count: is_clear("loss-not-falling", train(count=count)), counted=True),
+    Threshold(
+        "learning_rate.SMALLEST_FALL", 0.01, lambda x: not is_told("loss-not-falling", train(then(2.0, 2 * (1 - x))))
+    ),
     Threshold(  # a fall by so many standard errors of the difference of two quarters
-        "learning.CERTAIN",
+        "learning_rate.CERTAIN",
         2.0,
         lambda x: (
             not is_told(
@@ -338,13 +340,13 @@ PUBLISHED = [
         ),
     ),
     Threshold(
-        "learning.LITTLE",
+        "learning_rate.LITTLE",
         0.25,
         lambda x: is_told("rate-too-low", train(lambda p: 2.0 * (1 - x * p / LAST), **CONSTANT_RATE)),
         above=False,
     ),
     Threshold(
-        "learning.LITTLE",
+        "learning_rate.LITTLE",
         0.25,
         lambda x: is_told(
             "rate-too-low",
@@ -353,38 +355,40 @@ PUBLISHED = [
         ),
         above=False,
     ),
-    Threshold("learning.STRAIGHT", 0.6, lambda x: is_told("rate-too-low", half_as_fast(x))),
-    Threshold("learning.WILD", 0.1, lambda x: is_told("rate-too-high", train(), layers(update=lambda name, _: 10 * x))),
+    Threshold("learning_rate.STRAIGHT", 0.6, lambda x: is_told("rate-too-low", half_as_fast(x))),
     Threshold(
-        "learning.TIMID",
+        "learning_rate.WILD", 0.1, lambda x: is_told("rate-too-high", train(), layers(update=lambda name, _: 10 * x))
+    ),
+    Threshold(
+        "learning_rate.TIMID",
         1e-5,
         lambda x: is_told("rate-too-low", train(), layers(update=lambda name, _: 10 * x)),
         above=False,
     ),
     Threshold(
-        "learning.MOVED",
+        "learning_rate.MOVED",
         0.1,
         lambda x: is_told("rate-too-low", train(lambda _: 2.3), layers(update=lambda name, _: 10 * x / 600)),
         above=False,
     ),
     Threshold(
-        "learning.REBOUND",
+        "learning_rate.REBOUND",
         0.03,
         lambda x: is_told("rate-too-high", train(lambda p: 4.0 - 0.1 * min(p, 10) + 3.0 * x * (p > 17))),
     ),
-    Threshold("learning.ABOVE_START", 1.05, lambda x: is_told("rate-too-high", train(then(2.0, 2 * x)))),
+    Threshold("learning_rate.ABOVE_START", 1.05, lambda x: is_told("rate-too-high", train(then(2.0, 2 * x)))),
     Threshold(
-        "length.LONG_WARMUP",
+        "schedule.LONG_WARMUP",
         0.25,
         lambda x: is_told("long-warm-up", train(), schedule={"shape": "cosine", "warmup": round(600 * x)}),
     ),
     Threshold(
-        "length.HIGH",
+        "schedule.HIGH",
         0.5,
         lambda x: is_told("high-rate-at-end", train(learning_rate=lambda p: 1e-3 * (x if p == LAST else 1))),
     ),
     Threshold(
-        "length.LEAST_STEPS",
+        "schedule.LEAST_STEPS",
         50,
         lambda count: is_clear(
             "high-rate-at-end",
@@ -395,10 +399,10 @@ PUBLISHED = [
         counted=True,
     ),
     Threshold(
-        "length.STILL", 0.02, lambda x: is_told("still-improving", train(), scores([2.0] * 8 + [2 * (1 - x)] * 2))
+        "schedule.STILL", 0.02, lambda x: is_told("still-improving", train(), scores([2.0] * 8 + [2 * (1 - x)] * 2))
     ),
     Threshold(
-        "length.EVALUATIONS",
+        "schedule.EVALUATIONS",
         4,
         lambda count: is_clear("still-improving", train(), scores([1.0] * count)),
         counted=True,
@@ -426,33 +430,35 @@ PUBLISHED = [
         0.02,
         lambda x: is_told("growing-memory", memory([10e9 * (1 + x / 30 * (place - 7)) for place in range(45)])),
     ),
-    Threshold("timing.FEWEST", 12, lambda count: is_clear("falling-throughput", train(count=count + 1)), counted=True),
     Threshold(
-        "timing.FEWEST", 12, lambda count: is_clear("jittering-throughput", train(count=count + 1)), counted=True
+        "throughput.FEWEST", 12, lambda count: is_clear("falling-throughput", train(count=count + 1)), counted=True
     ),
-    Threshold("timing.LEAST_S", 1.0, lambda x: is_clear("evaluating-too-long", spent(training_s=x / 60))),
-    Threshold("timing.LEAST_S", 1.0, lambda x: is_clear("data-bound", spent(training_s=x / 59))),
-    Threshold("timing.LONG_ENOUGH_S", 3.0, lambda x: is_clear("falling-throughput", spent(training_s=x / 60))),
-    Threshold("timing.LONG_ENOUGH_S", 3.0, lambda x: is_clear("jittering-throughput", spent(waiting_s=x / 60))),
-    Threshold("timing.WAITING", 0.1, lambda x: is_told("data-bound", spent(waiting_s=x, training_s=1 - x))),
     Threshold(
-        "timing.MUCH_WAITING",
+        "throughput.FEWEST", 12, lambda count: is_clear("jittering-throughput", train(count=count + 1)), counted=True
+    ),
+    Threshold("throughput.LEAST_S", 1.0, lambda x: is_clear("evaluating-too-long", spent(training_s=x / 60))),
+    Threshold("throughput.LEAST_S", 1.0, lambda x: is_clear("data-bound", spent(training_s=x / 59))),
+    Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("falling-throughput", spent(training_s=x / 60))),
+    Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("jittering-throughput", spent(waiting_s=x / 60))),
+    Threshold("throughput.WAITING", 0.1, lambda x: is_told("data-bound", spent(waiting_s=x, training_s=1 - x))),
+    Threshold(
+        "throughput.MUCH_WAITING",
         0.3,
         lambda x: is_as_bad_as("warning", "data-bound", spent(waiting_s=x, training_s=1 - x)),
     ),
     Threshold(
-        "timing.EVALUATING", 0.25, lambda x: is_told("evaluating-too-long", spent(evaluating_s=x, training_s=1 - x))
+        "throughput.EVALUATING", 0.25, lambda x: is_told("evaluating-too-long", spent(evaluating_s=x, training_s=1 - x))
     ),
-    Threshold("timing.SAVING", 0.1, lambda x: is_told("saving-too-long", spent(saving_s=x, training_s=1 - x))),
-    Threshold("timing.WANTED", 0.05, share_after_the_tip),
+    Threshold("throughput.SAVING", 0.1, lambda x: is_told("saving-too-long", spent(saving_s=x, training_s=1 - x))),
+    Threshold("throughput.WANTED", 0.05, share_after_the_tip),
     Threshold(
-        "timing.FELL",
+        "throughput.FELL",
         0.8,
         lambda x: is_told("falling-throughput", train(targets_per_s=then(100, 100 * x, at=30))),
         above=False,
     ),
     Threshold(
-        "timing.SURE",
+        "throughput.SURE",
         3.0,
         lambda x: is_told(
             "falling-throughput",
@@ -460,13 +466,15 @@ PUBLISHED = [
         ),
     ),
     Threshold(
-        "timing.UNEVEN",
+        "throughput.UNEVEN",
         0.25,
         lambda x: is_told("jittering-throughput", train(targets_per_s=lambda p: 100 * (1 + x / OF_THREE * cycle(p)))),
     ),
-    Threshold("units.DEAD", 0.5, lambda x: is_told("dead-units", train(), layers(zero_rows=lambda _: {"2.weight": x}))),
     Threshold(
-        "units.ALIVE",
+        "activations.DEAD", 0.5, lambda x: is_told("dead-units", train(), layers(zero_rows=lambda _: {"2.weight": x}))
+    ),
+    Threshold(
+        "activations.ALIVE",
         0.1,
         lambda x: (
             "units that were alive"
@@ -483,9 +491,13 @@ PUBLISHED = [
         above=False,
     ),
     Threshold(
-        "units.ALL_FLAT", 0.99, lambda x: is_told("dead-units", train(), layers(saturated=lambda _: {"1": min(x, 1.0)}))
+        "activations.ALL_FLAT",
+        0.99,
+        lambda x: is_told("dead-units", train(), layers(saturated=lambda _: {"1": min(x, 1.0)})),
     ),
-    Threshold("units.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated=lambda _: {"3": x}))),
+    Threshold(
+        "activations.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated=lambda _: {"3": x}))
+    ),
     Threshold(
         "weights.USUAL",
         1e-4,
@@ -528,7 +540,7 @@ def test_a_threshold_is_the_published_number_and_decides_within_a_tenth_of_it(th
 
 def test_every_number_by_which_a_finding_decides_is_in_the_table() -> None:
     numbers = set()
-    for file in Path(surefoot.diagnosis.__file__).parent.glob("*.py"):
+    for file in Path(surefoot.diagnose.__file__).parent.glob("*.py"):
         for line in ast.parse(file.read_text()).body:
             names = (
                 [target.id for target in line.targets if isinstance(target, ast.Name)]
@@ -536,7 +548,7 @@ def test_every_number_by_which_a_finding_decides_is_in_the_table() -> None:
                 else []
             )
             for name in names:
-                constant = getattr(importlib.import_module(f"surefoot.diagnosis.{file.stem}"), name)
+                constant = getattr(importlib.import_module(f"surefoot.diagnose.{file.stem}"), name)
                 first = constant[0] if isinstance(constant, tuple) and constant else constant
                 if name.isupper() and not name.startswith("_") and isinstance(first, int | float):
                     numbers.add(f"{file.stem}.{name}")

@@ -16,6 +16,7 @@ import small_runs
 import surefoot as sf
 from pages import Elements, titles
 from surefoot.report import write as writing
+from surefoot.tracking.run_reader import is_running
 
 
 def build(out: Path, **changes: Any) -> sf.Run:
@@ -108,12 +109,14 @@ def test_a_run_that_goes_on_is_seen_to_run_and_keeps_its_lock(tmp_path: Path) ->
         for step in run:
             if step.index == 4:
                 page = sf.load(out).report().read_text()
-                look = f"from surefoot.report.write import is_running; from pathlib import Path; print(is_running(Path({str(out)!r})))"
+                look = (
+                    f"from surefoot.tracking.run_reader import Path, is_running; print(is_running(Path({str(out)!r})))"
+                )
                 seen = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
                 break
     assert re.search(r"running: step \d of 26", page)
     assert seen == "True\n"
-    assert not writing.is_running(out)
+    assert not is_running(out)
 
 
 def test_the_page_changes_no_bit_of_the_run(tmp_path: Path, run: Path) -> None:

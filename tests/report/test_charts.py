@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-import struct
-import zlib
+from base64 import b64decode
+from io import BytesIO
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from in_one import in_one
 from surefoot.report.charts import Axis, Chart, Line, Mark, axes, on_axis, ticks, written
-from surefoot.report.heatmap import grouped, heat_map, png
+from surefoot.report.heatmap import grouped, heat_map
 from surefoot.report.svg import svg
 
 
@@ -116,19 +118,13 @@ def test_the_pointer_finds_what_the_lines_are_at_a_step() -> None:
     assert tips == ["step 0   a 1", "step 10   a 3   b 7.5"]
 
 
-def test_a_picture_of_palette_entries_is_a_png_that_others_read() -> None:
-    from io import BytesIO
-
-    from PIL import Image
-
-    palette = [(10 * n, 5 * n, n, 255) for n in range(20)] + [(0, 0, 0, 0)]
-    cells = [[(3 * row + column) % 21 for column in range(7)] for row in range(5)]
-    with Image.open(BytesIO(png(cells, palette))) as picture:
-        assert picture.size == (7, 5)
+def test_a_heat_map_is_a_png_in_which_what_is_absent_is_clear_and_what_is_not_finite_red() -> None:
+    found = heat_map("a", "A", {"up": [1.0, 100.0], "down": [None, math.inf]}, [0, 1])
+    assert found is not None
+    with opened(found.picture) as picture:
         pixels = picture.convert("RGBA")
-        assert all(
-            pixels.getpixel((column, row)) == palette[cells[row][column]] for row in range(5) for column in range(7)
-        )
+    colours = [pixels.getpixel((column, row)) for row in range(2) for column in range(2)]
+    assert colours == [(0, 34, 78, 255), (254, 232, 56, 255), (0, 0, 0, 0), (213, 94, 0, 255)]
 
 
 def test_colours_of_a_heat_map_rise_with_the_logarithm() -> None:
@@ -139,14 +135,13 @@ def test_colours_of_a_heat_map_rise_with_the_logarithm() -> None:
     assert found.rows[0].title == "row: 0 at step 5, between 0 and 100"
 
 
-def cells_of(picture: str) -> list[list[int]]:
-    from base64 import b64decode
+def opened(picture: str) -> Image.Image:
+    return Image.open(BytesIO(b64decode(picture.partition(",")[2])), formats=["PNG"])
 
-    data = b64decode(picture.partition(",")[2])
-    wide, high = struct.unpack(">II", data[16:24])
-    packed = data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8]
-    plain = zlib.decompress(packed)
-    return [list(plain[row * (wide + 1) + 1 : (row + 1) * (wide + 1)]) for row in range(high)]
+
+def cells_of(picture: str) -> list[list[int]]:
+    with opened(picture) as image:
+        return np.asarray(image).tolist()  # type: ignore[no-any-return]
 
 
 def test_there_is_no_heat_map_of_nothing() -> None:

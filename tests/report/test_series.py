@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from surefoot.report.series import Curve, smoothed
+from surefoot.report.curves import Curve, smoothed
 
 
 def curve(values: list[float], stretches: int = 300) -> Curve:

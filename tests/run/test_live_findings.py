@@ -15,8 +15,9 @@ import surefoot as sf
 from diagnose.histories import EVERY, described, falling, layers, scores, train
 from small_runs import build
 from surefoot.diagnose.checks import findings
-from surefoot.diagnose.finding import Finding
-from surefoot.diagnose.history import MOST, Collected, History, thinned
+from surefoot.diagnose.finding import Check, Finding
+from surefoot.diagnose.history import History
+from surefoot.diagnose.reading import MOST, Collected, thinned
 from surefoot.run import live_findings
 from surefoot.run.live_findings import Remarks
 from surefoot.tracking.commands import diagnose_command
@@ -147,7 +148,7 @@ def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.
     def wrong(history: History) -> Any:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("surefoot.diagnose.checks.CHECKS", (wrong,))
+    monkeypatch.setattr("surefoot.diagnose.checks.CHECKS", (Check("wrong", None, wrong),))
     said: list[str] = []
     made = of(said)
     for record in train():
@@ -203,7 +204,7 @@ def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyP
     def wrong(records: Any) -> Any:
         raise TypeError("of ours")
 
-    monkeypatch.setattr("surefoot.diagnose.history.thinned", wrong)
+    monkeypatch.setattr("surefoot.diagnose.reading.thinned", wrong)
     said: list[str] = []
     made = of(said, earlier=train(count=2100))
     made.write(train()[0])

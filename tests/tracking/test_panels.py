@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import surefoot as sf
 from in_one import in_one
-from surefoot.tracking.panels import MOST_BYTES, Panel, fitting, panels_from_json, written
+from surefoot.tracking.panels import Panel, written
+from surefoot.tracking.panels_file import MOST_BYTES, fitting, panels_from_json
 
 PNG = sf.picture_png(torch.full((1, 4, 4), 0.5))
 OF_EACH_KIND: tuple[Panel, ...] = (

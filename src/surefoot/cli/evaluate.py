@@ -121,8 +121,8 @@ def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]
 
 def _write_panels(program: Program, config: Any, run_path: Path) -> None:
     """Make what the report shows of the task, with the best checkpoint, or the newest if none is best; write it into the run."""
-    from surefoot.report.write import is_running
-    from surefoot.tracking.panels import FILE
+    from surefoot.tracking.panels_file import FILE
+    from surefoot.tracking.run_reader import is_running
 
     if is_running(run_path):
         raise ConfigError(f"{run_path} is being trained: it makes its panels when it is over")

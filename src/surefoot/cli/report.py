@@ -98,8 +98,8 @@ def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
 def _could_have_panels(run: Path) -> bool:
     """Whether a run has left no panels, is over, and can be built again by a program that may have some."""
     from surefoot.config.toml import program
-    from surefoot.report.write import is_running
-    from surefoot.tracking.panels import FILE
+    from surefoot.tracking.panels_file import FILE
+    from surefoot.tracking.run_reader import is_running
 
     try:
         made_by = program(read_regular(run / "config.toml").decode())

@@ -15,10 +15,9 @@ from surefoot.diagnose import (
     throughput,
     weights,
 )
-from surefoot.diagnose.finding import Finding, Verdict, worst_first
+from surefoot.diagnose.finding import Check, Finding, Verdict, worst_first
 from surefoot.diagnose.history import History
 
-Check = Callable[[History], Verdict]
 CHECKS: Sequence[Check] = (
     divergence.diverged,
     divergence.non_finite_steps,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.history import History
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -49,19 +52,57 @@ class Finding:
 class Well:
     """Something that was looked at and is as it should be; `message` says what was seen."""
 
-    name: str
     message: str
+    name: str = ""  # its check's
 
 
 @dataclass(frozen=True)
 class Unclear:
     """Something that the records do not tell, or not yet; `message` says what is missing."""
 
-    name: str
     message: str
+    name: str = ""
 
 
 Verdict = Finding | Well | Unclear
+Needs = Callable[["History"], str]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A look at a run: what it is called, what the records lack for it ("" if nothing), and what it comes to."""
+
+    name: str
+    needs: Needs | None
+    measure: Callable[[History], Verdict]
+
+    def __call__(self, history: History) -> Verdict:
+        lacking = "" if self.needs is None else self.needs(history)
+        return replace(Unclear(lacking) if lacking else self.measure(history), name=self.name)
+
+
+def check(name: str, needs: Needs | None = None) -> Callable[[Callable[[History], Verdict]], Check]:
+    """A decorator that makes a `Check` of the function that measures."""
+    return lambda measure: Check(name, needs, measure)
+
+
+def wrong(
+    severity: Severity,
+    message: str,
+    evidence: Sequence[str],
+    *,
+    causes: Sequence[str],
+    try_: Sequence[str],
+    step: int | None = None,
+    numbers: Mapping[str, float],
+) -> Finding:
+    """What a check has found, still without its name; texts that are empty are left out.
+
+    >>> wrong("note", "The loss jumped.", ("once", ""), causes=(), try_=(), numbers={}).evidence
+    ('once',)
+    """
+    evidence, causes, try_ = (tuple(filter(None, texts)) for texts in (evidence, causes, try_))
+    return Finding("", severity, message, evidence, causes, try_, step, numbers)
 
 
 def worst_first(found: list[Finding]) -> list[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Severity, Unclear, Verdict, Well, worst_first
+from surefoot.diagnose.finding import Finding, Severity, Unclear, Verdict, Well, check, worst_first, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level, noise
 from surefoot.diagnose.text import listed
@@ -36,49 +36,24 @@ MOSTLY_SHARED = 0.5
 _MOST_SCORES = 3  # that are told beside a loss
 
 
+@check("overfitting")
 def overfitting(history: History) -> Verdict:
     """A split's loss that rises while that of training falls, since its best evaluation."""
-    name = "overfitting"
     if not any(len(series) >= EVALUATIONS for series in history.splits.values()):
-        return Unclear(name, f"no split was scored {EVALUATIONS} times yet")
-    worst: tuple[float, str, Series, int] | None = None
-    for split, series in history.splits.items():
-        place = int(np.argmin(series.value))
-        after = series.value[place + 1 :]
-        if len(series) < EVALUATIONS or len(after) < 2 or not _fell_since(history, int(series.step[place])):
-            continue
-        best, first = float(series.value[place]), float(series.value[0])
-        lost = float(min(after[-1], after[-2])) - best
-        surely = BY_CHANCE * noise(series.value) if len(series) >= MANY_EVALUATIONS else 0.0
-        if lost < max(NOTHING * abs(first), surely):
-            continue
-        rise = lost / (best if best > 0 else max(-best, first - best))  # below 0 a loss is as large as what was gained
-        if rise > WORSE and (worst is None or rise > worst[0]):
-            worst = (rise, split, series, place)
-    if worst is None:
-        return Well(name, f"the loss of {listed(list(history.splits))} does not rise while that of training falls")
-    rise, split, series, place = worst
-    best = int(series.step[place])
-    described = history.described
-    loss = history.loss
-    tries = [f"surefoot evaluate {described.name} --checkpoint best  (step {best:,}, where best is min {split}/loss)"]
-    tries.append(
-        described.typed("early_stopping", 3)
-        if described.program == "recipe"
-        else f'Run(early_stopping=sf.EarlyStopping("min {split}/loss", patience=3))'
-    )
-    decay = described.optimizer.get("weight_decay")
-    if isinstance(decay, int | float):
-        tries.append(described.typed("optimizer.weight_decay", float(f"{max(3 * decay, 0.1):.2g}")))
-    if described.written.get("model.dropout") is not None:
-        tries.append(described.typed("model.dropout", round(float(described.written["model.dropout"]) + 0.1, 2)))
-    tries.append("more or augmented data; a smaller model")
-    return Finding(
-        name,
+        return Unclear(f"no split was scored {EVALUATIONS} times yet")
+    rises = [(_rise(history, series), split) for split, series in history.splits.items()]
+    rise, split = max(rises, key=lambda pair: pair[0])
+    if rise <= WORSE:
+        return Well(f"the loss of {listed(list(history.splits))} does not rise while that of training falls")
+    described, loss, series = history.described, history.loss, history.splits[split]
+    row = int(np.argmin(series.value))
+    best, lowest, last = int(series.step[row]), float(series.value[row]), float(series.value[-1])
+    decay, dropout = described.optimizer.get("weight_decay"), described.written.get("model.dropout")
+    return wrong(
         "warning",
         f"Overfitting since step {best:,}: the loss of {split} rises while that of training falls.",
-        evidence=(
-            f"{split}/loss {series.value[place]:.4g} at step {best:,}, {series.value[-1]:.4g} at step {series.step[-1]:,}"
+        (
+            f"{split}/loss {lowest:.4g} at step {best:,}, {last:.4g} at step {series.step[-1]:,}"
             f" ({rise:+.0%} at least in the last two)",
             f"training loss {_level_near(loss, best):.4g} then, {_level_near(loss, int(loss.step[-1])):.4g} now",
             *_other_scores(history, split, best),
@@ -87,30 +62,53 @@ def overfitting(history: History) -> Verdict:
             "more passes over the data than they bear",
             "a model that is large for so few samples, without dropout or decay",
         ),
-        try_=tuple(tries),
+        try_=(
+            f"surefoot evaluate {described.name} --checkpoint best  (step {best:,}, where best is min {split}/loss)",
+            described.typed("early_stopping", 3)
+            if described.program == "recipe"
+            else f'Run(early_stopping=sf.EarlyStopping("min {split}/loss", patience=3))',
+            described.typed("optimizer.weight_decay", float(f"{max(3 * decay, 0.1):.2g}"))
+            if isinstance(decay, int | float)
+            else "",
+            "" if dropout is None else described.typed("model.dropout", round(float(dropout) + 0.1, 2)),
+            "more or augmented data; a smaller model",
+        ),
         step=best,
-        numbers={"rise": rise, "best": float(series.value[place]), "last": float(series.value[-1])},
+        numbers={"rise": rise, "best": lowest, "last": last},
     )
 
 
+def _rise(history: History, series: Series) -> float:
+    """How much of its best loss a split has lost since; 0 where that is noise, or the training loss has not fallen since."""
+    row = int(np.argmin(series.value))
+    after = series.value[row + 1 :]
+    if len(series) < EVALUATIONS or len(after) < 2 or not _fell_since(history, int(series.step[row])):
+        return 0.0
+    best, first = float(series.value[row]), float(series.value[0])
+    lost = float(min(after[-1], after[-2])) - best
+    surely = BY_CHANCE * noise(series.value) if len(series) >= MANY_EVALUATIONS else 0.0
+    if lost < max(NOTHING * abs(first), surely):
+        return 0.0
+    return lost / (best if best > 0 else max(-best, first - best))  # below 0 a loss is as large as what was gained
+
+
+@check("train-validation-overlap")
 def overlap(history: History) -> Verdict:
     """Samples of a split that are samples of the training data, or windows over a text that share a passage with it."""
-    name = "train-validation-overlap"
-    told = history.data.get("overlap")
-    found = {
+    recorded = history.data.get("overlap")
+    splits = {
         split: counts
-        for split, counts in (told.items() if isinstance(told, dict) else ())
+        for split, counts in (recorded.items() if isinstance(recorded, dict) else ())
         if isinstance(counts, dict) and counts.get("looked_at") and not counts.get("same")  # which is on purpose
     }
-    if not found:
-        return Unclear(name, "the records do not say how many samples are in both parts")
-    verdicts = [_overlap_of(split, counts, history) for split, counts in found.items() if counts.get("found")]
+    if not splits:
+        return Unclear("the records do not say how many samples are in both parts")
+    verdicts = [_overlap_of(split, counts, history) for split, counts in splits.items() if counts.get("found")]
     if not verdicts:
-        looked_at = sum(int(counts["looked_at"]) for counts in found.values())
-        return Well(name, f"none of {looked_at:,} samples looked at is one of training")
+        looked_at = sum(int(counts["looked_at"]) for counts in splits.values())
+        return Well(f"none of {looked_at:,} samples looked at is one of training")
     verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
-    worst = worst_first(verdicts)[0]
-    return replace(worst, evidence=tuple(line for verdict in verdicts for line in verdict.evidence))
+    return replace(worst_first(verdicts)[0], evidence=tuple(line for verdict in verdicts for line in verdict.evidence))
 
 
 def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding:
@@ -120,69 +118,46 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
     part = known < trained_on and not counts.get("among_all")
     among = f" among the {known:,} of {trained_on:,} training samples looked at" if part else ""
+    few, mostly_seen = severity == "note", 2 * known >= trained_on
+    causes: tuple[str, ...] = (
+        "a split that was taken after the data were copied or augmented",
+        "duplicates in the data",
+        "the same file given for both",
+    )
+    message = f"{'At least ' * part}{share:.0%} of {split} are samples of the training data."
+    cure = "take duplicates out before splitting; split by source (document, patient, speaker), not by sample"
+    if few:
+        message = f"A few samples of {split} are training data too."
     if of_text:
-        evidence = f"{split}: {same:,} of {looked_at:,} windows{among}"
-        return _passages_shared(split, share, severity, evidence=evidence, mostly_seen=2 * known >= trained_on)
-    return Finding(
-        "train-validation-overlap",
-        severity,
-        f"A few samples of {split} are training data too."
-        if severity == "note"
-        else f"{'At least ' * part}{share:.0%} of {split} are samples of the training data.",
-        evidence=(f"{split}: {same:,} of {looked_at:,} looked at{among}",),
-        causes=(
-            "a split that was taken after the data were copied or augmented",
-            "duplicates in the data",
-            "the same file given for both",
-        ),
-        try_=("take duplicates out before splitting; split by source (document, patient, speaker), not by sample",),
-        numbers={"share": share},
-    )
-
-
-def _passages_shared(split: str, share: float, severity: Severity, *, evidence: str, mostly_seen: bool) -> Finding:
-    few = severity == "note"
-    message = (
-        f"At least {share:.0%} of {split} share a passage with the training text, so its score says less of new text."
-    )
-    if few and mostly_seen:
-        message = (
-            f"A few passages of {split} stand in the training text too, as in most texts: its score is hardly touched."
-        )
-    elif few:
-        message = f"A few passages of {split} stand in the part of the training text that was looked at."
-    return Finding(
-        "train-validation-overlap",
-        severity,
-        message,
-        evidence=(evidence,),
-        causes=(
+        causes = (
             "what many files have in common: licences, headers, code or phrases that were copied",
-            *(() if few else ("the same file given for both", "documents that are in the data twice")),
-        ),
-        try_=(
-            "nothing need be done; for a stricter score take copied documents out"
-            if few
-            else "take copied documents out before splitting; split by document, not by place in the text",
-        ),
-        numbers={"share": share},
-    )
+            "" if few else "the same file given for both",
+            "" if few else "documents that are in the data twice",
+        )
+        message = f"At least {share:.0%} of {split} share a passage with the training text, so its score says less of new text."
+        cure = "take copied documents out before splitting; split by document, not by place in the text"
+    if of_text and few:
+        where = "training text too, as in most texts: its score is hardly touched"
+        where = where if mostly_seen else "part of the training text that was looked at"
+        message = f"A few passages of {split} stand in the {where}."
+        cure = "nothing need be done; for a stricter score take copied documents out"
+    evidence = f"{split}: {same:,} of {looked_at:,} {'windows' if of_text else 'looked at'}{among}"
+    return wrong(severity, message, (evidence,), causes=causes, try_=(cure,), numbers={"share": share})
 
 
+@check("constant-targets")
 def constant_targets(history: History) -> Verdict:
     """Targets that are all, or nearly all, the same."""
-    name = "constant-targets"
-    told = history.data.get("targets")
-    if not isinstance(told, dict) or not told.get("distinct"):
-        return Unclear(name, "the records do not say which targets there are")
-    distinct, share = int(told["distinct"]), float(told.get("most_common_fraction") or 0.0)
+    distinct = int(history.targets.get("distinct") or 0)
+    share = float(history.targets.get("most_common_fraction") or 0.0)
+    if not distinct:
+        return Unclear("the records do not say which targets there are")
     if distinct > 1 and share < NEARLY_ALL:
-        return Well(name, f"{distinct:,} different targets, the commonest is {share:.0%} of them")
-    return Finding(
-        name,
+        return Well(f"{distinct:,} different targets, the commonest is {share:.0%} of them")
+    return wrong(
         "error" if distinct == 1 else "warning",
         "All targets are the same." if distinct == 1 else f"{share:.1%} of the targets are the same.",
-        evidence=(f"{distinct:,} different targets, the commonest is {share:.1%} of those looked at",),
+        (f"{distinct:,} different targets, the commonest is {share:.1%} of those looked at",),
         causes=(
             "labels read from the wrong column, or lost on the way",
             "a filter that left one class",
@@ -196,50 +171,45 @@ def constant_targets(history: History) -> Verdict:
     )
 
 
+@check("smoothed-perplexity")
 def smoothed_perplexity(history: History) -> Verdict:
     """A score called perplexity while the training loss is smoothed: the exponential of a smoothed loss is none."""
-    name, described = "smoothed-perplexity", history.described
+    described, smoothing = history.described, history.described.label_smoothing
     scores = [score for score in history.score_names if "perplexity" in score.lower() or score.lower().endswith("ppl")]
-    smoothing = described.label_smoothing
     if not scores:
-        return Well(name, "no score is called perplexity")
+        return Well("no score is called perplexity")
     if smoothing == 0.0:
-        return Well(name, "no label smoothing is among the settings")
+        return Well("no label smoothing is among the settings")
     if described.program == "recipe":
-        return Well(name, "the recipes score the loss without smoothing")
+        return Well("the recipes score the loss without smoothing")
     trained_on = history.data.get("scored_by_training_loss")
     if isinstance(trained_on, list):
         scores = [score for score in scores if score.rpartition("/")[0] in trained_on]
     if not scores:
-        return Well(name, "it is not of the loss that is trained on")
-    targets = history.data.get("targets")
-    distinct = int(targets.get("distinct") or 0) if isinstance(targets, dict) else 0
-    floor = smoothed_floor(smoothing, distinct) if distinct > 1 else math.nan
+        return Well("it is not of the loss that is trained on")
+    distinct = int(history.targets.get("distinct") or 0)
+    floor = (
+        smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
+    )  # below which a smoothed loss cannot fall
     for score in scores:
-        values = np.array([record[score] for record in history.scores if isinstance(record.get(score), int | float)])
-        lowest = float(values.min()) if values.size else math.nan
-        if math.isfinite(floor) and lowest < 0.98 * math.exp(floor):
-            return Well(
-                name, f"{score} reached {lowest:.4g}, below {math.exp(floor):.4g}: it is of a loss without smoothing"
-            )
-    evidence = [f"label smoothing {smoothing:g}, scored as {listed(scores)}"]
-    if math.isfinite(floor):
-        evidence.append(
-            f"with {distinct:,} different targets a smoothed loss cannot fall below {floor:.3g},"
-            f" nor its exponential below {math.exp(floor):.3g}"
-        )
-    return Finding(
-        name,
+        values = [record[score] for record in history.scores if isinstance(record.get(score), int | float)]
+        lowest = min(values, default=math.inf)
+        if lowest < 0.98 * math.exp(floor):
+            return Well(f"{score} reached {lowest:.4g}, below {math.exp(floor):.4g}: it is of a loss without smoothing")
+    known = math.isfinite(floor)
+    bound = f"with {distinct:,} different targets a smoothed loss cannot fall below {floor:.3g}"
+    return wrong(
         "warning",
         f"{scores[0]} may be of a smoothed loss, and then is no perplexity.",
-        evidence=tuple(evidence),
+        (
+            f"label smoothing {smoothing:g}, scored as {listed(scores)}",
+            f"{bound}, nor its exponential below {math.exp(floor):.3g}" if known else "",
+        ),
         causes=("the split is scored by the loss that is trained on",),
         try_=(
             "in the loss, smooth only where model.training is true; or Split(loss=False, scores=...) with the plain cross-entropy",
         ),
-        numbers={"label_smoothing": smoothing, "floor": floor}
-        if math.isfinite(floor)
-        else {"label_smoothing": smoothing},
+        numbers={"label_smoothing": smoothing} | ({"floor": floor} if known else {}),
     )
 
 
@@ -257,14 +227,13 @@ def smoothed_floor(smoothing: float, classes: int) -> float:
 def _other_scores(history: History, split: str, best: int) -> list[str]:
     """How the split's other scores went since: an accuracy may still rise while wrong answers are given more surely."""
     names = [name for name in history.score_names if name.rpartition("/")[0] == split and not name.endswith("/loss")]
-    told = []
+    texts = []
     for name in names[:_MOST_SCORES]:
-        values = {
-            record["step"]: record[name] for record in history.scores if isinstance(record.get(name), int | float)
-        }
+        having = [record for record in history.scores if isinstance(record.get(name), int | float)]
+        values = {record["step"]: record[name] for record in having}
         if best in values:
-            told.append(f"{name} {values[best]:.4g} then, {values[max(values)]:.4g} now")
-    return told
+            texts.append(f"{name} {values[best]:.4g} then, {values[max(values)]:.4g} now")
+    return texts
 
 
 def _fell_since(history: History, step: int) -> bool:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well
+from surefoot.diagnose.finding import Unclear, Verdict, Well, check, wrong
 from surefoot.diagnose.history import History, Table
-from surefoot.diagnose.statistics import level, trend
+from surefoot.diagnose.statistics import first_and_last_third, level, trend
 from surefoot.diagnose.text import listed
 from surefoot.diagnose.weights import WATCHED, matrices
 
@@ -35,75 +35,61 @@ NOISY = 10.0
 2018, equation 2.7, https://arxiv.org/abs/1812.06162): below a tenth, twice the batch is all but twice the progress."""
 
 
+@check("often-clipped")
 def often_clipped(history: History) -> Verdict:
     """How often the gradient is limited in the later half of the run, and how far its norm lies above the limit."""
-    name, clip = "often-clipped", history.described.clip
-    clipped = history.column("clipped").finite
-    if clip is not None and clip[0] in ("off", "auto"):
+    described, (kind, limit) = history.described, history.described.clip or ("", math.nan)
+    if kind in ("off", "auto"):
         return Well(
-            name,
-            "the gradient is not limited" if clip[0] == "off" else "the limit follows the gradient's norm by itself",
+            "the gradient is not limited" if kind == "off" else "the limit follows the gradient's norm by itself"
         )
-    late = clipped.since(max(history.step // 2, history.described.warmup))
+    late = history.column("clipped").finite.since(max(history.step // 2, described.warmup))
     if len(late) < FEWEST // 2:
-        return Unclear(name, f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
+        return Unclear(f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
     share, norm = float(late.value.mean()), level(history.column("norm").since(int(late.step[0]) - 1).value)
-    limit = clip[1] if clip is not None else math.nan
-    close = clip is not None and clip[0] == "norm" and norm < FAR_BELOW * limit
-    if share < OFTEN or close:
-        return Well(
-            name, f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else "")
-        )
-    written = str(history.described.made.get("clip", "the limit"))
-    tries = (
-        [history.described.typed("clip", f"norm {float(f'{2 * norm:.1g}'):g}")]
-        if clip is not None and clip[0] == "norm"
-        else []
-    )
-    return Finding(
-        name,
+    if share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit):
+        return Well(f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""))
+    written = str(described.made.get("clip", "the limit"))
+    known_limit = "" if math.isnan(limit) else f", limit {limit:g}"
+    return wrong(
         "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
         f"The gradient was limited in {share:.0%} of the later steps: the limit, {written}, sets their size.",
-        evidence=(
-            f"norm of the gradient {norm:.3g} in the middle of them"
-            + ("" if math.isnan(limit) else f", limit {limit:g}"),
-        ),
+        (f"norm of the gradient {norm:.3g} in the middle of them{known_limit}",),
         causes=(
             "a limit that is too small for this model, whose gradient grows with the number of its parameters",
             "a gradient that has grown",
         ),
-        try_=(*tries, history.described.typed("clip", "auto 0.9")),
+        try_=(
+            described.typed("clip", f"norm {float(f'{2 * norm:.1g}'):g}") if kind == "norm" else "",
+            described.typed("clip", "auto 0.9"),
+        ),
         step=int(late.step[0]),
         numbers={"share": share, "norm": norm},
     )
 
 
+@check("growing-gradient")
 def growing_gradient(history: History) -> Verdict:
     """The norm of the gradient in the last third of the run against the first, and in which layers it grew most."""
-    name, norms = "growing-gradient", history.column("norm").finite
-    norms = norms.since(history.described.warmup)
+    norms = history.column("norm").finite.since(history.described.warmup)
     if len(norms) < FEWEST:
-        return Unclear(name, f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
-    third = len(norms) // 3
-    before, now = level(norms.value[:third]), level(norms.value[-third:])
+        return Unclear(f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
+    before, now = first_and_last_third(norms.value)
     if not (before > 0 and now > GREW * before and trend(norms.value) > SURE):
-        return Well(name, f"the gradient's norm went from {before:.3g} to {now:.3g}")
-    return Finding(
-        name,
+        return Well(f"the gradient's norm went from {before:.3g} to {now:.3g}")
+    return wrong(
         "warning",
         f"The norm of the gradient grows: from {before:.3g} to {now:.3g}.",
-        evidence=(
+        (
             f"levels of the first and last third of {len(norms)} records; the trend is {trend(norms.value):.1f} deviations",
-            *_layers_that_grew(history),
+            _layers_that_grew(history),
         ),
         causes=(
             "the beginning of a divergence: weights, logits or attention that grow without a limit",
             "targets or weights of the loss that grow with the steps",
         ),
         try_=(
-            history.described.typed("optimizer.lr", float(f"{history.described.lr / 3:.2g}"))
-            if history.described.lr
-            else "a lower rate",
+            history.described.lr_divided(3, digits=2, otherwise="a lower rate"),
             "more weight decay; a norm on queries and keys, or on the output",
         ),
         step=int(norms.step[0]),
@@ -111,55 +97,46 @@ def growing_gradient(history: History) -> Verdict:
     )
 
 
+@check("vanishing-gradient")
 def vanishing_gradient(history: History) -> Verdict:
     """Gradients of layers, each times its weight, against the largest; and a gradient that is 0 altogether."""
-    name = "vanishing-gradient"
     norms = history.column("norm").finite
+    quarter = len(norms) // 4
     gradients, weights = (_settled(history, history.watched(kind)) for kind in ("gradient_norm", "weight_norm"))
-    if len(norms) >= FEWEST and not norms.value[-len(norms) // 4 :].any():
-        return Finding(
-            name,
+    if len(norms) >= FEWEST and not norms.value[-quarter:].any():
+        return wrong(
             "error",
             "The gradient is exactly 0.",
-            evidence=(f"the norm is 0 in the last {len(norms) // 4} records",),
+            (f"the norm is 0 in the last {quarter} records",),
             causes=(
                 "all units of a layer are dead, or an output is saturated",
                 "a loss that is constant, or is computed from detached tensors",
             ),
             try_=(f"{history.described.replay(history.step - 1)}  # shows where it ends",),
-            step=int(norms.step[-(len(norms) // 4)]),
+            step=int(norms.step[-quarter]),
             numbers={"smallest": 0.0},
         )
     names = [parameter for parameter in matrices(history, gradients.names) if parameter in weights.names]
     if len(gradients) < WATCHED or len(names) < 2:
-        return Unclear(
-            name,
-            f"{len(gradients)} watched steps of {len(names)} matrices after the warm-up are too few (at least {WATCHED}, of 2)",
-        )
-    relative = {}
-    for parameter in names:
-        gradient = gradients.value[:, gradients.names.index(parameter)]
-        weight = weights.value[:, weights.names.index(parameter)]
-        part = level(gradient) * level(weight)
-        if math.isfinite(part) and part > 0:
-            relative[parameter] = part
+        counts = f"{len(gradients)} watched steps of {len(names)} matrices after the warm-up"
+        return Unclear(f"{counts} are too few (at least {WATCHED}, of 2)")
+    gradient_columns, weight_columns = gradients.columns(), weights.columns()
+    relative = {name: level(gradient_columns[name]) * level(weight_columns[name]) for name in names}
+    relative = {name: part for name, part in relative.items() if part > 0}
     if len(relative) < 2:
-        return Unclear(name, "fewer than two matrices have gradients")
-    most = max(relative.values())
-    gone = {parameter: part / most for parameter, part in relative.items() if part < GONE * most}
-    if not gone:
-        return Well(
-            name,
-            f"gradients of all {len(relative)} matrices are within {most / min(relative.values()):.2g} of each other",
-        )
-    smallest = min(gone, key=lambda parameter: gone[parameter])
+        return Unclear("fewer than two matrices have gradients")
     largest = max(relative, key=lambda parameter: relative[parameter])
-    return Finding(
-        name,
+    smallest = min(relative, key=lambda parameter: relative[parameter])
+    gone = [parameter for parameter, part in relative.items() if part < GONE * relative[largest]]
+    if not gone:
+        apart = relative[largest] / relative[smallest]
+        return Well(f"gradients of all {len(relative)} matrices are within {apart:.2g} of each other")
+    of_largest = relative[smallest] / relative[largest]
+    return wrong(
         "warning",
-        f"The gradient vanishes on its way to {listed(list(gone))}.",
-        evidence=(
-            f"times the weight, that of {smallest} is {gone[smallest]:.1g} of that of {largest}",
+        f"The gradient vanishes on its way to {listed(gone)}.",
+        (
+            f"times the weight, that of {smallest} is {of_largest:.1g} of that of {largest}",
             f"{len(gone)} of {len(relative)} matrices are below {GONE:g}",
         ),
         causes=(
@@ -167,50 +144,40 @@ def vanishing_gradient(history: History) -> Verdict:
             "weights that start too small",
         ),
         try_=("residual connections, a norm in each layer, ReLU or GELU", "weights started by Glorot's or He's rule"),
-        numbers={"smallest": gone[smallest], "layers": len(gone)},
+        numbers={"smallest": of_largest, "layers": len(gone)},
     )
 
 
+@check("batch-too-small")
 def noisy_batch(history: History) -> Verdict:
     """The gradient noise scale against the batch: McCandlish et al. 2018, appendix A.1, both means taken before dividing."""
-    name = "batch-too-small"
-    told = [record["noise"] for record in history.layers if isinstance(record.get("noise"), dict)]
-    rows = np.array(
-        [
-            [each.get(key) or math.nan for key in ("small_count", "small_squared", "big_count", "big_squared")]
-            for each in told
-        ]
-    )
-    rows = rows[np.isfinite(rows).all(axis=1)] if rows.size else rows.reshape(0, 4)
-    rows = rows[rows[:, 2] > rows[:, 0]]
+    measured = [record["noise"] for record in history.layers if isinstance(record.get("noise"), dict)]
+    keys = ("small_count", "small_squared", "big_count", "big_squared")
+    rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(-1, 4)
+    rows = rows[np.isfinite(rows).all(axis=1) & (rows[:, 2] > rows[:, 0])]
     if len(rows) < 2 * WATCHED:
-        return Unclear(
-            name,
-            f"{len(rows)} watched steps of several micro-batches are too few (at least {2 * WATCHED}): give micro_batch_size for them",
-        )
+        lacking = f"{len(rows)} watched steps of several micro-batches are too few (at least {2 * WATCHED})"
+        return Unclear(f"{lacking}: give micro_batch_size for them")
     batch = float(np.median(rows[:, 2]))
-    gradient, noise = gradient_and_noise(rows)
-    error = float(gradient.std(ddof=1)) / math.sqrt(len(rows))
-    surely = float(noise.mean()) / max(
-        float(gradient.mean()) + 2 * error, 1e-300
-    )  # were the gradient as large as it may be
-    known = float(gradient.mean()) > 2 * error
-    scale = noise_scale(rows) if known else surely
-    if not surely > NOISY * batch:
+    gradients, noises = gradient_and_noise(rows)
+    gradient, error = float(gradients.mean()), float(gradients.std(ddof=1)) / math.sqrt(len(rows))
+    at_least = float(noises.mean()) / max(gradient + 2 * error, 1e-300)  # were the gradient as large as it may be
+    known = gradient > 2 * error
+    scale = noise_scale(rows) if known else at_least
+    if not at_least > NOISY * batch:
         if not known:
-            return Unclear(name, "the noise of the gradient is not known well enough yet")
-        return Well(name, f"noise scale {scale:.3g} targets, batch {batch:.3g}")
+            return Unclear("the noise of the gradient is not known well enough yet")
+        return Well(f"noise scale {scale:.3g} targets, batch {batch:.3g}")
     described = history.described
     times = 2 ** max(1, math.floor(math.log2(min(scale / batch, 16))))
-    size = described.made.get("batch_size")
-    number, _, unit = str(size).partition(" ")
+    number, _, unit = str(described.made.get("batch_size")).partition(" ")
     larger: int | str = int(number) * times if number.isdigit() else f"{times} times as many"
-    return Finding(
-        name,
-        "warning" if surely > NOISY**2 * batch else "note",
-        f"The batch is small for the noise of the gradient: {batch:.3g} targets, noise scale {'' if known else 'at least '}{scale:.3g}.",
-        evidence=(
-            f"from {len(rows)} watched steps; at least {surely:.3g}, were the gradient two of its errors larger than measured",
+    bound = "" if known else "at least "
+    return wrong(
+        "warning" if at_least > NOISY**2 * batch else "note",
+        f"The batch is small for the noise of the gradient: {batch:.3g} targets, noise scale {bound}{scale:.3g}.",
+        (
+            f"from {len(rows)} watched steps; at least {at_least:.3g}, were the gradient two of its errors larger than measured",
             f"a step is worth {batch / (batch + scale):.2g} of one with the true gradient",
         ),
         causes=("a batch smaller than the task needs; late in training all gradients are noisier",),
@@ -219,7 +186,7 @@ def noisy_batch(history: History) -> Verdict:
             "with it, a higher rate: about as its square root for Adam, in proportion for SGD",
             "or a lower rate at the end, which averages as a larger batch does",
         ),
-        numbers={"noise_scale": scale, "at_least": surely, "batch": batch},
+        numbers={"noise_scale": scale, "at_least": at_least, "batch": batch},
     )
 
 
@@ -247,15 +214,11 @@ def _settled(history: History, table: Table) -> Table:
     return table.rows((table.step >= history.described.warmup) & (np.arange(len(table)) > 0))
 
 
-def _layers_that_grew(history: History) -> tuple[str, ...]:
+def _layers_that_grew(history: History) -> str:
     table = history.watched("gradient_norm")
     if len(table) < 2 * WATCHED:
-        return ()
-    third = len(table) // 3
-    grew = {}
-    for place, parameter in enumerate(table.names):
-        before, now = level(table.value[:third, place]), level(table.value[-third:, place])
-        if before > 0 and now > GREW * before:
-            grew[parameter] = now / before
+        return ""
+    thirds = {name: first_and_last_third(column) for name, column in zip(table.names, table.value.T, strict=True)}
+    grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
     shown = [f"{parameter} ({grew[parameter]:.3g} times)" for parameter in sorted(grew, key=lambda each: -grew[each])]
-    return (f"most in {listed(shown)}",) if shown else ()
+    return f"most in {listed(shown)}" if shown else ""

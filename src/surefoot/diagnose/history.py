@@ -7,7 +7,7 @@ markers among them: none of that is an error here. What is not there is an empty
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.diagnose.run_settings import Described
-from surefoot.tracking.record import PHASES, Record
+from surefoot.tracking.record import Record
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class Series:
         return len(self.step)
 
     def where(self, chosen: NDArray[np.bool_]) -> Series:
-        """Some of it."""
         return Series(self.step[chosen], self.value[chosen])
 
     def since(self, step: int) -> Series:
@@ -39,7 +38,6 @@ class Series:
 
     @property
     def finite(self) -> Series:
-        """What is a number."""
         return self.where(np.isfinite(self.value))
 
 
@@ -59,8 +57,10 @@ class Table:
         places = [place for place, name in enumerate(self.names) if name in set(names)]
         return Table(self.step, tuple(self.names[place] for place in places), self.value[:, places])
 
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        return {name: column[np.isfinite(column)] for name, column in zip(self.names, self.value.T, strict=True)}
+
     def rows(self, chosen: NDArray[np.bool_]) -> Table:
-        """Some rows."""
         return Table(self.step[chosen], self.names, self.value[chosen])
 
 
@@ -72,10 +72,11 @@ class History:
     train: tuple[Record, ...] = ()
     scores: tuple[Record, ...] = ()
     layers: tuple[Record, ...] = ()
-    events: tuple[Record, ...] = ()
     last_event: Record | None = None  # of the last sitting
     data: Mapping[str, Any] = field(default_factory=dict)
     resumed: tuple[int, ...] = ()
+    _columns: dict[str, Series] = field(default_factory=dict, init=False)
+    _tables: dict[str, Table] = field(default_factory=dict, init=False)
 
     @cached_property
     def step(self) -> int:
@@ -90,7 +91,6 @@ class History:
 
     @property
     def over(self) -> bool:
-        """Whether no step is being made."""
         return self.described.standing != "running" or self.last_event is not None
 
     @property
@@ -102,15 +102,13 @@ class History:
     def column(self, name: str) -> Series:
         """A value of the training records that have it; null is NaN."""
         if name not in self._columns:
-            self._columns[name] = _series(self.train, name)
+            self._columns[name] = _column(self.train, name)
         return self._columns[name]
 
     @cached_property
     def loss(self) -> Series:
         """The training loss of the steps that were applied, where it is a number."""
-        steps = [record["step"] for record in self.train]
-        values = [_number(loss_of_applied(record)) for record in self.train]
-        return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)).finite
+        return _series([(record["step"], loss_of_applied(record)) for record in self.train]).finite
 
     @cached_property
     def windows(self) -> Series:
@@ -128,27 +126,24 @@ class History:
     def splits(self) -> dict[str, Series]:
         """The losses of the splits that are scored while it trains, by name."""
         names = dict.fromkeys(name for record in self.scores for name in record if name.endswith("/loss"))
-        found = {name.removesuffix("/loss"): _series(self.scores, name).finite for name in names}
+        found = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
         return {name: series for name, series in found.items() if len(series)}
 
     @cached_property
     def score_names(self) -> tuple[str, ...]:
-        """Everything that is scored, as "SPLIT/SCORE"."""
         return tuple(dict.fromkeys(name for record in self.scores for name in record if "/" in name))
+
+    @property
+    def targets(self) -> Mapping[str, Any]:
+        """What the look at the data has found of the targets."""
+        targets = self.data.get("targets")
+        return targets if isinstance(targets, dict) else {}
 
     def watched(self, kind: str) -> Table:
         """A quantity of the layers, such as "update_norm"; NaN where a record lacks a name."""
         if kind not in self._tables:
             self._tables[kind] = _table(self.layers, kind)
         return self._tables[kind]
-
-    @cached_property
-    def _columns(self) -> dict[str, Series]:
-        return {}
-
-    @cached_property
-    def _tables(self) -> dict[str, Table]:
-        return {}
 
 
 def history_of(records: Iterable[Record], described: Described) -> History:
@@ -160,15 +155,14 @@ def history_of(records: Iterable[Record], described: Described) -> History:
             by_kind.setdefault(record["kind"], []).append(record)
             if record["kind"] in ("event", "resumed"):
                 last_event = record if record["kind"] == "event" else None
-    data = by_kind.get("data", [])
+    train, scores, layers = (tuple(by_kind.get(kind, ())) for kind in ("train", "scores", "layers"))
     return History(
         described,
-        train=tuple(by_kind.get("train", ())),
-        scores=tuple(by_kind.get("scores", ())),
-        layers=tuple(by_kind.get("layers", ())),
-        events=tuple(by_kind.get("event", ())),
+        train=train,
+        scores=scores,
+        layers=layers,
         last_event=last_event,
-        data=data[-1] if data else {},
+        data=by_kind.get("data", [{}])[-1],
         resumed=tuple(record["step"] for record in by_kind.get("resumed", ())),
     )
 
@@ -179,13 +173,16 @@ def loss_of_applied(record: Record) -> Any:
     >>> loss_of_applied({"loss": 2.0}), loss_of_applied({"loss": None, "skipped": 2, "loss_of_applied": 0.0})
     (2.0, None)
     """
-    held = record.get("loss_of_applied", record.get("loss"))
-    return None if held == 0.0 and "loss_of_applied" in record else held
+    loss = record.get("loss_of_applied", record.get("loss"))
+    return None if loss == 0.0 and "loss_of_applied" in record else loss
 
 
-def _series(records: Sequence[Record], name: str) -> Series:
-    held = [(record["step"], _number(record[name])) for record in records if name in record]
-    steps, values = zip(*held, strict=True) if held else ((), ())
+def _column(records: Sequence[Record], name: str) -> Series:
+    return _series([(record["step"], record[name]) for record in records if name in record])
+
+
+def _series(points: Sequence[tuple[int, Any]]) -> Series:
+    steps, values = [step for step, _ in points], [_number(value) for _, value in points]
     return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
 
 
@@ -206,87 +203,3 @@ def _number(value: Any, otherwise: Any = None) -> float:
         if isinstance(held, int | float):
             return float(held)
     return math.nan
-
-
-MOST: dict[str, int] = {"train": 2000, "scores": 1000, "layers": 200, "event": 200}
-
-"""Of each kind. Past it the older half is thinned to half as many, so what is new is whole and what is old is coarse."""
-
-_SUMMED = ("targets", "starting_targets", "skipped", *(f"{phase}_s" for phase in PHASES))
-
-_LARGEST = ("norm_max", "host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
-
-_AVERAGED = ("loss", "norm", "clipped")
-
-_NUMBER = (int, float)
-
-_INDEXES = 20
-
-
-class Collected:
-    """Takes records as they are written, and makes a history of them; `times` as many as `MOST` are kept of each kind."""
-
-    def __init__(self, records: Iterable[Record] = (), *, times: int = 1) -> None:
-        self.kinds: dict[str, list[Record]] = {}
-        self.times = times
-        for record in records:
-            self.add(record)
-
-    def add(self, record: Record) -> None:
-        """Keep a record; texts are not."""
-        kind = record["kind"]
-        if kind == "sample":
-            return
-        if kind == "resumed":  # what ended the sittings before is over
-            self.kinds.pop("event", None)
-        kept = self.kinds.setdefault(kind, [])
-        kept.append(record)
-        if len(kept) > self.times * MOST.get(kind, len(kept)):
-            older = len(kept) // 2 // 2 * 2
-            kept[:older] = thinned(kept[:older])
-
-    def history(self, described: Described) -> History:
-        """All that is kept."""
-        return history_of([record for kept in self.kinds.values() for record in kept], described)
-
-
-def thinned(records: Sequence[Record]) -> list[Record]:
-    """Half as many records of one kind: those of training two by two as one, of the others every second.
-
-    >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
-    [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]
-    """
-    pairs = zip(records[::2], records[1::2], strict=True)
-    return [_as_one(first, second) if second["kind"] == "train" else _better(first, second) for first, second in pairs]
-
-
-def _as_one(first: Record, second: Record) -> Record:
-    """Two neighbouring records of training as that of all their steps: sums, means over targets, and what is largest."""
-    merged: dict[str, Any] = first | second
-    share, of_other = first.get("targets", 1), second.get("targets", 1)
-    ways: Sequence[tuple[Sequence[str], Callable[[float, float], float]]] = (
-        (_SUMMED, lambda one, other: one + other),
-        (_LARGEST, max),
-        (_AVERAGED, lambda one, other: (one * share + other * of_other) / (share + of_other or 1)),
-    )
-    for names, joined in ways:
-        for name in names:
-            one, other = first.get(name), second.get(name)
-            if isinstance(one, _NUMBER) and isinstance(other, _NUMBER):
-                merged[name] = joined(one, other)
-    if (first.get("loss_max") or 0) > (second.get("loss_max") or 0):
-        merged |= {name: first[name] for name in ("loss_max", "loss_max_step") if name in first}
-    if "loss_of_applied" in merged:
-        losses = [(loss_of_applied(record), record.get("targets", 1)) for record in (first, second)]
-        known = [(loss, share) for loss, share in losses if isinstance(loss, int | float)]
-        merged["loss_of_applied"] = sum(loss * share for loss, share in known) / (sum(share for _, share in known) or 1)
-    indexes = [*(first.get("skipped_steps") or ()), *(second.get("skipped_steps") or ())]
-    return merged | ({"skipped_steps": indexes[:_INDEXES]} if indexes else {})
-
-
-def _better(first: Record, second: Record) -> Record:
-    """Of two evaluations that with the lower first loss, so that the best is never lost; of all else the second."""
-    loss = next((name for name in second if name.endswith("/loss")), None)
-    if loss is None or not isinstance(first.get(loss), int | float) or not isinstance(second.get(loss), int | float):
-        return second
-    return first if first[loss] < second[loss] else second

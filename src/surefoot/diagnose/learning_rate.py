@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from surefoot.diagnose.activations import died
-from surefoot.diagnose.finding import Finding, Severity, Unclear, Verdict, Well
+from surefoot.diagnose.finding import Severity, Unclear, Verdict, Well, check, wrong
 from surefoot.diagnose.history import History, Series
-from surefoot.diagnose.statistics import level, noise
+from surefoot.diagnose.statistics import level, levels, noise
 from surefoot.diagnose.text import listed
 from surefoot.diagnose.weights import ratio_at_full_rate, unmoved
 
@@ -49,14 +49,12 @@ class Course:
 
     @property
     def best(self) -> float:
-        """The lowest level after the first quarter."""
         return min(self.quarters[1:])
 
     @property
     def fallen(self) -> bool:
         """Whether the loss was ever surely lower than it began."""
-        least = max(CERTAIN * math.sqrt(2) * self.error, SMALLEST_FALL * abs(self.start))
-        return self.start - self.best > least
+        return self.start - self.best > max(CERTAIN * math.sqrt(2) * self.error, SMALLEST_FALL * abs(self.start))
 
 
 def course(loss: Series) -> Course:
@@ -66,151 +64,150 @@ def course(loss: Series) -> Course:
     start, first = level(parts[0]), float(loss.value[0])
     if first - start > 6 * wobble:  # it fell within the first quarter; six: no chance
         start = first
-    error = 1.2533 * wobble / math.sqrt(min(len(part) for part in parts))  # of a median: sqrt(pi / 2) of a mean's
-    return Course(start, tuple(level(part) for part in parts), error)
+    return Course(start, tuple(level(part) for part in parts), _error(wobble, min(len(part) for part in parts)))
 
 
+def _error(wobble: float, count: int) -> float:
+    """The standard error of the median of so many values: sqrt(pi / 2) of their mean's."""
+    return 1.2533 * wobble / math.sqrt(count)
+
+
+def _enough_records(history: History) -> str:
+    enough = len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup
+    return "" if enough else _too_few(history)
+
+
+def _too_few(history: History) -> str:
+    return f"{len(history.loss)} records of the loss in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up)"
+
+
+@check("loss-not-falling", needs=_enough_records)
 def loss_not_falling(history: History) -> Verdict:
     """The level of the loss in any later quarter of the run against that at its start."""
-    name, loss, described = "loss-not-falling", history.loss, history.described
-    if len(loss) < FEWEST or history.step <= 2 * described.warmup:
-        return Unclear(name, _too_few(history))
-    found = course(loss)
-    if found.fallen:
-        return Well(name, f"the loss fell from {found.start:.4g} to {found.best:.4g}")
-    trained = described.made.get("init") is not None or _knows_already(history, found.start)
-    severity: Severity = "warning" if trained else "error"
-    return Finding(
-        name,
-        severity,
+    loss = course(history.loss)
+    if loss.fallen:
+        return Well(f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
+    trained = history.described.made.get("init") is not None or _knows_already(history, loss.start)
+    error = f"noise of a level {loss.error:.2g}"
+    later = ", ".join(f"{quarter:.4g}" for quarter in loss.quarters[1:])
+    return wrong(
+        "warning" if trained else "error",
         f"The training loss has not fallen in {history.step:,} steps.",
-        evidence=(
-            f"level of the loss at the start {found.start:.4g}, in the later quarters "
-            f"{', '.join(f'{quarter:.4g}' for quarter in found.quarters[1:])}; noise of a level {found.error:.2g}",
-        ),
+        (f"level of the loss at the start {loss.start:.4g}, in the later quarters {later}; {error}",),
         causes=(
             "targets that do not belong to their inputs (shuffled, or off by one), or are the same for all inputs",
             "a learning rate that is far too high or far too low",
             "a loss that does not depend on what is trained, or units that are all dead",
-            *(("weights that were trained before, with little left to learn",) if trained else ()),
+            "weights that were trained before, with little left to learn" if trained else "",
             "a loss that is not meant to fall, as of two models against each other, or of a policy: judge those by scores",
         ),
         try_=(
             "see whether it can learn 100 samples by heart: if not, the fault is in data, model or loss",
-            described.rate_test,
+            history.described.rate_test,
         ),
-        numbers={"start": found.start, "best": found.best, "noise": found.error},
+        numbers={"start": loss.start, "best": loss.best, "noise": loss.error},
     )
 
 
+@check("rate-too-high")
 def rate_too_high(history: History) -> Verdict:
     """Updates of a tenth of the weights and more, or a loss above where it began."""
-    name, loss, described = "rate-too-high", history.loss, history.described
+    loss, described = history.loss, history.described
     ratio = ratio_at_full_rate(history)
     if len(loss) < FEWEST and math.isnan(ratio):
-        return Unclear(name, _too_few(history))
+        return Unclear(_too_few(history))
     evidence: list[str] = []
     severity: Severity | None = None
     if ratio > WILD:
-        evidence.append(
-            f"a step at the highest rates changes the weights by {ratio:.2g} of their norm (usual: 1e-4 to 1e-2)"
-        )
+        evidence.append(_RATIO.format(ratio))
         severity = "warning"
     if len(loss) >= FEWEST:
-        found = course(loss)
+        quarters = course(loss)
         began = level(loss.value[:3])
-        if max(began, found.quarters[0]) - loss.value[0] > 6 * noise(loss.value):  # it rose at once; six: no chance
+        if max(began, quarters.quarters[0]) - loss.value[0] > 6 * noise(loss.value):  # it rose at once; six: no chance
             began = float(loss.value[0])
-        worst = max(found.quarters)
-        if worst > ABOVE_START * began + CERTAIN * found.error and began > 0:
+        worst = max(quarters.quarters)
+        if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:
             evidence.append(f"the loss rose above where it began: from {began:.4g} to a level of {worst:.4g}")
-            severity = "warning" if found.quarters[-1] < began else "error"
-        elif (rebound := _rebound(history)) is not None:
+            severity = "warning" if quarters.quarters[-1] < began else "error"
+        elif rebound := _rebound(history):
             evidence.append(rebound)
             severity = "warning"
-        elif severity is not None and not found.fallen:
-            evidence.append(f"the loss has not fallen below {found.start:.4g}, where it began")
+        elif severity is not None and not quarters.fallen:
+            evidence.append(f"the loss has not fallen below {quarters.start:.4g}, where it began")
             severity = "error"
     if severity is None:
         return Well(
-            name, "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else "")
+            "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else "")
         )
-    dead = died(
-        history
-    )  # no evidence by itself: in large models that are well, units die too (Voita et al. 2023, arXiv:2309.04827)
-    if dead:
-        evidence.append(
-            f"units that were alive at first are dead, as steps that are too large leave them: {listed(dead)}"
-        )
+    # no evidence by itself: in large models that are well, units die too (Voita et al. 2023, arXiv:2309.04827)
+    dead = died(history)
     clipped = level(history.column("clipped").value[-max(1, len(loss) // 2) :])
-    if clipped >= 0.5:
-        evidence.append(f"the gradient was limited in {clipped:.0%} of the steps")
-    rate = described.lr
-    lower = "a tenth of the learning rate" if rate is None else described.typed("optimizer.lr", _tenth(rate))
-    tries = [lower, described.rate_test]
-    if described.warmup < 0.01 * (described.schedule_steps or 0):
-        tries.append(described.typed("schedule.warmup", "5%"))
-    return Finding(
-        name,
+    return wrong(
         severity,
-        f"The learning rate{'' if rate is None else f', {rate:g},'} seems to be too high.",
-        evidence=tuple(evidence),
+        f"The learning rate{described.lr_in_text} seems to be too high.",
+        (
+            *evidence,
+            f"units that were alive at first are dead, as steps that are too large leave them: {listed(dead)}"
+            if dead
+            else "",
+            f"the gradient was limited in {clipped:.0%} of the steps" if clipped >= 0.5 else "",
+        ),
         causes=(
             "a base rate above what this model and batch size bear",
             "no warm-up, so that the first steps are as large as all others",
         ),
-        try_=tuple(tries),
+        try_=(
+            described.lr_divided(10, otherwise="a tenth of the learning rate"),
+            described.rate_test,
+            described.typed("schedule.warmup", "5%")
+            if described.warmup < 0.01 * (described.schedule_steps or 0)
+            else "",
+        ),
         numbers={"update_to_weight": ratio},
     )
 
 
+@check("rate-too-low")
 def rate_too_low(history: History) -> Verdict:
     """A loss that falls little and as a straight line over the sum of all rates, or updates that hardly move the weights."""
-    name, loss, described = "rate-too-low", history.loss, history.described
+    described = history.described
     ratio = ratio_at_full_rate(history)
-    curve = None if len(loss) < FEWEST else _halves(history)
+    curve = None if len(history.loss) < FEWEST else _halves(history)
     if curve is None and math.isnan(ratio):
-        return Unclear(name, _too_few(history))
-    evidence = []
-    if ratio < TIMID:
-        evidence.append(
-            f"a step at the highest rates changes the weights by {ratio:.2g} of their norm (usual: 1e-4 to 1e-2)"
-        )
-    moved = ratio * history.step
-    if moved < MOVED and not unmoved(history) and curve is not None and curve[1] + curve[2] < LITTLE * curve[0]:
-        evidence.append(
-            f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
-        )
-    if curve is not None and described.made.get("init") is None:
+        return Unclear(_too_few(history))
+    evidence = [_RATIO.format(ratio)] if ratio < TIMID else []
+    if curve is not None:
         start, first, second, error = curve
-        total = first + second
-        certain = total > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
-        if certain and total < LITTLE * start and second >= STRAIGHT * first:
+        little = first + second < LITTLE * start
+        moved = ratio * history.step
+        if moved < MOVED and not unmoved(history) and little:
+            evidence.append(
+                f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
+            )
+        certain = first + second > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
+        if described.made.get("init") is None and certain and little and second >= STRAIGHT * first:
             evidence.append(
                 f"the loss falls slowly, and as steadily at the end as at the start: by {first:.3g} over the first half of all rate,"
                 f" by {second:.3g} over the second, from {start:.4g}"
             )
     if not evidence:
-        return Well(
-            name, "the loss fell faster at first than later" if curve else f"updates are {ratio:.2g} of the weights"
-        )
-    rate = described.lr
-    higher = (
-        "ten times the learning rate" if rate is None else described.typed("optimizer.lr", float(f"{10 * rate:.3g}"))
-    )
-    return Finding(
-        name,
+        return Well("the loss fell faster at first than later" if curve else f"updates are {ratio:.2g} of the weights")
+    return wrong(
         "warning",
-        f"The learning rate{'' if rate is None else f', {rate:g},'} seems to be too low.",
-        evidence=tuple(evidence),
+        f"The learning rate{described.lr_in_text} seems to be too low.",
+        evidence,
         causes=(
             "a base rate below what this model and batch size bear",
             "a run too short to tell",
             "a limit on the gradient far below its norm, with SGD",
         ),
-        try_=(higher, described.rate_test),
+        try_=(described.lr_divided(0.1, otherwise="ten times the learning rate"), described.rate_test),
         numbers={"update_to_weight": ratio},
     )
+
+
+_RATIO = "a step at the highest rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
 
 
 def _knows_already(history: History, start: float) -> bool:
@@ -218,34 +215,29 @@ def _knows_already(history: History, start: float) -> bool:
 
     A cross-entropy without knowledge of the inputs is at least the negative logarithm of the commonest target's share.
     """
-    told = history.data.get("targets")
-    share = told.get("most_common_fraction") if isinstance(told, dict) else None
+    share = history.targets.get("most_common_fraction")
     return isinstance(share, float) and 0 < share < 1 and 0 < start < -0.5 * math.log(share)
 
 
-def _rebound(history: History) -> str | None:
+def _rebound(history: History) -> str:
     """A sentence where the loss fell in the first third of the run, rose, and stayed above that for as long as the rate was high."""
-    loss, described = history.loss, history.described
+    loss, rates = history.loss, history.column("learning_rate").finite
     width = max(3, len(loss) // 10)
-    levels = np.array([level(loss.value[place : place + width]) for place in range(len(loss) - width + 1)])
-    third = len(levels) // 3
-    if third < 2:
-        return None
-    place = int(np.argmin(levels[:third]))
-    early, error = float(levels[place]), 1.2533 * noise(loss.value) / math.sqrt(width)
-    rates = history.column("learning_rate").finite
-    if described.shape in ("restarts", "one-cycle", "joined") or not len(rates):  # whose rates rise and fall on purpose
-        return None
-    rate = np.interp(loss.step[width // 2 :][: len(levels)], rates.step, rates.value)
-    high = (rate >= 0.5 * rates.value.max()) & (np.arange(len(levels)) >= place + width)
-    later = levels[high]
+    course = levels(loss.value, width)
+    third = len(course) // 3
+    rises_on_purpose = history.described.shape in ("restarts", "one-cycle", "joined")
+    if third < 2 or rises_on_purpose or not len(rates):
+        return ""
+    lowest = int(np.argmin(course[:third]))
+    early, error = float(course[lowest]), _error(noise(loss.value), width)
+    rate = np.interp(loss.step[width // 2 :][: len(course)], rates.step, rates.value)
+    later = course[(rate >= 0.5 * rates.value.max()) & (np.arange(len(course)) >= lowest + width)]
     risen = len(later) >= width and float(later.max()) - early > REBOUND * abs(early) + 2 * CERTAIN * error
     fell = loss.value[0] - early > max(SMALLEST_FALL * abs(loss.value[0]), 2 * CERTAIN * error)
     if not fell or not risen or float(later.min()) < early - CERTAIN * error:
-        return None
-    step = int(loss.step[place + width // 2])
+        return ""
     return (
-        f"the loss fell to {early:.4g} by step {step:,}, rose to {later.max():.4g},"
+        f"the loss fell to {early:.4g} by step {loss.step[lowest + width // 2]:,}, rose to {later.max():.4g},"
         " and was not lower again while the rate was above half of its highest"
     )
 
@@ -265,13 +257,4 @@ def _halves(history: History) -> tuple[float, float, float, float] | None:
     if min(len(end) for end in ends) < 2:
         return None
     start, middle, last = (level(end) for end in ends)
-    error = 1.2533 * noise(loss.value) / math.sqrt(min(len(end) for end in ends))
-    return start, start - middle, middle - last, error
-
-
-def _tenth(rate: float) -> float:
-    return float(f"{rate / 10:.3g}")
-
-
-def _too_few(history: History) -> str:
-    return f"{len(history.loss)} records of the loss in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up)"
+    return start, start - middle, middle - last, _error(noise(loss.value), min(len(end) for end in ends))

@@ -1,4 +1,4 @@
-"""The history of a run from its directory: a running, dead or resumed one, or one of an older version. Torch-free.
+"""The history of a run: collected while it trains, or from its directory, be it running, dead or resumed. Torch-free.
 
 Settings are those that its newest checkpoint notes, whatever program made the run; config.toml adds what changes no result.
 A damaged or missing file leaves settings out: the records alone say much.
@@ -6,14 +6,16 @@ A damaged or missing file leaves settings out: the records alone say much.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from surefoot.config.paths import local_path, open_regular
-from surefoot.diagnose.history import Collected, History
-from surefoot.diagnose.run_settings import Described, Standing, kinds_of_models
+from surefoot.config.paths import local_path
+from surefoot.diagnose.history import History, history_of, loss_of_applied
+from surefoot.diagnose.run_settings import Described, kinds_of_models
 from surefoot.errors import ConfigError
-from surefoot.tracking.run_reader import Session, read_records, read_run
+from surefoot.tracking.record import PHASES, Record
+from surefoot.tracking.run_reader import Session, read_records, read_run, standing_of
 
 _TIMES = 5  # as many records as a run that trains keeps in memory: of training none is thinned out up to 10,000
 
@@ -26,13 +28,13 @@ def history_in(path: Path | str) -> History:
             f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
             "  a run's directory is what --out, or Run(out=...), was given"
         )
-    held = collecting()
+    collected = collecting()
     try:
         for record in read_records(run) if (run / "metrics.jsonl").is_file() else ():
-            held.add(record)
+            collected.add(record)
     except OSError as problem:
         raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
-    return held.history(described_in(run))
+    return collected.history(described_in(run))
 
 
 def collecting() -> Collected:
@@ -44,7 +46,6 @@ def described_in(run: Path) -> Described:
     """What the run in a directory was asked to do, as far as its files say."""
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
-    processors, memory = last.get("processors"), last.get("memory_bytes")
     return Described(
         made=files.config.of_script if files.state is None else files.state.described,
         written={} if script else files.config.flat,
@@ -52,29 +53,83 @@ def described_in(run: Path) -> Described:
         kinds=kinds_of_models({} if files.state is None else files.state.architecture),
         standing=standing_of(run),
         name=str(run),
-        processors=processors if isinstance(processors, int) else None,
-        memory_bytes=memory if isinstance(memory, int) else None,
+        processors=last.get("processors"),
+        memory_bytes=last.get("memory_bytes"),
         saved_step=files.step,
     )
 
 
-def standing_of(run: Path) -> Standing:
-    """Whether a process trains into a directory now: such a one holds its lock; "unknown" where that cannot be told."""
-    lock = run / ".lock"
-    if "surefoot.tracking.run_directory" in sys.modules:
-        from surefoot.tracking.run_directory import held_here
+MOST: dict[str, int] = {"train": 2000, "scores": 1000, "layers": 200, "event": 200}
+"""Of each kind. Past it the older half is thinned to half as many, so what is new is whole and what is old is coarse."""
+_SUMMED = ("targets", "starting_targets", "skipped", *(f"{phase}_s" for phase in PHASES))
+_LARGEST = ("norm_max", "host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
+_AVERAGED = ("loss", "norm", "clipped")
+_INDEXES = 20
 
-        if held_here(run):  # closing another handle of its own lock would let go of it
-            return "running"
-    if not lock.exists() or sys.platform == "win32":
-        return "unknown"
-    import fcntl
 
-    try:
-        with open_regular(lock) as file:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "running"
-    except OSError:  # not ours to read, or a file system without locks
-        return "unknown"
-    return "over"
+class Collected:
+    """Takes records as they are written, and makes a history of them; `times` as many as `MOST` are kept of each kind."""
+
+    def __init__(self, records: Iterable[Record] = (), *, times: int = 1) -> None:
+        self.kinds: dict[str, list[Record]] = {}
+        self.times = times
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        """Keep a record; texts are not."""
+        kind = record["kind"]
+        if kind == "sample":
+            return
+        if kind == "resumed":  # what ended the sittings before is over
+            self.kinds.pop("event", None)
+        kept = self.kinds.setdefault(kind, [])
+        kept.append(record)
+        if len(kept) > self.times * MOST.get(kind, len(kept)):
+            older = len(kept) // 2 // 2 * 2
+            kept[:older] = thinned(kept[:older])
+
+    def history(self, described: Described) -> History:
+        return history_of([record for kept in self.kinds.values() for record in kept], described)
+
+
+def thinned(records: Sequence[Record]) -> list[Record]:
+    """Half as many records of one kind: those of training two by two as one, of the others every second.
+
+    >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
+    [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]
+    """
+    pairs = zip(records[::2], records[1::2], strict=True)
+    return [_as_one(first, second) if second["kind"] == "train" else _better(first, second) for first, second in pairs]
+
+
+def _as_one(first: Record, second: Record) -> Record:
+    """Two neighbouring records of training as that of all their steps: sums, means over targets, and what is largest."""
+    merged: dict[str, Any] = first | second
+    share, of_other = first.get("targets", 1), second.get("targets", 1)
+    ways: Sequence[tuple[Sequence[str], Callable[[float, float], float]]] = (
+        (_SUMMED, lambda one, other: one + other),
+        (_LARGEST, max),
+        (_AVERAGED, lambda one, other: (one * share + other * of_other) / (share + of_other or 1)),
+    )
+    for names, joined in ways:
+        for name in names:
+            one, other = first.get(name), second.get(name)
+            if isinstance(one, int | float) and isinstance(other, int | float):
+                merged[name] = joined(one, other)
+    if (first.get("loss_max") or 0) > (second.get("loss_max") or 0):
+        merged |= {name: first[name] for name in ("loss_max", "loss_max_step") if name in first}
+    if "loss_of_applied" in merged:
+        losses = [(loss_of_applied(record), record.get("targets", 1)) for record in (first, second)]
+        known = [(loss, share) for loss, share in losses if isinstance(loss, int | float)]
+        merged["loss_of_applied"] = sum(loss * share for loss, share in known) / (sum(share for _, share in known) or 1)
+    indexes = [*(first.get("skipped_steps") or ()), *(second.get("skipped_steps") or ())]
+    return merged | ({"skipped_steps": indexes[:_INDEXES]} if indexes else {})
+
+
+def _better(first: Record, second: Record) -> Record:
+    """Of two evaluations that with the lower first loss, so that the best is never lost; of all else the second."""
+    loss = next((name for name in second if name.endswith("/loss")), None)
+    if loss is None or not isinstance(first.get(loss), int | float) or not isinstance(second.get(loss), int | float):
+        return second
+    return first if first[loss] < second[loss] else second

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from surefoot.config.train_settings import TrainSettings, clipping
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
-
-Standing = Literal["running", "over", "unknown"]
+from surefoot.tracking.run_reader import Standing
 
 _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 
@@ -144,6 +143,15 @@ class Described:
         if self.program == "script":
             return f"print(surefoot.load(run).replay({step})) where this run is built"
         return f"surefoot replay {self.name} --step {step}"
+
+    @property
+    def lr_in_text(self) -> str:
+        """As it stands behind "the learning rate"."""
+        return "" if self.lr is None else f", {self.lr:g},"
+
+    def lr_divided(self, by: float, *, digits: int = 3, otherwise: str = "") -> str:
+        """What to type for a fraction of the base rate; `otherwise` if that is not known."""
+        return self.typed("optimizer.lr", float(f"{self.lr / by:.{digits}g}")) if self.lr else otherwise
 
     def typed(self, name: str, value: Any) -> str:
         """What to type for another value of a setting, with that of now: a flag, or code where the run is no recipe's.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well
-from surefoot.diagnose.history import History, Series
+from surefoot.diagnose.finding import Unclear, Verdict, Well, check, wrong
+from surefoot.diagnose.history import History
 
 LONG_WARMUP = 0.25
 """Of the run: warm-ups in use are 1 % to 10 % (Vaswani et al. 2017: 4 %; Brown et al. 2020: 0.1 %); past a quarter it is
@@ -18,128 +18,127 @@ STILL = 0.02
 (Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1), and twice the length would gain 7 %."""
 EVALUATIONS = 4
 """The fewest, of which two or more lie at the end."""
+EXACT = ("constant", "inverse-sqrt")  # schedules with which a run is made longer to the same bits
 
 
+@check("ended-early")
 def ended_early(history: History) -> Verdict:
     """A run that is over with steps left that its schedule was made for."""
-    name, described = "ended-early", history.described
+    described, how = history.described, history.ended_by
     steps, made = described.steps, max(history.step, described.saved_step)
     if not history.over:
-        return Unclear(name, "the run goes on")
+        return Unclear("the run goes on")
     if steps is None:
-        return Unclear(name, "how long it was to be is not known")
+        return Unclear("how long it was to be is not known")
     if history.complete:
-        return Well(name, f"all {steps:,} steps were made" if made >= steps else "it ended by itself")
+        return Well(f"all {steps:,} steps were made" if made >= steps else "it ended by itself")
     if made >= steps:
         return Unclear(
-            name,
             f"a checkpoint of step {described.saved_step:,} says that all steps were made, and the records end at step"
             f" {history.step:,}: some are missing (surefoot verify {described.name})",
         )
-    if (history.ended_by or "").startswith("diverged"):
-        return Well(name, "it diverged, of which there is a finding of its own")
-    how, stop = history.ended_by, described.present("stop_after")
-    asked = (how is not None and how.startswith("stopped")) or (how is None and stop is not None)
+    if (how or "").startswith("diverged"):
+        return Well("it diverged, of which there is a finding of its own")
+    stop = described.present("stop_after")
+    asked = stop is not None if how is None else how.startswith("stopped")
     rate, highest = _rates(history)
-    evidence = [f"{made:,} of {steps:,} steps" + (f"; {how}" if how else "; killed, or lost with its machine")]
-    if highest > 0:
-        evidence.append(f"the rate was {rate:g} then, {rate / highest:.0%} of the highest: the schedule was not over")
-    return Finding(
-        name,
+    return wrong(
         "note" if asked else "warning",
         f"The run ended early, at step {made:,} of {steps:,}.",
-        evidence=tuple(evidence),
+        (
+            f"{made:,} of {steps:,} steps" + (f"; {how}" if how else "; killed, or lost with its machine"),
+            f"the rate was {rate:g} then, {rate / highest:.0%} of the highest: the schedule was not over"
+            if highest > 0
+            else "",
+        ),
         causes=(
             f"stop_after is {stop}" if stop else how or "a kill, or the end of a machine",
-            *(("a time limit shorter than the run",) if asked or how is None else ()),
+            "a time limit shorter than the run" if asked or how is None else "",
         ),
         try_=(
             f"surefoot resume {described.name}  # goes on to the same bits",
-            *([f"for a run of this length, another: {described.typed('length', f'{made} steps')}"] if made else []),
+            f"for a run of this length, another: {described.typed('length', f'{made} steps')}" if made else "",
         ),
         step=made,
         numbers={"made": made, "steps": steps},
     )
 
 
+@check("long-warm-up")
 def long_warmup(history: History) -> Verdict:
     """The warm-up as a share of what the schedule was made for."""
-    name, described = "long-warm-up", history.described
+    described = history.described
     steps, warmup = described.schedule_steps, described.warmup
     if steps is None or described.shape is None:
-        return Unclear(name, "the schedule is not known")
+        return Unclear("the schedule is not known")
     if warmup <= LONG_WARMUP * steps or described.shape == "one-cycle":
-        return Well(name, f"the warm-up is {warmup:,} of {steps:,} steps")
-    return Finding(
-        name,
+        return Well(f"the warm-up is {warmup:,} of {steps:,} steps")
+    return wrong(
         "warning",
         f"The warm-up takes {warmup / steps:.0%} of the run.",
-        evidence=(f"{warmup:,} of {steps:,} steps; usual is 1 % to 10 %",),
+        (f"{warmup:,} of {steps:,} steps; usual is 1 % to 10 %",),
         causes=("a warm-up in steps that was meant for a longer run",),
         try_=(described.typed("schedule.warmup", "5%"),),
         numbers={"share": warmup / steps},
     )
 
 
+def _end(history: History) -> str:
+    return "" if history.over and history.complete else "the run is not finished"
+
+
+@check("still-improving", needs=_end)
 def still_improving(history: History) -> Verdict:
     """A finished run whose last evaluation is the best, and by how much it improved over the last fifth."""
-    name, described = "still-improving", history.described
-    if not history.over or not history.complete:
-        return Unclear(name, "the run is not finished")
-    series, of_what = _judged(history)
-    if series is None:
-        return Unclear(name, f"no split was scored {EVALUATIONS} times, and the loss of training falls with the rate")
-    end, (before_step, before) = float(series.value[-1]), _measured_by(series, 0.8 * history.step)
+    described = history.described
+    often = {split: series for split, series in history.splits.items() if len(series) >= EVALUATIONS}
+    if not often:
+        return Unclear(f"no split was scored {EVALUATIONS} times, and the loss of training falls with the rate")
+    split, series = next(iter(often.items()))
+    row = max(int((series.step <= 0.8 * history.step).sum()) - 1, 0)  # the last evaluation before the last fifth
+    before, end = float(series.value[row]), float(series.value[-1])
     gained = (before - end) / abs(before) if before else 0.0
     if series.value.min() < end or gained < STILL:
-        return Well(name, f"{of_what} improved by {max(gained, 0):.1%} over the last fifth of the run")
-    exact = described.shape in ("constant", "inverse-sqrt")
+        return Well(f"{split}/loss improved by {max(gained, 0):.1%} over the last fifth of the run")
     longer = f"{2 * (described.steps or history.step)} steps"
-    if exact:
-        tries = [
-            f'surefoot resume {described.name} --length "{longer}"  # goes on exactly, with its schedule ({described.shape})'
-        ]
-    else:
-        tries = [f"a new run: {described.typed('length', longer)}"]
-        tries.append(
-            f"{described.typed('schedule.name', 'wsd')}: such a run, resumed from before its cool-down, is made longer exactly"
-        )
-    if described.shape == "wsd":
-        tries = [
-            f'surefoot resume {described.name} --length "{longer}"  # from a checkpoint before the cool-down (--keep-every keeps them)'
-        ]
-    return Finding(
-        name,
+    go_on = f'surefoot resume {described.name} --length "{longer}"  #'
+    tries = (
+        f"a new run: {described.typed('length', longer)}",
+        f"{described.typed('schedule.name', 'wsd')}: such a run, resumed from before its cool-down, is made longer exactly",
+    )
+    if described.shape in EXACT:
+        tries = (f"{go_on} goes on exactly, with its schedule ({described.shape})", "")
+    elif described.shape == "wsd":
+        tries = (f"{go_on} from a checkpoint before the cool-down (--keep-every keeps them)", "")
+    return wrong(
         "note",
-        f"The run still improved when it ended: {of_what} by {gained:.1%} over its last fifth.",
-        evidence=(f"{before:.4g} at step {before_step:,}, {end:.4g} at step {series.step[-1]:,}, the best there was",),
+        f"The run still improved when it ended: {split}/loss by {gained:.1%} over its last fifth.",
+        (f"{before:.4g} at step {series.step[row]:,}, {end:.4g} at step {series.step[-1]:,}, the best there was",),
         causes=("a run shorter than what data and model bear",),
-        try_=tuple(tries),
+        try_=tries,
         numbers={"gained": gained},
     )
 
 
+@check("high-rate-at-end", needs=_end)
 def high_rate_at_end(history: History) -> Verdict:
     """The last rate of a finished run against its highest."""
-    name, described = "high-rate-at-end", history.described
+    described = history.described
     rate, highest = _rates(history)
-    if not history.over or not history.complete:
-        return Unclear(name, "the run is not finished")
     if not highest > 0 or history.step < LEAST_STEPS:
-        return Unclear(name, f"no rates are recorded, or fewer than {LEAST_STEPS} steps were made")
+        return Unclear(f"no rates are recorded, or fewer than {LEAST_STEPS} steps were made")
     if rate < HIGH * highest or described.optimizer.get("name") == "schedule-free":
-        return Well(name, f"the rate ended at {rate / highest:.1%} of its highest")
-    return Finding(
-        name,
+        return Well(f"the rate ended at {rate / highest:.1%} of its highest")
+    return wrong(
         "note",
         f"The learning rate was still at {rate / highest:.0%} of its highest when the run ended.",
-        evidence=(
+        (
             f"{rate:g} at step {history.train[-1]['step']:,}, highest {highest:g}; schedule {described.shape or 'not known'}",
         ),
         causes=("a schedule that does not fall, or falls over more steps than were made",),
         try_=(
             f'surefoot resume {described.name} --length "..."  # where it is to go on'
-            if described.shape in ("constant", "inverse-sqrt")
+            if described.shape in EXACT
             else "the run that the schedule was made for",
             described.typed("schedule.name", "wsd"),
         ),
@@ -151,17 +150,3 @@ def _rates(history: History) -> tuple[float, float]:
     """The last rate, and the highest."""
     rates = history.column("learning_rate").finite
     return (float(rates.value[-1]), float(rates.value.max())) if len(rates) else (0.0, 0.0)
-
-
-def _judged(history: History) -> tuple[Series | None, str]:
-    """The loss of the first split that was scored often enough."""
-    for split, series in history.splits.items():
-        if len(series) >= EVALUATIONS:
-            return series, f"{split}/loss"
-    return None, ""
-
-
-def _measured_by(series: Series, step: float) -> tuple[int, float]:
-    """The last step at or before `step` at which something was measured, and its value; the first if there is none."""
-    row = max(int((series.step <= step).sum()) - 1, 0)
-    return int(series.step[row]), float(series.value[row])

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
-
+FEWEST = 12
+"""Records of a loss, of which a fifth or more make a level."""
 _MOST = 200  # values for which all pairs are looked at: 20,000 of them, under a millisecond
-
 _OF_NORMAL = 1.4826  # of a normal distribution: its standard deviation over its median absolute deviation
 
 
@@ -25,6 +25,25 @@ def level(values: Numbers) -> float:
     """
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if finite.size else math.nan
+
+
+def levels(values: Numbers, width: int) -> Numbers:
+    """The median of each `width` neighbours.
+
+    >>> levels(np.array([1.0, 2.0, 9.0, 4.0]), 3)
+    array([2., 4.])
+    """
+    return np.array([level(values[first : first + width]) for first in range(len(values) - width + 1)])
+
+
+def first_and_last_third(values: Numbers) -> tuple[float, float]:
+    """The levels of both.
+
+    >>> first_and_last_third(np.array([1.0, 5.0, 2.0]))
+    (1.0, 2.0)
+    """
+    third = len(values) // 3
+    return level(values[:third]), level(values[-third:])
 
 
 def spread(values: Numbers) -> float:
@@ -86,6 +105,3 @@ def _thinned(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
         places = np.linspace(0, x.size - 1, _MOST).round().astype(np.int64)
         x, y = x[places], y[places]
     return x, y
-
-
-FEWEST = 12

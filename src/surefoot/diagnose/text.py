@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import wrap
+from textwrap import TextWrapper
 
 from surefoot.diagnose.finding import SEVERITIES, Finding, Unclear, Verdict, Well, worst_first
 from surefoot.diagnose.history import History
@@ -55,60 +55,36 @@ def _more_records(history: History) -> list[str]:
 def _headline(history: History, found: Sequence[Finding], *, else_said: str) -> str:
     steps = history.described.steps
     of_all = "" if steps is None else f" of {steps:,}"
-    standing = (
-        "going on"
-        if history.described.standing == "running"
-        else history.ended_by or ("finished" if history.complete else "not finished")
-    )
+    standing = history.ended_by or ("finished" if history.complete else "not finished")
+    standing = "going on" if history.described.standing == "running" else standing
     counts = [(severity, sum(finding.severity == severity for finding in found)) for severity in SEVERITIES]
     said = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or else_said
-    resumed = (
-        f", resumed {len(history.resumed)} times"
-        if len(history.resumed) > 1
-        else ", resumed once"
-        if history.resumed
-        else ""
-    )
+    times = len(history.resumed)
+    resumed = f", resumed {'once' if times == 1 else f'{times} times'}" if times else ""
     return f"{history.described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{said}"
 
 
 def _block(finding: Finding) -> str:
-    lines = [
-        f"{finding.severity.upper()}  {finding.name}",
-        *wrap(finding.message, _WIDE - 2, initial_indent="  ", subsequent_indent="  "),
-    ]
+    lines = [f"{finding.severity.upper()}  {finding.name}", *_wrapped(finding.message, "  ", 2, width=_WIDE - 2)]
     for head, texts in (("evidence", finding.evidence), ("causes", finding.causes), ("try", finding.try_)):
         for place, text in enumerate(texts):
             first = f"  {head if place == 0 else '':<{_HEAD - 2}}"
-            lines += wrap(
-                text,
-                _WIDE,
-                initial_indent=first,
-                subsequent_indent=" " * (_HEAD + 2),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            lines += _wrapped(text, first, _HEAD + 2)
     return "\n".join(lines)
 
 
 def _rows(pairs: Sequence[tuple[str, str]]) -> list[str]:
     wide = max(len(name) for name, _ in pairs)
-    lines = []
-    for name, message in pairs:
-        lines += wrap(
-            message,
-            _WIDE,
-            initial_indent=f"  {name:<{wide}}  ",
-            subsequent_indent=" " * (wide + 4),
-            break_on_hyphens=False,
-        )
-    return lines
+    return [line for name, message in pairs for line in _wrapped(message, f"  {name:<{wide}}  ", wide + 4)]
 
 
-_SHOWN = 4
+def _wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
+    """A text in lines; commands and paths in it stay whole."""
+    wrapper = TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)
 
 
-def listed(names: Sequence[object], *, most: int = _SHOWN) -> str:
+def listed(names: Sequence[object], *, most: int = 4) -> str:
     """Names in a line, and how many more there are.
 
     >>> listed(["a", "b", "c"], most=2)

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well
-from surefoot.diagnose.history import History
-from surefoot.diagnose.statistics import level, noise, trend
+from surefoot.diagnose.finding import Unclear, Verdict, Well, check, wrong
+from surefoot.diagnose.history import History, Series
+from surefoot.diagnose.statistics import first_and_last_third, level, noise, trend
 from surefoot.tracking.format import three_digits
 
 FEWEST = 12
@@ -35,36 +35,33 @@ UNEVEN = 0.25
 """Deviation of neighbours over the level: batches of different lengths make a tenth or so."""
 
 
+@check("data-bound")
 def data_bound(history: History) -> Verdict:
     """The share of a step's time in which it waits for data, without the first record, in which workers start."""
-    name = "data-bound"
+    described = history.described
     waiting, training = (history.column(column).value[1:] for column in ("waiting_s", "training_s"))
     waited_s, trained_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training))
     if len(waiting) < FEWEST // 4 or waited_s + trained_s < LEAST_S:
-        return Unclear(name, f"{max(len(waiting), 0)} records of {waited_s + trained_s:.1f} s of training are too few")
+        return Unclear(f"{len(waiting)} records of {waited_s + trained_s:.1f} s of training are too few")
     share = waited_s / (waited_s + trained_s)
     if share < WAITING:
-        return Well(name, f"steps wait for data {share:.1%} of their time")
-    described = history.described
+        return Well(f"steps wait for data {share:.1%} of their time")
     workers = workers_needed(waited_s, trained_s, workers=described.workers)
-    most = described.processors
-    tries = [described.typed("workers", workers if most is None else max(1, min(workers, most)))]
-    if most is not None and workers > most:
-        tries.append(
-            f"this machine has {most} processors: {workers} would be needed, so make samples cheaper to read too"
-        )
-    tries.append("smaller or prepared files, less augmentation, data held in memory as tensors")
-    return Finding(
-        name,
+    processors = described.processors or workers
+    return wrong(
         "warning" if share >= MUCH_WAITING else "note",
         f"Steps wait for data {share:.0%} of their time.",
-        evidence=(
-            f"{waited_s:.1f} s of waiting beside {trained_s:.1f} s of training, with {described.workers} workers",
-        ),
+        (f"{waited_s:.1f} s of waiting beside {trained_s:.1f} s of training, with {described.workers} workers",),
         causes=(
             "samples are read more slowly than they are trained on: decoding, augmentation, many small files, a slow disk",
         ),
-        try_=tuple(tries),
+        try_=(
+            described.typed("workers", min(workers, processors)),
+            f"this machine has {processors} processors: {workers} would be needed, so make samples cheaper to read too"
+            if workers > processors
+            else "",
+            "smaller or prepared files, less augmentation, data held in memory as tensors",
+        ),
         numbers={"share": share, "workers": workers},
     )
 
@@ -83,75 +80,73 @@ def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
     return max(workers + 1, math.ceil(reading - 1e-9))
 
 
+@check("evaluating-too-long")
 def evaluating_too_long(history: History) -> Verdict:
     """The share of all time that evaluations and samples take."""
-    return _overhead(
-        history, "evaluating-too-long", "evaluating_s", EVALUATING, doing="Evaluating", setting="evaluate_every"
-    )
+    return _overhead(history, "evaluating_s", EVALUATING, doing="Evaluating", setting="evaluate_every")
 
 
+@check("saving-too-long")
 def saving_too_long(history: History) -> Verdict:
     """The share of all time in which training waits for checkpoints."""
-    return _overhead(history, "saving-too-long", "saving_s", SAVING, doing="Saving", setting="save_every")
+    return _overhead(history, "saving_s", SAVING, doing="Saving", setting="save_every")
 
 
+def _speeds(history: History) -> Series:
+    """Targets a second, without the first record, whose steps warm up."""
+    speed = history.column("targets_per_s").finite
+    return speed.where(np.arange(len(speed)) > 0)
+
+
+def _enough_speeds(history: History) -> str:
+    count, trained_s = len(_speeds(history)), history.total("training_s")
+    if count >= FEWEST and trained_s + history.total("waiting_s") >= LONG_ENOUGH_S:
+        return ""
+    return f"{count} records of the throughput, or {trained_s:.1f} s of training, are too few"
+
+
+@check("falling-throughput", needs=_enough_speeds)
 def falling_throughput(history: History) -> Verdict:
     """Targets a second in the last third of the run against the first."""
-    name, speed = "falling-throughput", history.column("targets_per_s").finite
-    speed = speed.where(np.arange(len(speed)) > 0)  # the first steps warm up
-    if len(speed) < FEWEST or history.total("training_s") + history.total("waiting_s") < LONG_ENOUGH_S:
-        return Unclear(
-            name,
-            f"{len(speed)} records of the throughput, or {history.total('training_s'):.1f} s of training, are too few",
-        )
-    third = len(speed) // 3
-    before, now = level(speed.value[:third]), level(speed.value[-third:])
+    speed = _speeds(history)
+    before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
     if now > FELL * before or sure < SURE:
-        return Well(name, f"{three_digits(before)} targets/s at first, {three_digits(now)} at last")
-    waits, trains = history.column("waiting_s").value, history.column("training_s").value
-    causes = [
-        "something that grows with the steps: a list in the loss or the loop, hooks added again and again, a history that is kept",
-        "the machine: other processes, heat, memory that is swapped",
-    ]
-    if _grew(waits) > _grew(trains):
-        causes.insert(0, "reading the data: waiting has grown more than training")
-    return Finding(
-        name,
+        return Well(f"{three_digits(before)} targets/s at first, {three_digits(now)} at last")
+    waits, trains = (_grew(history.column(column).value) for column in ("waiting_s", "training_s"))
+    return wrong(
         "warning",
         f"Throughput falls: from {three_digits(before)} to {three_digits(now)} targets a second.",
-        evidence=(
+        (
             f"levels of the first and last third of {len(speed)} records; the trend is {sure:.1f} deviations",
-            f"training took {_grew(trains):.2g} times as long in the last third as in the first, waiting {_grew(waits):.2g} times",
+            f"training took {trains:.2g} times as long in the last third as in the first, waiting {waits:.2g} times",
         ),
-        causes=tuple(causes),
+        causes=(
+            "reading the data: waiting has grown more than training" if waits > trains else "",
+            "something that grows with the steps: a list in the loss or the loop, hooks added again and again, a history that is kept",
+            "the machine: other processes, heat, memory that is swapped",
+        ),
         try_=(
             "surefoot profile, of the same program",
             "look at the memory that is used, and at what your own code keeps",
         ),
-        step=int(speed.step[third]),
+        step=int(speed.step[len(speed) // 3]),
         numbers={"before": before, "now": now},
     )
 
 
+@check("jittering-throughput", needs=_enough_speeds)
 def jittering_throughput(history: History) -> Verdict:
     """How much targets a second differ from one record to the next."""
-    name, speed = "jittering-throughput", history.column("targets_per_s").finite
-    speed = speed.where(np.arange(len(speed)) > 0)
-    if len(speed) < FEWEST or history.total("training_s") + history.total("waiting_s") < LONG_ENOUGH_S:
-        return Unclear(
-            name,
-            f"{len(speed)} records of the throughput, or {history.total('training_s'):.1f} s of training, are too few",
-        )
-    middle = level(speed.value)
-    share = noise(speed.value) / middle if middle > 0 else 0.0
+    speed = _speeds(history).value
+    middle = level(speed)
+    share = noise(speed) / middle if middle > 0 else 0.0
     if share < UNEVEN:
-        return Well(name, f"records differ by {share:.0%} of {three_digits(middle)} targets/s")
-    return Finding(
-        name,
+        return Well(f"records differ by {share:.0%} of {three_digits(middle)} targets/s")
+    return wrong(
         "note",
         f"Throughput jitters: records differ by {share:.0%} of {three_digits(middle)} targets a second.",
-        evidence=(f"slowest {three_digits(speed.value.min())}, fastest {three_digits(speed.value.max())}",),
+        (f"slowest {three_digits(speed.min())}, fastest {three_digits(speed.max())}",),
         causes=(
             "other processes on this machine",
             "samples of very different length or cost",
@@ -165,29 +160,26 @@ def jittering_throughput(history: History) -> Verdict:
     )
 
 
-def _overhead(history: History, name: str, column: str, most: float, *, doing: str, setting: str) -> Verdict:
+def _overhead(history: History, column: str, limit: float, *, doing: str, setting: str) -> Verdict:
     spent_s = history.total(column)
     all_s = sum(history.total(each) for each in ("training_s", "waiting_s", "evaluating_s", "saving_s"))
     if all_s < LEAST_S or len(history.train) < 2:
-        return Unclear(name, f"{all_s:.1f} s in {len(history.train)} records are too little")
+        return Unclear(f"{all_s:.1f} s in {len(history.train)} records are too little")
     share = spent_s / all_s
-    if share < most:
-        return Well(name, f"{doing.lower()} takes {share:.1%} of the time")
+    if share < limit:
+        return Well(f"{doing.lower()} takes {share:.1%} of the time")
     times = share * (1 - WANTED) / (WANTED * (1 - share))  # as much more seldom, it takes WANTED
-    tries = [_more_seldom(history, setting, times)]
-    if column == "evaluating_s":
-        tries.append(
-            "a smaller part of the split while training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
-        )
-    else:
-        tries.append("best: a score that improves at every evaluation is saved at every evaluation")
-    return Finding(
-        name,
+    return wrong(
         "warning",
         f"{doing} takes {share:.0%} of the time.",
-        evidence=(f"{spent_s:.1f} s of {all_s:.1f} s",),
+        (f"{spent_s:.1f} s of {all_s:.1f} s",),
         causes=(f"it is done too often: {setting} is {history.described.present(setting) or 'not known'}",),
-        try_=tuple(tries),
+        try_=(
+            _more_seldom(history, setting, times),
+            "a smaller part of the split while training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
+            if column == "evaluating_s"
+            else "best: a score that improves at every evaluation is saved at every evaluation",
+        ),
         numbers={"share": share},
     )
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well
+from surefoot.diagnose.finding import Unclear, Verdict, Well, check, wrong
 from surefoot.diagnose.history import History, Table
 from surefoot.diagnose.text import listed
 
@@ -19,29 +19,29 @@ WATCHED = 3
 """Watched steps: a median of three is not moved by one."""
 
 
+def watched_steps(history: History) -> str:
+    """What a check of layers lacks."""
+    count = len(history.layers)
+    return f"{count} watched steps are too few (at least {WATCHED})" if count < WATCHED else ""
+
+
+@check("never-updated", needs=watched_steps)
 def never_updated(history: History) -> Verdict:
     """Parameters without any gradient, and parameters whose weights do not move."""
-    name = "never-updated"
-    if len(history.layers) < WATCHED:
-        return Unclear(name, f"{len(history.layers)} watched steps are too few (at least {WATCHED})")
-    without = [str(held) for held in history.layers[-1].get("never_updated") or ()]
+    without = [str(parameter) for parameter in history.layers[-1].get("never_updated") or ()]
     moved = history.watched("update_norm")
-    still = unmoved(history)
-    still = [parameter for parameter in still if parameter not in without]
+    still = [parameter for parameter in unmoved(history) if parameter not in without]
     learning = [record for record in history.train if record.get("learning_rate")]
     if not without and (not still or not learning):
-        return Well(name, f"all {len(moved.names)} trainable parameters have gradients and move")
-    evidence = []
-    if without:
-        evidence.append(f"no gradient in any watched step: {listed(without)}")
-    if still:
-        evidence.append(f"weights unchanged by every watched step: {listed(still)}")
+        return Well(f"all {len(moved.names)} trainable parameters have gradients and move")
     count = len(without) + len(still)
-    return Finding(
-        name,
+    return wrong(
         "warning",
         f"{count} of {max(len(moved.names), count)} parameters {'is' if count == 1 else 'are'} never updated.",
-        evidence=tuple(evidence),
+        (
+            f"no gradient in any watched step: {listed(without)}" if without else "",
+            f"weights unchanged by every watched step: {listed(still)}" if still else "",
+        ),
         causes=(
             "a module that is made and not used in forward(), or only where the loss does not depend on it",
             "a tensor detached, or computed under no_grad, between this layer and the loss",
@@ -55,31 +55,31 @@ def never_updated(history: History) -> Verdict:
     )
 
 
+@check("unusual-updates")
 def unusual_updates(history: History) -> Verdict:
     """The median of update over weight, for each matrix, at the higher rates of the run."""
-    name, table = "unusual-updates", _ratios(history)
+    table = _ratios(history)
     medians = _medians(table)
     if not medians:
-        return Unclear(name, f"{len(table)} watched steps at the higher rates are too few (at least {WATCHED})")
+        return Unclear(f"{len(table)} watched steps at the higher rates are too few (at least {WATCHED})")
     low, middle, high = USUAL[0] / FAR, math.sqrt(USUAL[0] * USUAL[1]), USUAL[1] * FAR
     small = [parameter for parameter in medians if medians[parameter] < low]
     large = [parameter for parameter in medians if medians[parameter] > high]
     typical = float(np.median(list(medians.values())))
-    if not small and not large:
+    count = len(small) + len(large)
+    if not count:
         return Well(
-            name, f"an update is {typical:.1g} of the weight's norm in the middle of all layers (usual: 1e-4 to 1e-2)"
+            f"an update is {typical:.1g} of the weight's norm in the middle of all layers (usual: 1e-4 to 1e-2)"
         )
     evidence = [f"in the middle of all {len(medians)} layers an update is {typical:.2g} of the weight's norm"]
-    for far, said in ((large, f"above {high:g}"), (small, f"below {low:g}")):
+    for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
         shown = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
         if shown:
-            evidence.append(f"{said}: {listed([f'{parameter} ({medians[parameter]:.1g})' for parameter in shown])}")
-    several = len(small) + len(large) > len(medians) / 2
-    return Finding(
-        name,
-        "warning" if several else "note",
-        f"Updates of {len(small) + len(large)} of {len(medians)} layers are far from the usual 1e-4 to 1e-2 of their weights.",
-        evidence=tuple(evidence),
+            evidence.append(f"{where}: {listed([f'{parameter} ({medians[parameter]:.1g})' for parameter in shown])}")
+    return wrong(
+        "warning" if count > len(medians) / 2 else "note",
+        f"Updates of {count} of {len(medians)} layers are far from the usual 1e-4 to 1e-2 of their weights.",
+        evidence,
         causes=(
             "a rate that does not suit these layers: much too high or low, or one for all where their gradients differ by far",
             "weights that start much smaller or larger than others",
@@ -95,14 +95,8 @@ def unusual_updates(history: History) -> Verdict:
 
 def unmoved(history: History) -> list[str]:
     """Parameters whose weights no watched step has changed, of those that were seen often enough."""
-    moved = history.watched("update_norm")
-    found = []
-    for place, parameter in enumerate(moved.names):
-        values = moved.value[:, place]
-        values = values[np.isfinite(values)]
-        if values.size >= WATCHED and not values.any():
-            found.append(parameter)
-    return found
+    columns = history.watched("update_norm").columns()
+    return [parameter for parameter, values in columns.items() if values.size >= WATCHED and not values.any()]
 
 
 def ratio_at_full_rate(history: History) -> float:
@@ -144,11 +138,6 @@ def _ratios(history: History) -> Table:
 
 
 def _medians(table: Table) -> dict[str, float]:
-    """The middle of each column that has enough numbers."""
-    found = {}
-    for place, parameter in enumerate(table.names):
-        values = table.value[:, place]
-        values = values[np.isfinite(values) & (values > 0)]  # what does not move at all is `never_updated`
-        if values.size >= WATCHED:
-            found[parameter] = float(np.median(values))
-    return found
+    """The middle of each column that has enough numbers; what does not move at all is `never_updated`."""
+    moved = {parameter: values[values > 0] for parameter, values in table.columns().items()}
+    return {parameter: float(np.median(values)) for parameter, values in moved.items() if values.size >= WATCHED}

@@ -83,8 +83,6 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
 
     The same charts give the same bytes. Raises `ConfigError` where there is nothing to draw or a file cannot be written.
     """
-    from surefoot.errors import ConfigError
-
     shown = [chart for chart in charts if axes(chart) is not None][:_MOST]
     if not shown:
         raise ConfigError(f"nothing to draw: {title} has no records of training or scores")
@@ -92,11 +90,9 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
         from matplotlib.figure import Figure
 
         rows = _rows(shown)
-        figure = Figure(
-            figsize=(9.0, sum(3.4 if len(row) == 1 and row[0].wide else 2.5 for row in rows)), layout="constrained"
-        )
-        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         heights = [3.4 if len(row) == 1 and row[0].wide else 2.5 for row in rows]
+        figure = Figure(figsize=(9.0, sum(heights)), layout="constrained")
+        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
         for place, row in enumerate(rows):
             for column, chart in enumerate(row):

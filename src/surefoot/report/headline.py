@@ -7,27 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.report.charts import written
-from surefoot.report.series import Curve, ReportedRun, smoothed
+from surefoot.report.curves import Curve, smoothed
+from surefoot.report.series import ReportedRun
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "silent"]
-_RISES = (
-    "accuracy",
-    "bleu",
-    "chrf",
-    "f1",
-    "top",
-    "acc",
-    "correct",
-    "rate",
-    "score",
-)  # in names of what is better when larger
-_ENDS: dict[str, State] = {  # by the first word of the event
-    "finished": "finished",
-    "stopped": "stopped",
-    "left": "stopped",
-    "diverged": "diverged",
-    "failed": "failed",
-}
+# in names of what is better when larger
+_RISES = ("accuracy", "bleu", "chrf", "f1", "top", "acc", "correct", "rate", "score")
+_ENDS: dict[str, State] = {"left": "stopped", "stopped": "stopped"}  # by the first word of the event
+_ENDS |= {"finished": "finished", "diverged": "diverged", "failed": "failed"}
 _LATE = 0.8  # of a run: what is after that is its end
 _MOVED = 0.02  # of all that a score has moved in the run; half of that, of what it was before, is a movement too
 
@@ -45,7 +32,6 @@ class Headline:
 
     @property
     def best_is_last(self) -> bool:
-        """Whether nothing before was better."""
         return self.best_step == self.last_step or self.best == self.last
 
 
@@ -65,24 +51,20 @@ def state_of(run: ReportedRun, *, running: bool) -> State:
     return "silent"
 
 
+def words_of(state: State) -> str:
+    return "not running" if state == "silent" else state
+
+
 def headline(run: ReportedRun) -> Headline | None:
     """The score that the run watches, or else its first loss, its first score, or the training loss; None without records."""
-    scores = run.recorded.scores
-    losses = [name for name in scores if name.endswith("loss")]
-    watched = [run.watch["score"]] if run.watch is not None and run.watch["score"] in scores else []
-    for name in [*watched, *losses, *scores]:
-        if scores[name].last is not None:
-            direction = (
-                run.watch["direction"] if run.watch is not None and name == run.watch["score"] else direction_of(name)
-            )
-            return _headline(name, scores[name], direction)
-    loss = training_loss(run)
+    scores = {name: curve for name, curve in run.recorded.scores.items() if curve.last is not None}
+    if run.watch is not None and run.watch["score"] in scores:
+        return _headline(run.watch["score"], scores[run.watch["score"]], run.watch["direction"])
+    first = next((name for name in scores if name.endswith("loss")), next(iter(scores), None))
+    if first is not None:
+        return _headline(first, scores[first], direction_of(first))
+    loss = run.recorded.train.get("loss")
     return None if loss is None or loss.last is None else _headline("training loss", loss, "min")
-
-
-def training_loss(run: ReportedRun) -> Curve | None:
-    """The curve of the training loss; of the applied steps alone where that is recorded for all."""
-    return run.recorded.train.get("loss")
 
 
 def direction_of(name: str) -> str:
@@ -100,9 +82,7 @@ def verdict(run: ReportedRun, state: State) -> str:
     recorded, found = run.recorded, headline(run)
     told = [_how_it_ended(run, state)]
     if found is not None:
-        curve = recorded.scores.get(found.name) or training_loss(run)
-        assert curve is not None
-        assert curve.first is not None
+        curve = recorded.scores.get(found.name) or recorded.train["loss"]
         told += _moved(found, curve, running=state == "running")
     if recorded.skipped:
         told.append(f"{recorded.skipped:,} step{'s' * (recorded.skipped != 1)} skipped")

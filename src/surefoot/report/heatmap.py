@@ -1,4 +1,4 @@
-"""Heat maps: one row for each layer, one column for each watched step, as a picture of a few kilobytes.
+"""What the watched steps tell of each layer, as heat maps: a row for each layer, a column for each watched step or some neighbours.
 
 Rectangles for tens of thousands of values would be megabytes; one picture element each, drawn without smoothing, is the same.
 """
@@ -6,19 +6,23 @@ Rectangles for tens of thousands of values would be megabytes; one picture eleme
 from __future__ import annotations
 
 import math
-import struct
-import zlib
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
 
 from surefoot.report.charts import Unit, on_axis, written
+from surefoot.tracking.record import Record
 
 ROWS = 48
 # the colour map cividis, told apart alike with every colour vision: Nunez, Anderton and Renslow 2018, doi:10.1371/journal.pone.0199239
 CIVIDIS = ("#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838")
 _COLOURS = 100  # of the palette; one more is for what is not there, and one for what is not finite
 _MISSING, _STRANGE = _COLOURS, _COLOURS + 1
+COLUMNS = 120
+_KINDS = ("gradient_norm", "weight_norm", "update_norm", "saturated", "activation_norm")
+_Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 
 @dataclass(frozen=True)
@@ -78,36 +82,23 @@ def heat_map(
         title=title,
         note=note,
         rows=tuple(_row(name, row, steps, unit) for name, row in table.items()),
-        picture=f"data:image/png;base64,{b64encode(png(cells, _palette())).decode()}",
+        picture=f"data:image/png;base64,{b64encode(_png(cells)).decode()}",
         steps=tuple(f"{steps[place]:,}" for place in places),
-        scale=tuple(written(value, unit) if unit != "number" else on_axis(_rounded(value)) for value in scale),
+        scale=tuple(written(value, unit) if unit != "number" else on_axis(float(f"{value:.2g}")) for value in scale),
         summary=f"{title}: {len(table)} rows over steps {steps[0]:,} to {steps[-1]:,}, from {written(low, unit)} to {written(high, unit)}",
     )
 
 
-def png(cells: Sequence[Sequence[int]], palette: Sequence[tuple[int, int, int, int]]) -> bytes:
-    """A picture of palette entries as PNG (8 bits, colour type 3): https://www.w3.org/TR/png-3/
+def _png(cells: Sequence[Sequence[int]]) -> bytes:
+    """A picture of one element for each cell, an entry of the palette."""
+    from PIL import Image
 
-    >>> png([[0, 1]], [(0, 0, 0, 255), (255, 255, 255, 0)])[:8]
-    b'\\x89PNG\\r\\n\\x1a\\n'
-    """
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", len(cells[0]), len(cells), 8, 3, 0, 0, 0)
-    colours = b"".join(bytes(entry[:3]) for entry in palette)
-    rows = b"".join(b"\0" + bytes(row) for row in cells)  # each begins with its filter: none
-    return b"".join(
-        [
-            b"\x89PNG\r\n\x1a\n",
-            chunk(b"IHDR", header),
-            chunk(b"PLTE", colours),
-            chunk(b"tRNS", bytes(entry[3] for entry in palette)),
-            chunk(b"IDAT", zlib.compress(rows, 9)),
-            chunk(b"IEND", b""),
-        ]
-    )
+    palette, file = _palette(), BytesIO()
+    picture = Image.new("P", (len(cells[0]), len(cells)))
+    picture.putpalette([part for entry in palette for part in entry[:3]])
+    picture.putdata([cell for row in cells for cell in row])
+    picture.save(file, "png", optimize=True, transparency=bytes(entry[3] for entry in palette))
+    return file.getvalue()
 
 
 def grouped(names: Sequence[str], *, most: int = ROWS) -> dict[str, list[str]]:
@@ -149,18 +140,96 @@ def _cell(value: float | None, low: float, high: float, logarithmic: bool) -> in
 
 
 def _palette() -> list[tuple[int, int, int, int]]:
-    anchors = [tuple(int(text[place : place + 2], 16) for place in (1, 3, 5)) for text in CIVIDIS]
-    found = []
+    anchors = [tuple(int(text[first : first + 2], 16) for first in (1, 3, 5)) for text in CIVIDIS]
+    colours = []
     for index in range(_COLOURS):
-        place = index / (_COLOURS - 1) * (len(anchors) - 1)
-        first = min(int(place), len(anchors) - 2)
-        part = place - first
-        red, green, blue = (
-            round(one + part * (other - one)) for one, other in zip(anchors[first], anchors[first + 1], strict=True)
-        )
-        found.append((red, green, blue, 255))
-    return [*found, (0, 0, 0, 0), (213, 94, 0, 255)]
+        before, part = divmod(index / (_COLOURS - 1) * (len(anchors) - 1), 1)
+        pairs = zip(anchors[int(before)], anchors[min(int(before) + 1, len(anchors) - 1)], strict=True)
+        red, green, blue = (round(low + part * (high - low)) for low, high in pairs)
+        colours.append((red, green, blue, 255))
+    return [*colours, (0, 0, 0, 0), (213, 94, 0, 255)]
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.2g}")
+class Layers:
+    """The "layers" records of a run: at most twice `COLUMNS` of them, each the largest of its neighbours' values."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.tables: list[_Table] = []
+        self.size = 1  # watched steps in each column but the last
+        self.in_last = 0
+        self.never_updated: list[str] = []
+
+    def add(self, record: Record) -> None:
+        table = {kind: _numbers(record.get(kind)) for kind in _KINDS}
+        weights, updates = table.pop("weight_norm"), table.pop("update_norm")
+        table["ratio"] = {
+            name: update / weights[name] for name, update in updates.items() if weights.get(name, 0.0) > 0
+        }
+        step = record.get("watched_step", record["step"])
+        never = record.get("never_updated")
+        self.never_updated = [str(name) for name in never] if isinstance(never, list) else []
+        if self.tables and self.in_last < self.size:
+            self.tables[-1] = _larger(self.tables[-1], table)
+            self.in_last += 1
+            return
+        if len(self.tables) == 2 * COLUMNS:
+            self.tables = [_larger(one, other) for one, other in zip(self.tables[::2], self.tables[1::2], strict=True)]
+            self.steps = self.steps[::2]
+            self.size *= 2
+        self.steps.append(step if isinstance(step, int) else record["step"])
+        self.tables.append(table)
+        self.in_last = 1
+
+    def maps(self) -> list[HeatMap]:
+        """Gradient norm, update to weight, and what is saturated, as far as they were recorded."""
+        several = f" Each column is the largest of {self.size} watched steps." if self.size > 1 else ""
+        texts = {
+            "gradient_norm": ("Gradient norm of each layer", "Before clipping. Light is large."),
+            "ratio": ("Update to weight", "How large a step is against what it changes: about 0.001 is usual."),
+        }
+        maps = [
+            heat_map(kind, title, self._table(kind), self.steps, note=note + several)
+            for kind, (title, note) in texts.items()
+        ]
+        if any(value > 0 for table in self.tables for value in table["saturated"].values()):
+            title = "Outputs at their flat end"
+            note = f"Of activations that saturate or rectify; 100 % passes no gradient.{several}"
+            rows = self._table("saturated")
+            maps.append(heat_map("saturated", title, rows, self.steps, logarithmic=False, unit="fraction", note=note))
+        return [one for one in maps if one is not None]
+
+    def _table(self, kind: str) -> dict[str, Sequence[float | None]]:
+        names = list(dict.fromkeys(name for table in self.tables for name in table[kind]))
+        rows: dict[str, Sequence[float | None]] = {}
+        for group, members in grouped(names).items():
+            columns = [[table[kind][name] for name in members if name in table[kind]] for table in self.tables]
+            together = _norm if kind == "gradient_norm" else _largest
+            rows[group] = [together(values) if values else None for values in columns]
+        return rows
+
+
+def _numbers(held: Any) -> dict[str, float]:
+    if not isinstance(held, dict):
+        return {}
+    numbers = {name: value for name, value in held.items() if not isinstance(value, bool)}
+    return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+
+
+def _larger(one: _Table, other: _Table) -> _Table:
+    return {
+        kind: {
+            name: _largest([held[name] for held in (one[kind], other[kind]) if name in held])
+            for name in {**one[kind], **other[kind]}
+        }
+        for kind in one
+    }
+
+
+def _largest(values: Sequence[float]) -> float:
+    strange = [value for value in values if not math.isfinite(value)]
+    return strange[0] if strange else max(values)
+
+
+def _norm(values: Sequence[float]) -> float:
+    return math.hypot(*values)

@@ -16,7 +16,8 @@ from socketserver import ThreadingTCPServer
 
 from surefoot.errors import ConfigError
 from surefoot.report.page import POLICY
-from surefoot.report.write import is_running, page_of
+from surefoot.report.write import page_of
+from surefoot.tracking.run_reader import is_running
 
 HERE = "127.0.0.1"
 EVERY_S = 3.0

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.finding import Finding
 from surefoot.report import tables
 from surefoot.report.charts import Chart, Line, written
-from surefoot.report.headline import State, state_of, verdict
+from surefoot.report.headline import State, state_of, verdict, words_of
 from surefoot.report.heatmap import CIVIDIS
 from surefoot.report.run_charts import charts
 from surefoot.report.series import ReportedRun
@@ -23,13 +22,17 @@ from surefoot.report.svg import svg
 from surefoot.tracking.commands import commands
 from surefoot.tracking.format import visible
 from surefoot.tracking.panels import ConfusionMatrix, Curves, Panels, TintedText
+from surefoot.tracking.run_reader import surefoot_version
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+MOST_BYTES = 1_000_000
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_TURNING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")  # the words that follow, too
+_FILES = ("page.html", "parts.html", "run.html", "runs.html", "page.css")
 _FULL_NATS = 6.0  # of loss: as strong as it gets
-
 _DARKEST = 78  # percent, so that letters can be read
 
 
@@ -41,14 +44,12 @@ def tinted(text: TintedText) -> list[tuple[str, int | None, str]]:
     [('so', None, ''), (' it', 39, '50 %'), (' goes', 0, '0 %')]
     """
     full = _FULL_NATS if text.unit == "nats" else 1.0
-    found: list[tuple[str, int | None, str]] = []
+    tints: list[tuple[str, int | None, str]] = []
     for piece, value in text.pieces:
-        if value is None:
-            found.append((piece, None, ""))
-            continue
-        words = f"{value:.2f} nats" if text.unit == "nats" else written(value, "fraction")
-        found.append((piece, round(_DARKEST * min(1.0, value / full)), words))
-    return found
+        tint = None if value is None else round(_DARKEST * min(1.0, value / full))
+        words = "" if value is None else f"{value:.2f} nats" if text.unit == "nats" else written(value, "fraction")
+        tints.append((piece, tint, words))
+    return tints
 
 
 def shaded(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
@@ -61,50 +62,19 @@ def shaded(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool
     """
     rows = []
     for place, (name, counts) in enumerate(zip(matrix.classes, matrix.counts, strict=True)):
-        total = sum(counts) or 1
-        rows.append(
-            (
-                name,
-                [
-                    (count, round(_DARKEST * (count / total) ** 0.5), place == other)
-                    for other, count in enumerate(counts)
-                ],
-            )
-        )
+        tints = [round(_DARKEST * (count / (sum(counts) or 1)) ** 0.5) for count in counts]
+        right = [place == other for other in range(len(counts))]
+        rows.append((name, list(zip(counts, tints, right, strict=True))))
     return rows
 
 
 def chart_of(panel: Curves) -> Chart:
     """A panel of curves as a chart; a point without a value is left out."""
-    lines = tuple(
-        Line(
-            name,
-            tuple((float(step), value) for step, value in points if value is not None),
-            place,
-            place // 7,
-            dots=len(points) < 60,
-        )
-        for place, (name, points) in enumerate(panel.curves.items())
-    )
-    return Chart("panel", panel.title, lines, note=panel.legend, wide=True)
-
-
-MOST_BYTES = 1_000_000
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-
-_TURNING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")  # the words that follow, too
-
-_FILES = ("page.html", "parts.html", "run.html", "runs.html", "page.css")
-
-_STATES: dict[State, str] = {
-    "running": "running",
-    "finished": "finished",
-    "stopped": "stopped",
-    "diverged": "diverged",
-    "failed": "failed",
-    "silent": "not running",
-}
+    lines = []
+    for place, (name, curve) in enumerate(panel.curves.items()):
+        points = tuple((float(step), value) for step, value in curve if value is not None)
+        lines.append(Line(name, points, place, place // 7, dots=len(curve) < 60))
+    return Chart("panel", panel.title, tuple(lines), note=panel.legend, wide=True)
 
 
 @dataclass(frozen=True)
@@ -168,7 +138,7 @@ def _of_run(run: ReportedRun, state: State) -> dict[str, Any]:
         "run": run,
         "title": run.files.name,
         "state": state,
-        "state_words": _STATES[state],
+        "state_words": words_of(state),
         "began": next((value for name, value in tables.surroundings(run) if name == "began"), ""),
         "verdict": verdict(run, state),
         "tiles": tables.tiles(run, state),
@@ -234,9 +204,8 @@ def _environment() -> Environment:
 
     here = resources.files("surefoot.report")
     texts = {name: (here / name).read_text(encoding="utf-8") for name in _FILES}
-    made = Environment(
-        loader=DictLoader(texts), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    loader, strict = DictLoader(texts), StrictUndefined
+    made = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     made.globals |= {
         "css": Markup(texts["page.css"]),
         "svg": lambda chart: Markup(svg(chart)),
@@ -245,13 +214,6 @@ def _environment() -> Environment:
         "tinted": tinted,
         "shaded": shaded,
         "panel_chart": chart_of,
-        "version": _version(),
+        "version": surefoot_version(),
     }
     return made
-
-
-def _version() -> str:
-    try:
-        return version("surefoot")
-    except PackageNotFoundError:
-        return "unknown"

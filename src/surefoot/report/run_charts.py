@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Literal
 
 from surefoot.report.charts import Chart, Line, Mark, Points, written
+from surefoot.report.curves import Curve, smoothed
 from surefoot.report.headline import headline
-from surefoot.report.series import Curve, ReportedRun, smoothed
+from surefoot.report.series import ReportedRun
 
 _SMOOTHED = 40  # points; fewer are few enough to be seen
 _DOTS = 60
@@ -22,8 +23,7 @@ def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
     found = [
         *loss_charts(run, stretches),
         *_score_charts(run, stretches),
-        *_optimizer_charts(run, stretches),
-        *_machine_charts(run, stretches),
+        *_train_charts(run, stretches),
         *_users_charts(run, stretches),
     ]
     return [chart for chart in found if any(line.points for line in chart.lines)]
@@ -37,13 +37,13 @@ def loss_charts(run: ReportedRun, stretches: int | None = None) -> list[Chart]:
     if "loss" in train:
         loss = train["loss"]
         if loss.count > _SMOOTHED:
-            lines.append(Line("training", _points(loss, stretches), faint=True, named=False))
+            lines.append(Line("training", points_of(loss, stretches), faint=True, named=False))
             lines.append(Line("training, smoothed", tuple(smoothed(loss))))
         else:
-            lines.append(Line("training", _points(loss, stretches), dots=loss.count < _DOTS))
+            lines.append(Line("training", points_of(loss, stretches), dots=loss.count < _DOTS))
         marks += _strange(loss, "training loss")
     for place, (name, curve) in enumerate(losses.items(), 1):
-        lines.append(Line(name, _points(curve, stretches), colour=place, dots=curve.count < _DOTS))
+        lines.append(Line(name, points_of(curve, stretches), colour=place, dots=curve.count < _DOTS))
         marks += _strange(curve, name)
     found = headline(run)
     if found is not None and found.name in losses:
@@ -77,7 +77,7 @@ def _score_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     found, main = [], headline(run)
     for score, splits in list(by_score.items())[:_MOST_SCORES]:
         lines = tuple(
-            Line(split or score, _points(curve, stretches), colour=place, dots=curve.count < _DOTS)
+            Line(split or score, points_of(curve, stretches), colour=place, dots=curve.count < _DOTS)
             for place, (split, curve) in enumerate(list(splits.items())[:_MOST_LINES], 1)
         )
         marks = [mark for split, curve in splits.items() for mark in _strange(curve, f"{split}/{score}")]
@@ -89,54 +89,30 @@ def _score_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     return found
 
 
-def _optimizer_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    train = run.recorded.train
-    rates = [Line("learning rate", _points(train["learning_rate"], stretches))] if "learning_rate" in train else []
-    norms = []
-    if "norm_max" in train:
-        norms.append(Line("largest", _points(train["norm_max"], stretches), colour=1))
-    if "norm" in train:
-        norms.append(Line("mean", _points(train["norm"], stretches)))
-    strange = tuple(_strange(train["norm_max"], "gradient norm")) if "norm_max" in train else ()
-    clipped = [Line("clipped", _points(train["clipped"], stretches), colour=2)] if "clipped" in train else []
-    return [
-        Chart("learning-rate", "Learning rate", tuple(rates), zero=True, scale="linear"),
-        Chart("norm", "Gradient norm", tuple(norms), strange, note="of each step, before clipping"),
-        Chart(
-            "clipped",
-            "Share of the gradient that was clipped",
-            tuple(clipped),
-            unit="fraction",
-            zero=True,
-            scale="linear",
-        ),
-    ]
+def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
+    """Learning rate and gradient, speed and memory; a line without points is left out."""
 
+    def lines(*curves: tuple[str, str, int]) -> tuple[Line, ...]:
+        drawn = [(name, points_of(train.get(key), stretches), colour) for key, name, colour in curves]
+        return tuple(Line(name, points, colour) for name, points, colour in drawn if points)
 
-def _machine_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     train = run.recorded.train
-    rate = [Line("targets a second", _points(train["targets_per_s"], stretches))] if "targets_per_s" in train else []
-    memory = [
-        Line(name, _points(train[key], stretches), colour=place)
-        for place, (key, name) in enumerate(
-            (
-                ("host_memory_bytes", "this process"),
-                ("host_memory_peak_bytes", "this process, largest"),
-                ("device_memory_peak_bytes", "device, largest"),
-            )
-        )
-        if key in train
-    ]
+    rate, clipped = lines(("learning_rate", "learning rate", 0)), lines(("clipped", "clipped", 2))
+    norms = lines(("norm_max", "largest", 1), ("norm", "mean", 0))
+    strange = tuple(_strange(train["norm_max"], "gradient norm") if "norm_max" in train else ())
+    speed = lines(("targets_per_s", "targets a second", 0))
+    memory = lines(
+        ("host_memory_bytes", "this process", 0),
+        ("host_memory_peak_bytes", "this process, largest", 1),
+        ("device_memory_peak_bytes", "device, largest", 2),
+    )
+    share, waiting = "Share of the gradient that was clipped", "training and waiting for data"
     return [
-        Chart(
-            "throughput",
-            "Targets a second",
-            tuple(rate),
-            zero=True,
-            scale="linear",
-            note="training and waiting for data",
-        ),
-        Chart("memory", "Memory", tuple(memory), unit="bytes", zero=True, scale="linear"),
+        Chart("learning-rate", "Learning rate", rate, zero=True, scale="linear"),
+        Chart("norm", "Gradient norm", norms, strange, note="of each step, before clipping"),
+        Chart("clipped", share, clipped, unit="fraction", zero=True, scale="linear"),
+        Chart("throughput", "Targets a second", speed, zero=True, scale="linear", note=waiting),
+        Chart("memory", "Memory", memory, unit="bytes", zero=True, scale="linear"),
     ]
 
 
@@ -145,15 +121,16 @@ def _users_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         Chart(
             f"value-{name}",
             name,
-            (Line(name, _points(curve, stretches), colour=3, dots=curve.count < _DOTS),),
+            (Line(name, points_of(curve, stretches), colour=3, dots=curve.count < _DOTS),),
             tuple(_strange(curve, name)),
         )
         for name, curve in list(run.recorded.users.items())[:_MOST_USERS]
     ]
 
 
-def _points(curve: Curve, stretches: int | None) -> Points:
-    return tuple((float(step), value) for step, value in curve.points(stretches))
+def points_of(curve: Curve | None, stretches: int | None) -> Points:
+    """What is drawn of a curve; nothing where there is none."""
+    return () if curve is None else tuple((float(step), value) for step, value in curve.points(stretches))
 
 
 def _strange(curve: Curve, name: str) -> list[Mark]:

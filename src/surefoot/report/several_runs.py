@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from surefoot.report import tables
 from surefoot.report.charts import Chart, Line, Mark, Points, written
-from surefoot.report.headline import State, direction_of, headline
-from surefoot.report.series import Curve, ReportedRun, smoothed
+from surefoot.report.curves import Curve, smoothed
+from surefoot.report.headline import State, direction_of, headline, words_of
+from surefoot.report.run_charts import points_of
+from surefoot.report.series import ReportedRun
 
 _MOST_SCORES = 12
 _DOTS = 60
@@ -68,7 +70,7 @@ def overlaid(runs: Sequence[ReportedRun], states: Sequence[State], *, stretches:
     rows = [
         RunRow(
             name=one.label,
-            state=state if state != "silent" else "not running",
+            state=words_of(state),
             steps=f"{one.run.recorded.last_step:,}",
             time=written(sum(one.run.recorded.spent_s.values()), "seconds"),
             colour=place % 7,
@@ -115,29 +117,21 @@ def overlaid_charts(named: Sequence[Named], score_names: Sequence[str], stretche
     """Training loss, each score, learning rate, gradient norm and speed, one line a run."""
     trained = [one.run.recorded.train for one in named]
     labels = [one.label for one in named]
-    losses = [
-        None if (curve := train.get("loss")) is None or not curve.count else tuple(smoothed(curve)) for train in trained
-    ]
+    losses = [tuple(smoothed(train.get("loss", Curve()))) for train in trained]
     found = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
     for name in score_names:
         curves = [one.run.recorded.scores.get(name) for one in named]
-        points = [_points(curve, stretches) for curve in curves]
+        points = [points_of(curve, stretches) for curve in curves]
         dots = max((curve.count for curve in curves if curve is not None), default=0) < _DOTS
         lines = _lines(labels, points, dots=dots)
         found.append(Chart(f"score-{name}", name, lines, _best_of_all(curves, direction_of(name))))
     for key, title in _MORE.items():
-        lines = _lines(labels, [_points(train.get(key), stretches) for train in trained])
+        lines = _lines(labels, [points_of(train.get(key), stretches) for train in trained])
         found.append(Chart(key, title, lines, zero=key != "norm"))
     return [chart for chart in found if chart.lines]
 
 
-def _points(curve: Curve | None, stretches: int) -> Points | None:
-    if curve is None or not curve.count:
-        return None
-    return tuple((float(step), value) for step, value in curve.points(stretches))
-
-
-def _lines(labels: Sequence[str], curves: Sequence[Points | None], *, dots: bool = False) -> tuple[Line, ...]:
+def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = False) -> tuple[Line, ...]:
     """One line for each run that has the curve, in the run's colour."""
     return tuple(
         Line(label, points, place % 7, place // 7 % 5, dots=dots)
@@ -162,11 +156,11 @@ def _best(curve: Curve | None, direction: str) -> tuple[int, float] | None:
 
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[Cell]:
     direction = direction_of(name)
-    found = [_best(run.recorded.scores.get(name), direction) for run in runs]
-    known = [best[1] for best in found if best is not None]
-    winner = None if not known else max(known) if direction == "max" else min(known)
+    bests = [_best(run.recorded.scores.get(name), direction) for run in runs]
+    known = [best[1] for best in bests if best is not None]
+    winner = (max if direction == "max" else min)(known, default=None)
     cells = []
-    for run, best in zip(runs, found, strict=True):
+    for run, best in zip(runs, bests, strict=True):
         if best is None:
             cells.append(Cell("\u2013", "", best=False))
             continue
@@ -188,15 +182,11 @@ def _title(names: Sequence[str]) -> str:
 
 def _verdict(named: Sequence[Named]) -> str:
     """Which run is best by the score that the first is judged by."""
-    found = [(headline(one.run), one.label) for one in named]
-    first = found[0][0]
-    known = [
-        (head.best, label)
-        for head, label in found
-        if head is not None and first is not None and head.name == first.name
-    ]
-    if first is None or not known:
+    heads = [(headline(one.run), one.label) for one in named]
+    first = heads[0][0]
+    if first is None:
         return f"{len(named)} runs"
+    known = [(head.best, label) for head, label in heads if head is not None and head.name == first.name]
     value, label = (max if first.direction == "max" else min)(known, key=lambda pair: pair[0])
     rest = "" if len(known) == len(named) else f" ({len(known)} of {len(named)} runs have it)"
     return f"{label} has the best {first.name}, {written(value)}{rest}"

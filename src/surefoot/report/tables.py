@@ -10,6 +10,7 @@ from typing import Any
 from surefoot.report.charts import written
 from surefoot.report.headline import Headline, State, headline
 from surefoot.report.series import PHASES, ReportedRun
+from surefoot.tracking.run_reader import Session
 
 _LONGEST = 400  # letters of a value
 _MOST = 300  # rows
@@ -130,18 +131,14 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
     if not run.files.sessions:
         return []
     first, last = run.files.sessions[0], run.files.sessions[-1]
-    machine = last.get("machine") if isinstance(last.get("machine"), dict) else {}
-    assert isinstance(machine, dict)
+    machine = last.get("machine", {})
     rows = [
         ("began", _time(first)),
         ("last resumed", _time(last) if len(run.files.sessions) > 1 else None),
         ("sittings", str(len(run.files.sessions)) if len(run.files.sessions) > 1 else None),
-        ("surefoot", machine.get("surefoot")),
-        ("torch", machine.get("torch")),
-        ("python", last.get("python")),
-        ("numpy", last.get("numpy")),
-        ("platform", last.get("platform")),
-        ("device", _device(machine)),
+        *((name, machine.get(name)) for name in ("surefoot", "torch")),
+        *((name, last.get(name)) for name in ("python", "numpy", "platform")),
+        ("device", ", ".join(str(machine[name]) for name in ("device", "hardware", "cpu") if machine.get(name))),
         ("processors", last.get("processors")),
         ("threads", machine.get("threads")),
         ("ranks", machine.get("ranks") if machine.get("ranks") not in (None, 1) else None),
@@ -165,20 +162,12 @@ def _whose(run: ReportedRun) -> str:
     return "scored once" if step is None else f"scored once, weights of step {step:,}"
 
 
-def _time(sitting: Mapping[str, Any]) -> str | None:
-    held = sitting.get("time")
-    return held.replace("T", " ", 1) if isinstance(held, str) else None
+def _time(session: Session) -> str:
+    return session.get("time", "").replace("T", " ", 1)
 
 
-def _device(machine: Mapping[str, Any]) -> str:
-    return ", ".join(str(machine[name]) for name in ("device", "hardware", "cpu") if machine.get(name))
-
-
-def _data(held: Any) -> str | None:
-    if not isinstance(held, dict):
-        return None
-    told = []
-    for name, value in held.items():
-        if isinstance(value, str | int | float) and name != "seed":
-            told.append(f"{name} {str(value)[:16] if name == 'sha256' else value}")
-    return ", ".join(told) or None
+def _data(data: Mapping[str, Any] | None) -> str:
+    plain = {name: value for name, value in (data or {}).items() if isinstance(value, str | int | float)}
+    return ", ".join(
+        f"{name} {str(value)[:16] if name == 'sha256' else value}" for name, value in plain.items() if name != "seed"
+    )

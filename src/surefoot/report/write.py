@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import struct
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.config.paths import local_path, open_regular, write_whole
+from surefoot.config.paths import local_path, write_whole
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Finding
 from surefoot.diagnose.reading import collecting, described_in
 from surefoot.errors import ConfigError, DataError
 from surefoot.report.page import POLICY, run_page, runs_page
 from surefoot.report.series import read_reported_run
-from surefoot.tracking.panels import Panels, read_panels
+from surefoot.tracking.panels import Panels
+from surefoot.tracking.panels_file import read_panels
 from surefoot.tracking.record import Record
+from surefoot.tracking.run_reader import is_running
 
 FILE = "report.html"  # in a run's directory
-_FLOCK = "qqihh" if sys.platform == "darwin" else "hhqqi0q"  # fcntl.h
-_FLOCK_KIND = 3 if sys.platform == "darwin" else 0
 
 
 def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
@@ -101,7 +99,6 @@ class _Findings:
         self.problem: Exception | None = None
 
     def add(self, record: Record) -> None:
-        """Keep a record."""
         try:
             if self.problem is None:
                 self.held.add(record)
@@ -124,28 +121,3 @@ def refuse_no_run(path: Path) -> None:
         raise ConfigError(f"{path} is no directory of a run")
     if not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
         raise ConfigError(f"{path} is no directory of a run: it has neither config.toml nor metrics.jsonl")
-
-
-def is_running(path: Path) -> bool:
-    """Whether a process trains into a run's directory now, as far as its lock tells."""
-    if "surefoot.tracking.run_directory" in sys.modules:  # else this process trains nothing
-        from surefoot.tracking.run_directory import held_here
-
-        if held_here(path):  # to open and close its lock would let go of it
-            return True
-    if sys.platform == "win32":
-        return False
-    import fcntl
-
-    try:
-        with open_regular(path / ".lock") as lock:
-            asked = _lock_of_whole_file(fcntl.F_WRLCK)
-            kind = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, asked))[_FLOCK_KIND]
-    except OSError:  # there is none, or it is another user's
-        return False
-    return bool(kind != fcntl.F_UNLCK)
-
-
-def _lock_of_whole_file(kind: int) -> bytes:
-    """A `struct flock`, to ask who holds a file without holding it for a moment, in which a run might want to start."""
-    return struct.pack(_FLOCK, *(0, 0, 0, kind, 0) if sys.platform == "darwin" else (kind, 0, 0, 0, 0))

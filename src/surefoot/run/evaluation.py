@@ -49,7 +49,8 @@ def made(
     >>> made(lambda model: 1 / 0, None).told
     ('no panels: ZeroDivisionError: division by zero',)
     """
-    from surefoot.tracking.panels import MOST_BYTES, Panel, fitting
+    from surefoot.tracking.panels import Panel
+    from surefoot.tracking.panels_file import MOST_BYTES, fitting
 
     found: list[Panel] = []
     told: list[str] = []
@@ -163,7 +164,8 @@ class Evaluations:
 
         Given up where `stop`, which is asked on rank 0 alone, says so.
         """
-        from surefoot.tracking.panels import FILE, Panels, written
+        from surefoot.tracking.panels import Panels, written
+        from surefoot.tracking.panels_file import FILE
 
         parts, make, what = self.parts, self.parts.settings.panels_fn, "making the report's panels"
         assert make is not None

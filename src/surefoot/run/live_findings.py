@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.diagnose.checks import Check, verdicts
-from surefoot.diagnose.finding import SEVERITIES, Finding, worst_first
-from surefoot.diagnose.history import Collected
+from surefoot.diagnose.checks import verdicts
+from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
+from surefoot.diagnose.reading import Collected
 from surefoot.diagnose.run_settings import Described, kinds_of_models
 from surefoot.diagnose.text import in_a_line
 from surefoot.run.components import RunComponents
@@ -142,7 +142,7 @@ class Remarks:
         if check not in self.broken:
             self.broken.add(check)
             self.say(
-                f"note: the finding {check.__name__} cannot be made, which is a fault of surefoot's:"
+                f"note: the finding {check.name} cannot be made, which is a fault of surefoot's:"
                 f" {type(problem).__name__}: {problem}; training goes on"
             )
 

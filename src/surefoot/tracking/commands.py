@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from surefoot.tracking.run_reader import RunFiles, Session
+
 if TYPE_CHECKING:
-    from surefoot.tracking.run_directory import RunDirectory  # imports torch
-    from surefoot.tracking.run_reader import RunFiles
+    from surefoot.tracking.run_directory import RunDirectory
+
+_TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}  # names of programs that are typed in, or a notebook
 
 
 def resume_command(directory: RunDirectory) -> str:
     """What to type to go on with the run in a directory; for code that no command can start again, just that."""
     if by_command():
         return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory.path))}"
-    program = Path(sys.argv[0]).name
-    if program in ("", "-", "-c", "ipykernel_launcher.py"):  # typed in, or a notebook
+    if Path(sys.argv[0]).name in _TYPED_IN:
         return "the same code again"
     interpreter = typed(Path(sys.executable), "python")
     return f"{interpreter} {shlex.join(sys.orig_argv[1:])}"  # unlike sys.argv it has the interpreter's -m
@@ -41,25 +43,16 @@ def diagnose_command(directory: RunDirectory) -> str:
 
 def typed(program: Path, name: str | None = None) -> str:
     """What to type for a program: its name where that finds it, else its path from here."""
-    found = shutil.which(name or program.name)
-    if (
-        found is not None
-        and Path(found).resolve() == program.resolve()
-        and Path(found).parent == program.absolute().parent
-    ):
-        return name or program.name
-    here = program.absolute()
-    if not here.is_file():
-        return name or program.name
+    name, here = name or program.name, program.absolute()
+    on_path = Path(shutil.which(name) or "")
+    if not here.is_file() or (on_path.resolve() == program.resolve() and on_path.parent == here.parent):
+        return name
     return shlex.quote(str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here))
 
 
 def by_command() -> bool:
     """Whether this process is the command `surefoot`, and no script."""
     return Path(sys.argv[0]).name == "surefoot"
-
-
-_TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}
 
 
 @dataclass(frozen=True)
@@ -72,23 +65,18 @@ class Command:
 
 def commands(run: RunFiles, *, finished: bool) -> list[Command]:
     """The commands that work for a run; none if no file says how it was made."""
-    first = run.sessions[0] if run.sessions else {}
-    began = _words(first.get("command"))
-    path = shlex.quote(str(run.path))
-    found = []
-    if began:
-        found.append(Command("Make it again", _with_place(_again(began), first)))
-    by_verb = bool(began) and began[0] == "surefoot" and not run.config.script
-    if not finished:
-        if by_verb:
-            found.append(Command("Go on from the newest checkpoint", f"surefoot resume {path}"))
-        elif began:
-            last = run.sessions[-1]
-            again = _again(_words(last.get("command")) or began)
-            found.append(Command("Go on from the newest checkpoint", _with_place(again, last)))
-    if by_verb:
-        found.append(Command("Score it again", f"surefoot evaluate {path} --checkpoint best"))
-    return found
+    first, last = (run.sessions[place] if run.sessions else Session() for place in (0, -1))
+    began = first.get("command")
+    if not began:
+        return []
+    path, by_verb = shlex.quote(str(run.path)), began[0] == "surefoot" and not run.config.script
+    go_on = f"surefoot resume {path}" if by_verb else _with_place(_again(last.get("command") or began), last)
+    texts = {
+        "Make it again": _with_place(_again(began), first),
+        "Go on from the newest checkpoint": "" if finished else go_on,
+        "Score it again": f"surefoot evaluate {path} --checkpoint best" if by_verb else "",
+    }
+    return [Command(what, lines) for what, lines in texts.items() if lines]
 
 
 def _again(words: list[str]) -> str:
@@ -110,15 +98,10 @@ def _without_out(words: list[str]) -> list[str]:
     return [*found, "--out", "DIR"] if len(found) < len(words) else found
 
 
-def _with_place(line: str, sitting: object) -> str:
+def _with_place(line: str, session: Session) -> str:
     """A command with the directory and the commit that it was given in."""
-    held = sitting if isinstance(sitting, dict) else {}
-    directory, commit = held.get("directory"), held.get("git_commit")
-    lines = [f"cd {shlex.quote(str(directory))}"] if isinstance(directory, str) and directory else []
-    if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{7,64}", commit):
+    directory, commit = session.get("directory"), session.get("git_commit")
+    lines = [f"cd {shlex.quote(directory)}"] if directory else []
+    if commit and re.fullmatch(r"[0-9a-f]{7,64}", commit):
         lines.append(f"git checkout {commit}  # where it is another")
     return "\n".join([*lines, line])
-
-
-def _words(held: object) -> list[str]:
-    return [str(word) for word in held] if isinstance(held, list) and held else []

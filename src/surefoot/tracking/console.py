@@ -67,7 +67,6 @@ class Console:
         self.begun: float | None = None  # when that which is being done was begun; None once that was said
 
     def write(self, record: Record) -> None:
-        """Print one record."""
         self.what = ""
         kind, step = record["kind"], record["step"]
         if kind == "train":
@@ -83,7 +82,6 @@ class Console:
             self._print(f"--- sample at step {step} ---\n{record['text']}\n---")
 
     def say(self, text: str) -> None:
-        """Print a line of prose."""
         self._print_held()
         self._print(text)
 
@@ -99,7 +97,6 @@ class Console:
             self.say(f"still {what} ...")
 
     def close(self) -> None:
-        """Print what was held back."""
         self._print_held()
 
     def _print_held(self) -> None:

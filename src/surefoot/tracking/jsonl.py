@@ -20,6 +20,8 @@ from surefoot.config.paths import open_no_follow, open_regular
 from surefoot.tracking.record import Record
 
 _READ_BYTES = 1 << 20
+_LONGEST = 8_000_000  # bytes of one line: more is no record
+_decoded = json.JSONDecoder().decode  # json.loads looks for the encoding of each text first
 
 
 class AppendedFile:
@@ -30,7 +32,6 @@ class AppendedFile:
         self.file = self._opened()
 
     def read(self, start: int, length: int) -> bytes:
-        """At most `length` bytes from `start` on."""
         self.file.seek(start)
         return self.file.read(length)
 
@@ -147,11 +148,6 @@ def line(record: Record) -> str:
 
 def _is_strange(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
-
-
-_decoded = json.JSONDecoder().decode  # json.loads looks for the encoding of each text first
-
-_LONGEST = 8_000_000  # bytes of one line: more is no record
 
 
 def records(path: Path) -> list[Record]:

@@ -65,7 +65,6 @@ class Terminal:
         self._draw()
 
     def say(self, text: str) -> None:
-        """Print prose above the live line."""
         self._above(visible(text))
         self._draw()
 

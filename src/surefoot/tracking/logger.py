@@ -62,7 +62,6 @@ class Journal:
         self.sinks += self.trackers
 
     def write(self, record: Record) -> None:
-        """Hand a record to all that take them."""
         self._hand(record, self.sinks)
 
     def show(self, record: Record) -> None:
@@ -113,7 +112,6 @@ class Journal:
 
 
 def _words(problem: Exception) -> str:
-    """What went wrong, in one line."""
     if isinstance(problem, OSError):
         return str(problem.strerror or problem)
     return f"{type(problem).__name__}: {problem}".partition("\n")[0]

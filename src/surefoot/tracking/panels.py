@@ -1,6 +1,6 @@
 """What a report can show of a task beside its curves: tinted text, examples, curves, a confusion matrix, pictures.
 
-Plain data, written as `panels.json` in a run's directory. What makes them of a model is in `report/task_panels.py`.
+Plain data. What makes them of a model is in `report/task_panels.py`; in a run's directory they are `tracking/panels_file.py`'s.
 """
 
 from __future__ import annotations
@@ -9,35 +9,28 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from surefoot.config.paths import local_path, open_regular
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import ConfigError
 
 LONGEST = 20_000  # characters of one text
-
 LARGEST = 1_024  # pixels of one side of a picture
-
+_MOST = 5_000  # pieces, points, examples, pictures of one panel
+_MOST_CLASSES = 100
+VERSION = 1  # of the format
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 
 def check(holds: bool, otherwise: str) -> None:
-    """Raise `ConfigError` where something does not hold.
-
-    >>> check(True, "never said")
-    """
+    """Raise `ConfigError` where something does not hold."""
     if not holds:
         raise ConfigError(f"a panel cannot be shown: {otherwise}")
 
 
 def check_texts(*texts: Any) -> None:
-    """Raise where one is no text, is too long, or holds half a character, which no file can hold.
-
-    >>> check_texts("a", "b")
-    """
+    """Raise where one is no text, is too long, or holds half a character, which no file can hold."""
     for text in texts:
         check(isinstance(text, str), f"a text is a {type(text).__name__}")
         check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
@@ -45,11 +38,7 @@ def check_texts(*texts: Any) -> None:
 
 
 def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raise where it is neither absent nor a finite number in these limits.
-
-    >>> check_number(None, "a score"), check_number(0.5, "a score", most=1.0)
-    (None, None)
-    """
+    """Raise where it is neither absent nor a finite number in these limits."""
     if value is None:
         return
     check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
@@ -65,6 +54,10 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
+def check_count(parts: Sized, what: str) -> None:
+    check(len(parts) <= _MOST, f"{len(parts):,} {what}, and {_MOST:,} can be shown")
+
+
 def check_png(text: Any) -> None:
     """Raise where it is no base64 of a PNG file of few pixels."""
     check(isinstance(text, str) and text.isascii(), "a picture's png is no base64")
@@ -77,18 +70,7 @@ def check_png(text: Any) -> None:
     check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"a picture has {wide} x {high} pixels, at most {LARGEST} each")
 
 
-FILE = "panels.json"  # in the run's directory
-
-MOST_BYTES = 300_000  # of that file: it becomes a part of one page
-
-_MOST = 5_000  # pieces, points, examples, pictures of one panel
-
-_MOST_CLASSES = 100
-
-_VERSION = 1
-
 Unit = Literal["nats", "fraction"]
-
 Group = Literal["best", "worst", "random"]
 
 
@@ -111,14 +93,13 @@ class TintedText:
     def __post_init__(self) -> None:
         check_texts(self.title, self.legend, *(text for text, _ in self.pieces))
         check(self.unit in ("nats", "fraction"), f"unit is {self.unit!r}: nats or fraction")
-        check(len(self.pieces) <= _MOST, f"{len(self.pieces):,} pieces, and {_MOST:,} can be shown")
+        check_count(self.pieces, "pieces")
         most = math.inf if self.unit == "nats" else 1.0
         for text, value in self.pieces:
             check_number(value, f"the number of {text!r}", least=0.0, most=most)
 
     @property
     def text(self) -> str:
-        """All of it."""
         return "".join(text for text, _ in self.pieces)
 
 
@@ -144,7 +125,7 @@ class Examples:
 
     def __post_init__(self) -> None:
         check_texts(self.title, self.legend)
-        check(len(self.examples) <= _MOST, f"{len(self.examples):,} examples, and {_MOST:,} can be shown")
+        check_count(self.examples, "examples")
         for one in self.examples:
             check(isinstance(one, Example), f"an example is a {type(one).__name__}: give surefoot.Example(...)")
             check_texts(one.source, one.reference, one.output)
@@ -164,7 +145,7 @@ class Curves:
     def __post_init__(self) -> None:
         check_texts(self.title, self.legend, *self.curves)
         points = [point for curve in self.curves.values() for point in curve]
-        check(len(points) <= _MOST, f"{len(points):,} points, and {_MOST:,} can be shown")
+        check_count(points, "points")
         for step, value in points:
             check(is_count(step), f"a point's step is {step!r}: a whole number from 0 on")
             check_number(value, "a point's value")
@@ -196,12 +177,9 @@ class Picture:
     caption: str = ""
     label: str | None = None
     guess: str | None = None
-    probability: float | None = None
-    """That the model gave its guess."""
-    label_probability: float | None = None
-    """That it gave the right class."""
-    loss: float | None = None
-    """In nats."""
+    probability: float | None = None  # that the model gave its guess
+    label_probability: float | None = None  # that it gave the right class
+    loss: float | None = None  # in nats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +192,7 @@ class Pictures:
 
     def __post_init__(self) -> None:
         check_texts(self.title)
-        check(len(self.pictures) <= _MOST, f"{len(self.pictures):,} pictures, and {_MOST:,} can be shown")
+        check_count(self.pictures, "pictures")
         for one in self.pictures:
             check(isinstance(one, Picture), f"a picture is a {type(one).__name__}: give surefoot.Picture(...)")
             check_png(one.png)
@@ -240,8 +218,8 @@ class Panels:
         >>> Panels(step=3, panels=()).to_json()
         '{"format_version": 1, "step": 3, "panels": []}\\n'
         """
-        held = {"format_version": _VERSION, "step": self.step, "panels": [written(panel) for panel in self.panels]}
-        return json.dumps(held, allow_nan=False) + "\n"
+        panels = [written(panel) for panel in self.panels]
+        return json.dumps({"format_version": VERSION, "step": self.step, "panels": panels}, allow_nan=False) + "\n"
 
 
 def written(panel: Panel) -> dict[str, Any]:
@@ -251,87 +229,3 @@ def written(panel: Panel) -> dict[str, Any]:
     {'kind': 'confusion-matrix', 'title': 'held-out', 'classes': ('cat',), 'counts': ((4,),)}
     """
     return {"kind": panel.kind, **asdict(panel)}
-
-
-def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
-    """The panels that a page has room for, taken in their order, and those that it has not.
-
-    >>> fitting([ConfusionMatrix(title="held-out", classes=(), counts=())])[1]
-    []
-    """
-    kept: list[Panel] = []
-    left_out: list[Panel] = []
-    room = MOST_BYTES - len(Panels(step=2**63, panels=()).to_json())
-    for panel in panels:
-        size = len(json.dumps(written(panel))) + 2
-        (kept if size <= room else left_out).append(panel)
-        room -= size if size <= room else 0
-    return kept, left_out
-
-
-def read_panels(run: Path | str) -> Panels | None:
-    """The panels of a run's directory; None where it has none. `DataError` for a file that surefoot has not written."""
-    place = local_path(run, setting="run") / FILE
-    try:
-        with open_regular(place) as file:
-            text = file.read(MOST_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as problem:
-        raise DataError(f"{place} cannot be read: {problem.strerror or problem}") from problem
-    try:
-        check(len(text) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
-        return panels_from_json(text.decode())
-    except (ConfigError, UnicodeDecodeError) as problem:
-        raise DataError(
-            f"{place} holds no panels of a run: {problem}\n  remove it; `surefoot report` makes them anew"
-        ) from problem
-
-
-def panels_from_json(text: str) -> Panels:
-    """What `Panels.to_json` wrote; `ConfigError` for anything else.
-
-    >>> panels_from_json(Panels(step=3, panels=()).to_json())
-    Panels(step=3, panels=())
-    """
-    try:
-        found = json.loads(text)
-        check(isinstance(found, dict) and found.keys() == {"format_version", "step", "panels"}, "it is no such object")
-        check(
-            found["format_version"] == _VERSION, f"format_version is {found['format_version']!r}, known is {_VERSION}"
-        )
-        check(is_count(found["step"]), f"step is {found['step']!r}")
-        return Panels(step=found["step"], panels=tuple(_READ[one.pop("kind")](**one) for one in found["panels"]))
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as problem:
-        raise ConfigError(f"{type(problem).__name__}: {str(problem)[:100]}") from problem
-
-
-def _tinted_text(*, pieces: Any, **rest: Any) -> TintedText:
-    return TintedText(pieces=tuple((text, value) for text, value in pieces), **rest)
-
-
-def _examples(*, examples: Any, **rest: Any) -> Examples:
-    return Examples(examples=tuple(Example(**one) for one in examples), **rest)
-
-
-def _curves(*, curves: Any, **rest: Any) -> Curves:
-    return Curves(
-        curves={name: tuple((step, value) for step, value in curve) for name, curve in curves.items()}, **rest
-    )
-
-
-def _confusion_matrix(*, classes: Any, counts: Any, **rest: Any) -> ConfusionMatrix:
-    return ConfusionMatrix(classes=tuple(classes), counts=tuple(tuple(row) for row in counts), **rest)
-
-
-def _pictures(*, pictures: Any, **rest: Any) -> Pictures:
-    return Pictures(pictures=tuple(Picture(**one) for one in pictures), **rest)
-
-
-_READ: dict[str, Callable[..., Panel]] = {
-    TintedText.kind: _tinted_text,
-    Examples.kind: _examples,
-    Curves.kind: _curves,
-    ConfusionMatrix.kind: _confusion_matrix,
-    Pictures.kind: _pictures,
-}

@@ -8,7 +8,6 @@ from typing import Any, Literal, Protocol, TypedDict
 from surefoot.errors import ConfigError
 
 Record = dict[str, Any]
-
 """A record of any kind, with scores as "SPLIT/SCORE" and values of the user's besides the keys that its kind declares."""
 
 
@@ -124,7 +123,6 @@ KINDS: dict[str, Any] = {
     "event": EventRecord,
     "resumed": ResumedRecord,
 }
-
 """The one declaration of what surefoot writes into metrics.jsonl."""
 
 OWN = frozenset({"text", "nonfinite"} | TrainRecord.__annotations__.keys() | ScoresRecord.__annotations__.keys())

@@ -12,19 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 
 from surefoot.checkpoint.filesystem import DISK
 from surefoot.config.paths import open_no_follow, write_whole
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.tracking.run_reader import Session, read_sessions
+from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_version
 
-_OPEN: set[Path] = set()  # directories that runs of this process hold
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
 _REPLACED = ("config.toml", "environment.json", "panels.json")  # whole, so that links are not followed
@@ -41,18 +39,16 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
         return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        """The file of records."""
         return self.path / "metrics.jsonl"
 
     def open(self) -> None:
         """Make the directory and hold it; a second process that trains into it is refused, and so is a link of our names in it."""
         place = self.path.resolve()
-        if place in _OPEN:  # a process may lock a file as often as it likes
+        if place in HELD:  # a process may lock a file as often as it likes
             raise ConfigError(f"this process is training into {self.path} already: choose another --out")
         try:
             _make(place)
@@ -71,11 +67,10 @@ class RunDirectory:
         locked = _locked(lock)
         if locked is False:
             lock.close()
-            raise ConfigError(
-                f"another process is training into {self.path} right now: wait for it, or choose another --out"
-            )
+            text = f"another process is training into {self.path} right now: wait for it, or choose another --out"
+            raise ConfigError(text)
         self.lock, self.is_locked = lock, locked is not None
-        _OPEN.add(place)
+        HELD.add(place)
 
     def remember(self, *names: str) -> None:
         """Keep small files that lie there in memory, so that `make_again` can write them."""
@@ -123,11 +118,8 @@ class RunDirectory:
         return [self.path / name for name in _DIRECTORIES]
 
     def _files(self) -> list[Path]:
-        return [
-            *(self.path / name for name in _APPENDED_TO),
-            *self.path.glob("logs/*"),
-            *self.path.glob("trackers/*.lo*"),
-        ]
+        appended_to = [self.path / name for name in _APPENDED_TO]
+        return [*appended_to, *self.path.glob("logs/*"), *self.path.glob("trackers/*.lo*")]
 
     def _refuse_other_kinds(self) -> None:
         files = [*self._files(), *(self.path / name for name in _REPLACED)]
@@ -141,18 +133,16 @@ class RunDirectory:
             )
 
     def close(self) -> None:
-        """Let go of the directory."""
         if self.lock is not None:
-            _OPEN.discard(self.path.resolve())
+            HELD.discard(self.path.resolve())
             self.lock.close()
             self.lock = None
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a small file so that it is there whole or not at all."""
         self.write_bytes(name, text.encode())
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """The same of a file that is no text."""
+        """Write a small file so that it is there whole or not at all."""
         target = self.path / name
         try:
             write_whole(target, data)
@@ -163,14 +153,14 @@ class RunDirectory:
 
     def add_sitting(self, sitting: dict[str, Any]) -> None:
         """Append one start or resume to environment.json."""
-        place = self.path / "environment.json"
-        held: tuple[Session, ...] = ()
-        if place.exists():
+        file = self.path / "environment.json"
+        earlier: tuple[Session, ...] = ()
+        if file.exists():
             try:
-                held = read_sessions(self.path)
+                earlier = read_sessions(self.path)
             except (OSError, ValueError):
-                place.replace(self.path / "environment.damaged.json")
-        self.write_text("environment.json", json.dumps({"sittings": [*held, sitting]}, indent=1) + "\n")
+                file.replace(self.path / "environment.damaged.json")
+        self.write_text(file.name, json.dumps({"sittings": [*earlier, sitting]}, indent=1) + "\n")
 
 
 def _locked(lock: IO[bytes]) -> bool | None:
@@ -192,16 +182,10 @@ def _locked(lock: IO[bytes]) -> bool | None:
 
 
 def _same_file(path: Path, file: IO[bytes]) -> bool:
-    """Whether a name is still that of an open file."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except OSError:
         return False
-
-
-def held_here(path: Path) -> bool:
-    """Whether a run of this process holds a directory: its lock must then not be touched, since any close lets go of it."""
-    return path.resolve() in _OPEN
 
 
 def directory_of_start(run: Path) -> str | None:
@@ -214,17 +198,7 @@ def directory_of_start(run: Path) -> str | None:
 
 def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     """Small files of a recipe's for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
-    ours = {
-        "config.toml",
-        "environment.json",
-        "metrics.jsonl",
-        "tensorboard",
-        "checkpoints",
-        "crash",
-        "report.html",
-        "trackers",
-        "panels.json",
-    }
+    ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, "report.html"}
     wrong = [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]
     if wrong:
         raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
@@ -235,7 +209,7 @@ def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
     """What bit-equal results depend on besides the configuration."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
-        "surefoot": _version("surefoot"),
+        "surefoot": surefoot_version(),
         "torch": torch.__version__,
         "device": device.type,
         "hardware": name,
@@ -251,7 +225,7 @@ def environment() -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "numpy": _version("numpy"),
+        "numpy": np.__version__,
         "processors": os.cpu_count(),
         "memory_bytes": machine_memory_bytes(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -274,14 +248,6 @@ def _make(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for place in missing:
         DISK.flush_directory(place.parent)
-
-
-@cache
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _git_commit() -> str | None:

@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from surefoot.checkpoint.json_shapes import misshapen
 from surefoot.checkpoint.state_json import SavedState, parse_state, typed_state
-from surefoot.config.paths import read_regular
+from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import ConfigError
 from surefoot.tracking.jsonl import streamed
 from surefoot.tracking.record import Record
 
+Standing = Literal["running", "over", "unknown"]
+HELD: set[Path] = set()  # directories that runs of this process hold
 _MAX_CRASHES = 10
+_DARWIN = sys.platform == "darwin"
+_FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # fcntl.h
 
 
 class Session(TypedDict, total=False):
@@ -146,9 +153,10 @@ def read_state(path: Path, step: int) -> SavedState | None:
 def began_with(path: Path, batch_size: int | str) -> int | str | None:
     """The micro-batch size of a run that is there, if its batches are as large; whether it is intact is asked later."""
     state = newest_state(path)[1]
-    same = state is not None and state.described.get("batch_size") == batch_size
-    found: int | str | None = state.described.get("micro_batch_size") if state is not None and same else None
-    return found
+    if state is None or state.described.get("batch_size") != batch_size:
+        return None
+    micro_batch_size: int | str | None = state.described.get("micro_batch_size")
+    return micro_batch_size
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:
@@ -158,6 +166,39 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
         if number.isdecimal() and (state := read_state(path, int(number))) is not None:
             return int(number), state
     return 0, None
+
+
+def standing_of(run: Path) -> Standing:
+    """Whether a process trains into a directory now, as far as its lock tells; "unknown" where that cannot be told.
+
+    The lock is asked for and not held for a moment, in which a run might want to start.
+    """
+    if run.resolve() in HELD:  # to open and close its lock would let go of it
+        return "running"
+    if sys.platform == "win32":
+        return "unknown"
+    import fcntl
+
+    whole_file = (0, 0, 0, fcntl.F_WRLCK, 0) if _DARWIN else (fcntl.F_WRLCK, 0, 0, 0, 0)
+    try:
+        with open_regular(run / ".lock") as lock:
+            answer = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, struct.pack(_FLOCK, *whole_file)))
+    except OSError:  # there is none, it is another user's, or a file system without locks
+        return "unknown"
+    return "over" if answer[3 if _DARWIN else 0] == fcntl.F_UNLCK else "running"
+
+
+def is_running(run: Path) -> bool:
+    """Whether a process surely trains into a directory now."""
+    return standing_of(run) == "running"
+
+
+def surefoot_version() -> str:
+    """The version that is installed."""
+    try:
+        return version("surefoot")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:

@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 
 _CELL = 28  # pixels of one count
-
 _LETTER = 7  # pixels of one letter's width, about
-
 _TILE = 64  # pixels of one picture
-
 _LONGEST_NAME = 16
 
 
@@ -101,7 +98,6 @@ def _tiles(pngs: list[bytes]) -> Image:
 
 
 _files = itertools.count()  # of this process
-
 _NO_CURVES = {"layers", "data", "event"}  # nested, or words
 
 
@@ -149,7 +145,6 @@ class TensorBoard:
         self.appended.close()
 
     def _add_pictures(self, record: Record) -> None:
-
         values = []
         for panel in record["panels"]:
             drawn = pictured(panel)

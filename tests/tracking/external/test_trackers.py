@@ -374,7 +374,7 @@ def test_what_was_kept_and_cannot_be_read_begins_a_new_run_in_the_tracker(text: 
         ("wandbb", "did you mean wandb?"),
         ("tensorboard", "there are: wandb, mlflow, trackio"),
         ("wandb,wandb", "twice"),
-        ((3,), "give names"),
+        ((3,), "expected text in quotes or a list, each text in quotes"),
     ],
 )
 def test_a_tracker_that_there_is_not_is_refused(given: Any, words: str, tmp_path: Path) -> None:

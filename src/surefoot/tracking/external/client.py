@@ -118,7 +118,6 @@ class Tracker:
         self.waiting.append(line.encode(errors="backslashreplace") + b"\n")
 
     def _push(self) -> None:
-        """Write what the pipe has room for."""
         if self.process is None or self.process.stdin is None:
             return
         while self.begun_line or self.waiting:

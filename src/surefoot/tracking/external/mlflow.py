@@ -40,7 +40,6 @@ class Mlflow:
         self._tell(about.settings)
 
     def write(self, record: Record) -> None:
-        """Log what there is in a record."""
         now, step = int(time.time() * 1000), record["step"]
         metrics = [
             self.entities.Metric(_name(name), float(value), now, step) for name, value in numbers_in(record).items()
@@ -54,7 +53,6 @@ class Mlflow:
             self.client.set_tag(self.id, record["kind"], f"step {step}: {text}")
 
     def close(self, ending: str) -> None:
-        """Say how the run ended."""
         self.client.set_terminated(self.id, status=_STATUS[ending])
 
     def _experiment(self, name: str, artifacts: str | None) -> str:

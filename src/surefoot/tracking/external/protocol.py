@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -24,12 +24,10 @@ class About:
     settings: dict[str, Any]
 
     def line(self) -> str:
-        """As a line of JSON."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
     def read(cls, line: str) -> Self:
-        """Back from a line."""
         return cls(**json.loads(line))
 
 
@@ -70,8 +68,11 @@ def numbers_in(record: Record) -> dict[str, float]:
     {'held-out/loss': 0.5}
     """
     prefix = "" if record["kind"] == "scores" else f"{record['kind']}/"
-    held = {name: value for name, value in record.items() if name not in ("kind", "step", "nonfinite")}
-    return {prefix + name: value for name, value in _flat(held)}
+    values = {name: value for name, value in record.items() if name not in ("kind", "step", "nonfinite")}
+    flat = flat_settings(values, separator="/").items()
+    return {
+        prefix + name: value for name, value in flat if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def text_in(record: Record) -> str | None:
@@ -84,24 +85,17 @@ def text_in(record: Record) -> str | None:
     return None if name is None or name not in record else str(record[name])
 
 
-def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flat_settings(settings: Mapping[str, Any], *, separator: str = ".") -> dict[str, Any]:
     """Nested settings as one level with dotted names; lists stay whole.
 
     >>> flat_settings({"seed": 0, "optimizer": {"name": "adamw", "betas": [0.9, 0.95]}})
     {'seed': 0, 'optimizer.name': 'adamw', 'optimizer.betas': [0.9, 0.95]}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{inner}": held for inner, held in flat_settings(value).items()}
+            nested = flat_settings(value, separator=separator)
+            flat |= {f"{name}{separator}{inner}": part for inner, part in nested.items()}
         else:
-            found[name] = value
-    return found
-
-
-def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}/{inner}", number) for inner, number in _flat(value))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield name, value
+            flat[name] = value
+    return flat

@@ -23,11 +23,8 @@ def tracker_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
     >>> tracker_names("wandb, mlflow"), tracker_names(["trackio"]), tracker_names(None)
     (('wandb', 'mlflow'), ('trackio',), ())
     """
-    parts = given.split(",") if isinstance(given, str) else list(given or ())
-    names = tuple(part.strip() if isinstance(part, str) else part for part in parts)
+    names = tuple(name.strip() for name in (given.split(",") if isinstance(given, str) else given or ()))
     for name in names:
-        if not isinstance(name, str):
-            raise ConfigError(f"trackers = {given!r}: give names, as in trackers={tuple(PACKAGES)!r}")
         if name not in PACKAGES:
             meant = nearest(name, PACKAGES)
             cure = f"did you mean {meant}?" if meant else f"there are: {', '.join(PACKAGES)}"

@@ -39,7 +39,6 @@ class Trackio:
         )
 
     def write(self, record: Record) -> None:
-        """Log what there is in a record."""
         values: dict[str, Any] = dict(numbers_in(record))
         text = text_in(record)
         if text is not None:

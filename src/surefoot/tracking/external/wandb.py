@@ -35,7 +35,6 @@ class Wandb:
         self.run.config.update(about.settings, allow_val_change=True)
 
     def write(self, record: Record) -> None:
-        """Log what there is in a record."""
         values: dict[str, object] = dict(numbers_in(record))
         text = text_in(record)
         if text is not None:

@@ -1,0 +1,141 @@
+"""A curve of any length in bounded room: what is drawn of it, its least and largest values, and it without its noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+STRETCHES = 300  # of a curve, each of two points: about as many as a screen has columns for
+_STRANGE = 50  # steps with a value that is not finite, of which the number is kept
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Neighbouring points as one: the least and the largest of them, and their mean."""
+
+    low_at: int
+    low: float
+    high_at: int
+    high: float
+    steps: float  # summed up, as `total` is
+    total: float
+    count: int
+
+    def with_next(self, later: Stretch) -> Stretch:
+        """This stretch and the one after it as one; of equal values the first stands."""
+        low = (later.low_at, later.low) if later.low < self.low else (self.low_at, self.low)
+        high = (later.high_at, later.high) if later.high > self.high else (self.high_at, self.high)
+        return Stretch(*low, *high, self.steps + later.steps, self.total + later.total, self.count + later.count)
+
+
+class Curve:
+    """Values by step, added in order. Up to `stretches` of them are kept as they are; of more, pairs of neighbours are joined.
+
+    >>> curve = Curve(stretches=2)
+    >>> for step, value in enumerate([3.0, 1.0, 2.0, 9.0, 2.0, 2.0]):
+    ...     curve.add(step, value)
+    >>> curve.points(), len(curve.held) <= 4
+    ([(0, 3.0), (1, 1.0), (2, 2.0), (3, 9.0), (4, 2.0), (5, 2.0)], True)
+    """
+
+    def __init__(self, stretches: int = STRETCHES) -> None:
+        self.most = 2 * stretches
+        self.held: list[Stretch] = []
+        self.size = 1  # points of each stretch but the last
+        self.count = 0  # finite values
+        self.first: tuple[int, float] | None = None
+        self.last: tuple[int, float] | None = None
+        self.strange: list[int] = []  # the first steps with a value that is not finite
+        self.strange_count = 0
+
+    def add(self, step: int, value: float) -> None:
+        """One more value, of a later step than those before."""
+        if not math.isfinite(value):
+            self.strange_count += 1
+            if len(self.strange) < _STRANGE:
+                self.strange.append(step)
+            return
+        self.count += 1
+        self.last = (step, value)
+        if self.first is None:
+            self.first = self.last
+        held = self.held
+        if held and held[-1].count < self.size:
+            stretch = held[-1]
+            if value < stretch.low:
+                stretch.low_at, stretch.low = step, value
+            if value > stretch.high:
+                stretch.high_at, stretch.high = step, value
+            stretch.steps += step
+            stretch.total += value
+            stretch.count += 1
+            return
+        if len(held) == self.most:
+            self.held = held = [one.with_next(other) for one, other in zip(held[::2], held[1::2], strict=True)]
+            self.size *= 2
+        held.append(Stretch(step, value, step, value, float(step), value, 1))
+
+    def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
+        """What is drawn of the curve: the first and last value, and the least and the largest of each stretch, by step.
+
+        `stretches` asks for fewer than are held.
+        """
+        found: dict[int, float] = {}
+        for stretch in _joined(self.held, stretches):
+            for step, value in sorted({(stretch.low_at, stretch.low), (stretch.high_at, stretch.high)}):
+                found[step] = value
+        for end in (self.first, self.last):
+            if end is not None:
+                found[end[0]] = end[1]
+        return sorted(found.items())
+
+    def means(self) -> list[tuple[float, float, int]]:
+        """Mean step, mean value and number of values of each stretch."""
+        return [(held.steps / held.count, held.total / held.count, held.count) for held in self.held]
+
+    @property
+    def least(self) -> tuple[int, float] | None:
+        """The step of the least value, the first of equals, and that value; None where there is none."""
+        low = min(self.held, key=lambda held: (held.low, held.low_at), default=None)
+        return None if low is None else (low.low_at, low.low)
+
+    @property
+    def largest(self) -> tuple[int, float] | None:
+        """The step of the largest value, the first of equals, and that value; None where there is none."""
+        high = min(self.held, key=lambda held: (-held.high, held.high_at), default=None)
+        return None if high is None else (high.high_at, high.high)
+
+
+def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
+    """A curve without its noise: means of stretches, each weighed with its neighbours by a Gaussian.
+
+    `width`: its standard deviation, as a fraction of the stretches; at the ends it is cut off and weighed anew.
+
+    >>> flat = Curve()
+    >>> for step in range(100):
+    ...     flat.add(step, 2.0)
+    >>> {round(value, 9) for _, value in smoothed(flat)}
+    {2.0}
+    """
+    means = curve.means()
+    deviation = width * len(means)
+    reach = math.ceil(3 * deviation)
+    if reach < 2:
+        return [(step, value) for step, value, _ in means]
+    weights = [math.exp(-0.5 * (offset / deviation) ** 2) for offset in range(-reach, reach + 1)]
+    found = []
+    for place, (step, _, _) in enumerate(means):
+        first = max(0, place - reach)
+        near = means[first : place + reach + 1]
+        nearby = weights[first - place + reach :]
+        weighed = [weight * count for (_, _, count), weight in zip(near, nearby, strict=False)]
+        total = math.fsum(weight * value for (_, value, _), weight in zip(near, weighed, strict=True))
+        found.append((step, total / math.fsum(weighed)))
+    return found
+
+
+def _joined(held: list[Stretch], stretches: int | None) -> list[Stretch]:
+    while stretches is not None and len(held) > max(1, stretches):
+        joined = [one.with_next(other) for one, other in zip(held[::2], held[1::2], strict=False)]
+        held = joined + held[2 * len(joined) :]
+    return held

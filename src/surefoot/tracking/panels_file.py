@@ -1,0 +1,100 @@
+"""Panels as `panels.json` in a run's directory: how many fit, and how they are read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.paths import local_path, open_regular
+from surefoot.errors import ConfigError, DataError
+from surefoot.tracking.panels import (
+    VERSION,
+    ConfusionMatrix,
+    Curves,
+    Example,
+    Examples,
+    Panel,
+    Panels,
+    Picture,
+    Pictures,
+    TintedText,
+    check,
+    is_count,
+    written,
+)
+
+FILE = "panels.json"
+MOST_BYTES = 300_000  # it becomes a part of one page
+
+
+def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
+    """The panels that a page has room for, taken in their order, and those that it has not.
+
+    >>> fitting([ConfusionMatrix(title="held-out", classes=(), counts=())])[1]
+    []
+    """
+    kept: list[Panel] = []
+    left_out: list[Panel] = []
+    room = MOST_BYTES - len(Panels(step=2**63, panels=()).to_json())
+    for panel in panels:
+        size = len(json.dumps(written(panel))) + 2
+        (kept if size <= room else left_out).append(panel)
+        room -= size if size <= room else 0
+    return kept, left_out
+
+
+def read_panels(run: Path | str) -> Panels | None:
+    """The panels of a run's directory; None where it has none. `DataError` for a file that surefoot has not written."""
+    place = local_path(run, setting="run") / FILE
+    try:
+        with open_regular(place) as file:
+            text = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise DataError(f"{place} cannot be read: {problem.strerror or problem}") from problem
+    try:
+        check(len(text) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
+        return panels_from_json(text.decode())
+    except (ConfigError, UnicodeDecodeError) as problem:
+        raise DataError(
+            f"{place} holds no panels of a run: {problem}\n  remove it; `surefoot report` makes them anew"
+        ) from problem
+
+
+def panels_from_json(text: str) -> Panels:
+    """What `Panels.to_json` wrote; `ConfigError` for anything else.
+
+    >>> panels_from_json(Panels(step=3, panels=()).to_json())
+    Panels(step=3, panels=())
+    """
+    try:
+        found = json.loads(text)
+        check(isinstance(found, dict) and found.keys() == {"format_version", "step", "panels"}, "it is no such object")
+        version = found["format_version"]
+        check(version == VERSION, f"format_version is {version!r}, known is {VERSION}")
+        check(is_count(found["step"]), f"step is {found['step']!r}")
+        return Panels(step=found["step"], panels=tuple(_panel(one.pop("kind"), one) for one in found["panels"]))
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as problem:
+        raise ConfigError(f"{type(problem).__name__}: {str(problem)[:100]}") from problem
+
+
+def _panel(kind: str, values: dict[str, Any]) -> Panel:
+    """A panel from its JSON, whose lists become tuples; whether they hold what they should it checks itself."""
+    if kind == Examples.kind:
+        values["examples"] = [Example(**one) for one in values["examples"]]
+    if kind == Pictures.kind:
+        values["pictures"] = [Picture(**one) for one in values["pictures"]]
+    return _KINDS[kind](**{name: _frozen(value) for name, value in values.items()})
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _frozen(part) for name, part in value.items()}
+    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
+
+
+_PANELS: tuple[type[Panel], ...] = (TintedText, Examples, Curves, ConfusionMatrix, Pictures)
+_KINDS = {panel.kind: panel for panel in _PANELS}
