@@ -39,7 +39,7 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     https://arxiv.org/abs/2304.11277), all blocks where they are not resharded, and of one block the gradients and the buffer
     from which these are sent.
 
-    >>> from surefoot.scaling import Spread, Weight, Workload
+    >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> block = (Weight((1024, 1024)),)
     >>> work = Workload((), (block,) * 4, lambda n: 2 * 4 * 4 * 2**20 // n, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
     >>> held = memory(work, Spread("fsdp", 8), micro_batches=1)

@@ -111,7 +111,7 @@ _LONGEST_NAME = 40
 _EXPLAINED = "●  peak      ▼  lowest from there on      ┆  warm-up ends      shaded: the area, told as the mean factor"
 
 
-def schedule_picture(
+def plot_schedules(
     schedules: Mapping[str, Schedule | Joined],
     length: str | Length,
     *,
@@ -127,7 +127,7 @@ def schedule_picture(
     >>> import tempfile
     >>> from surefoot.schedules.lr_schedule import linear, warmup_cosine
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     found = schedule_picture({"cosine": warmup_cosine("5%"), "linear": linear()}, "80 steps", out=f"{place}/two")
+    ...     found = plot_schedules({"cosine": warmup_cosine("5%"), "linear": linear()}, "80 steps", out=f"{place}/two")
     >>> [path.name for path in found]
     ['two.png', 'two.svg']
     """
@@ -138,7 +138,7 @@ def schedule_picture(
 
 
 def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
-    """Write the picture of traces that are there already; as `schedule_picture`."""
+    """Write the picture of traces that are there already; as `plot_schedules`."""
     place = local_path(out, setting="out")
     if place.suffix in (".png", ".svg"):
         place = place.with_suffix("")
