@@ -85,8 +85,8 @@ def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
     rows = [("schedule", "warm-up ends", "peak", "lowest", "mean factor")]
     for trace in traces:
         ends = f"step {trace.warmup:,}" if trace.warmup else "none"
-        shown = [f"{factor * (rate or 1.0):.3g}, step {step:,}" for step, factor in (trace.peak, trace.lowest)]
-        rows.append((trace.name, ends, shown[0], shown[1], f"{trace.mean:.3f}"))
+        peak, lowest = (f"{factor * (rate or 1.0):.3g}, step {step:,}" for step, factor in (trace.peak, trace.lowest))
+        rows.append((trace.name, ends, peak, lowest, f"{trace.mean:.3f}"))
     return "\n".join(text_table(rows))
 
 
@@ -99,24 +99,15 @@ def _trace(name: str, schedule: Schedule | Joined, length: Length) -> Trace:
 
 
 _DPI, _WIDTH = 100, 10.0  # 1,000 pixels
-
 _COLUMNS = 3
-
 _POINTS = 160  # of a line, besides its jumps
-
 _JUMP = 0.02  # between two steps, of the full rate
-
 _LONGEST_NAME = 40
-
 _EXPLAINED = "●  peak      ▼  lowest from there on      ┆  warm-up ends      shaded: the area, told as the mean factor"
 
 
 def plot_schedules(
-    schedules: Mapping[str, Schedule | Joined],
-    length: str | Length,
-    *,
-    out: str | Path,
-    rate: float | None = None,
+    schedules: Mapping[str, Schedule | Joined], length: str | Length, *, out: str | Path, rate: float | None = None
 ) -> list[Path]:
     """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg; returns both paths.
 
@@ -187,12 +178,10 @@ def _figure(traces: Sequence[Trace], rate: float | None) -> Any:
 
 
 def _overlaid(axes: Any, traces: Sequence[Trace], rate: float | None, top: float) -> None:
-    """All schedules in one field."""
     for place, trace in enumerate(traces):
         steps, factors = _points(trace)
-        axes.plot(
-            steps, factors * (rate or 1.0), label=shortened(trace.name, _LONGEST_NAME), linewidth=1.8, **_style(place)
-        )
+        name = shortened(trace.name, _LONGEST_NAME)
+        axes.plot(steps, factors * (rate or 1.0), label=name, linewidth=1.8, **_style(place))
     _framed(axes, traces[0], top, ticks=8)
     axes.set_ylabel(_what(rate))
     axes.set_xlabel("step")

@@ -9,7 +9,7 @@ attention in tiles, which leaves half of it out, counts as if it did not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -23,7 +23,7 @@ from surefoot.errors import ConfigError
 from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
 from surefoot.profile.stopwatch import Stopwatch
-from surefoot.profile.timed_step import Stepping
+from surefoot.profile.timed_step import Stepping, with_forward
 from surefoot.train import activation_checkpointing
 from surefoot.train.loop import State, Task
 from surefoot.train.precision import FORMATS
@@ -89,10 +89,8 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
     """
     models: Any = state.models["model"] if list(state.models) == ["model"] else state.models
     plain = replace(task, forward=models) if _is_compiled(task.forward) else task
-    done = _by_phase(plain, state, micro_batches, feed)
-    once = done
-    blocks = computed_again(state)
-    if blocks:
+    once = done = _by_phase(plain, state, micro_batches, feed)
+    if blocks := computed_again(state):
         with kept_activations(blocks):
             once = _by_phase(plain, state, micro_batches, feed)
     again = sum(done.values()) - sum(once.values())
@@ -102,24 +100,21 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
 @contextmanager
 def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
     """Blocks that are computed again in the backward pass, as if they were not."""
-    own = [vars(block)["forward"] for block in blocks]
-    try:
-        for block, forward in zip(blocks, own, strict=True):
-            vars(block)["forward"] = forward.args[1]  # what it was before
+    with ExitStack() as stack:
+        for block in blocks:
+            stack.enter_context(with_forward(block, vars(block)["forward"].args[1]))  # what it was before
         yield
-    finally:
-        for block, forward in zip(blocks, own, strict=True):
-            vars(block)["forward"] = forward
 
 
 def computed_again(state: State) -> list[nn.Module]:
     """The blocks of a run's models that activation checkpointing computes again."""
-    return [part for model in state.models.values() for part in model.modules() if _is_computed_again(part)]
-
-
-def _is_computed_again(module: nn.Module) -> bool:
-    held = vars(module).get("forward")
-    return isinstance(held, partial) and held.func is activation_checkpointing._computed_again
+    parts = [part for model in state.models.values() for part in model.modules()]
+    forwards = [vars(part).get("forward") for part in parts]
+    return [
+        part
+        for part, forward in zip(parts, forwards, strict=True)
+        if isinstance(forward, partial) and forward.func is activation_checkpointing._computed_again
+    ]
 
 
 def _is_compiled(forward: Any) -> bool:
@@ -129,8 +124,7 @@ def _is_compiled(forward: Any) -> bool:
 
 def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:
     counting = counter()
-    watch = Stopwatch(now=counting.get_total_flops)
-    stepping = Stepping(task, state, feed, watch)
+    stepping = Stepping(task, state, feed, Stopwatch(now=counting.get_total_flops))
     with counting, in_one_tile():
         taken = stepping.pass_only(micro_batches)
     return {phase: int(number) for phase, number in taken.items() if number}
@@ -172,7 +166,6 @@ def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, o
 
 
 _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
-
 _LONG_S = 1.0
 
 

@@ -35,7 +35,6 @@ class Held:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.parameters + self.optimizer + self.buffers + self.gradients + self.activations
 
 
@@ -72,7 +71,12 @@ def memory_line(
     found: Any, state: State, gradients: list[tuple[int, int]], device: torch.device, *, standing_bytes: int
 ) -> MemoryLine:
     """The memory of the one step that was made under the profiler; `standing_bytes` of a device were there before."""
-    optimizer, own, buffers = _of_optimizers(state), _of_models(state), _of_buffers(state)
+    models, averages = state.models.values(), [average.model for average in state.averages.values()]
+    states = [held for trained in state.trained.values() for held in trained.optimizer.state.values()]
+    own = tensor_bytes(parameter for model in models for parameter in model.parameters())
+    optimizer = tensor_bytes(value for held in states for value in held.values() if isinstance(value, Tensor))
+    buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())
+    buffers += tensor_bytes(parameter for average in averages for parameter in average.parameters())
     at_least = own + optimizer + buffers
     standing = max(standing_bytes, at_least)
     ranges, changes = _seen(found, on_device=device.type == "cuda")
@@ -125,22 +129,3 @@ def _thinned(curve: list[tuple[float, int, int]]) -> list[tuple[float, int, int]
     """Of each stretch of the curve its highest point, so that no peak is lost."""
     size = -(-len(curve) // _POINTS)
     return [max(curve[place : place + size], key=lambda point: point[1]) for place in range(0, len(curve), size)]
-
-
-def _of_models(state: State) -> int:
-    return tensor_bytes(parameter for model in state.models.values() for parameter in model.parameters())
-
-
-def _of_buffers(state: State) -> int:
-    """Of models and their averages, with the averages' weights."""
-    averages = tensor_bytes(
-        tensor
-        for average in state.averages.values()
-        for tensor in (*average.model.parameters(), *average.model.buffers())
-    )
-    return averages + tensor_bytes(held for model in state.models.values() for held in model.buffers())
-
-
-def _of_optimizers(state: State) -> int:
-    states = [held for trained in state.trained.values() for held in trained.optimizer.state.values()]
-    return tensor_bytes(value for held in states for value in held.values() if isinstance(value, Tensor))

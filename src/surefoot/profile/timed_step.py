@@ -31,7 +31,6 @@ class Stepping:
         self.begin(state.step)
 
     def begin(self, step: int) -> None:
-        """Let the next step be this one."""
         self.next = step
         self.feed.start(step)
 
@@ -86,17 +85,21 @@ def _seen(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
     """The model with its forward pass timed: a plain module as itself, anything else (compiled, several ranks) through a stand-in."""
     if not isinstance(model, nn.Module) or "_orig_mod" in vars(model).get("_modules", {}):
         return _Called(model, watch)
-    own = vars(model).get("forward")
-    vars(model)["forward"] = _timed(model.forward, watch, splits=True)
-    afterwards.callback(_put_back, model, own)
+    afterwards.enter_context(with_forward(model, _timed(model.forward, watch, splits=True)))
     return model
 
 
-def _put_back(model: nn.Module, forward: Any) -> None:
-    if forward is None:
-        del vars(model)["forward"]
-    else:
-        vars(model)["forward"] = forward
+@contextmanager
+def with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """The module with another forward pass while the block lasts."""
+    attributes = vars(module)
+    own = {"forward": attributes["forward"]} if "forward" in attributes else {}
+    attributes["forward"] = forward
+    try:
+        yield
+    finally:
+        del attributes["forward"]
+        attributes.update(own)
 
 
 def _timed(forward: Callable[..., Any], watch: Stopwatch, *, splits: bool) -> Callable[..., Any]:
@@ -160,8 +163,8 @@ class _Ranks:
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         with self._communicating():
-            found: Tensor = self.ranks.whole_norm(norm)
-        return found
+            whole: Tensor = self.ranks.whole_norm(norm)
+        return whole
 
 
 class _Buffers:

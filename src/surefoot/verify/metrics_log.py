@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
+from surefoot.tracking.format import counted
 from surefoot.tracking.jsonl import parse_record
 from surefoot.tracking.record import Record
-from surefoot.verify.verdict import Problem, counted
+from surefoot.verify.verdict import Problem
 
 FILE = "metrics.jsonl"
 

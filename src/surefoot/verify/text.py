@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from surefoot.memory import in_words
-from surefoot.tracking.format import duration
+from surefoot.tracking.format import counted, duration
 from surefoot.verify.files import Files
 from surefoot.verify.metrics_log import FILE
 from surefoot.verify.records import has_best, has_times
-from surefoot.verify.verdict import Outcome, Problem, Window, counted, steps_in_words
+from surefoot.verify.verdict import Outcome, Problem, Window, steps_in_words
 from surefoot.verify.windows import cost_steps, gaps
 
 _OTHERS = {

@@ -174,12 +174,3 @@ def steps_in_words(steps: Sequence[int], *, most: int = 3) -> str:
     shown = [f"{step:,}" for step in steps] if len(steps) <= most + 1 else [f"{step:,}" for step in steps[:most]]
     last = shown.pop() if len(steps) <= most + 1 else f"{len(steps) - most} more"
     return f"steps {', '.join(shown)} and {last}"
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "record"), counted(1200, "record")
-    ('1 record', '1,200 records')
-    """
-    return f"{number:,} {what}{'s' * (number != 1)}"
