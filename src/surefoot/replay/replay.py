@@ -180,25 +180,20 @@ def records_of(out: Path) -> list[Record]:
 def cost(start: int, until: int, known: Sequence[Record]) -> str:
     """How many steps have to be made from a checkpoint, and about how long that takes by the records."""
     count = until - start
-    each_s = step_time_s(known)
+    each_s = pace_s(known)
     took = "" if each_s is None else f", about {duration(max(1.0, count * each_s))} by the records"
     return f"from step-{start:08d}: {count:,} step{'s' * (count != 1)} to make again{took}"
 
 
-def step_time_s(known: Sequence[Record]) -> float | None:
-    """Seconds of training a step, by the records; None where they do not tell.
+def pace_s(known: Sequence[Record]) -> float | None:
+    """How long a step took, waiting for its data included, by the records; None where they do not tell.
 
-    >>> step_time_s([{"kind": "train", "step": step, "training_s": 3.0, "waiting_s": 1.0} for step in (8, 16)])
+    >>> pace_s([{"kind": "train", "step": step, "training_s": 3.0, "waiting_s": 1.0} for step in (8, 16)])
     0.5
     """
-    steps = seconds = 0.0
-    before = 0
-    for record in known:
-        if record["kind"] == "train" and "training_s" in record:
-            steps += record["step"] - before
-            seconds += record["training_s"] + record.get("waiting_s", 0.0)
-            before = record["step"]
-    return seconds / steps if steps > 0 else None
+    trained = [record for record in known if record["kind"] == "train"]
+    took_s = sum(float(record.get(name) or 0.0) for record in trained for name in ("training_s", "waiting_s"))
+    return took_s / max(int(record["step"]) for record in trained) if took_s > 0 else None
 
 
 def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> Iterator[str]:
