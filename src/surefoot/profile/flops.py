@@ -22,7 +22,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.errors import ConfigError
 from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
-from surefoot.profile.stopwatch import Stopwatch
+from surefoot.profile.stopwatch import Stopwatch, stopwatch
 from surefoot.profile.timed_step import Stepping, with_forward
 from surefoot.train import activation_checkpointing
 from surefoot.train.loop import State, Task
@@ -179,16 +179,16 @@ def measured_peak(device: torch.device, precision: str, *, limit_s: float = _LON
     True
     """
     dtype = FORMATS[precision].autocast or torch.float32
-    best, sizes = 0.0, _SIZES.get(device.type, _SIZES["cpu"])
+    watch, best, sizes = stopwatch(device), 0.0, _SIZES.get(device.type, _SIZES["cpu"])
     for size in sizes:
         left, right = (torch.full((size, size), 0.5, device=device, dtype=dtype) for _ in range(2))
         made = left @ right
         until, took_s = perf_counter() + limit_s / len(sizes), 0.0
-        while True:
-            took_s = _once_s(left, right, made)
+        while not took_s or perf_counter() + took_s <= until:
+            watch.start()
+            torch.mm(left, right, out=made)
+            took_s = sum(watch.lap().values())
             best = max(best, 2.0 * size**3 / took_s)
-            if perf_counter() + took_s > until:
-                break
         if 8 * took_s > limit_s:  # the next size takes eight times as long
             break
     return best
@@ -209,16 +209,3 @@ def given_peak(text: str) -> float:
             f"--peak {text!r} is no number of operations a second\n  write it as in --peak 989e12 (an H100's, in bf16)"
         )
     return found
-
-
-def _once_s(left: torch.Tensor, right: torch.Tensor, made: torch.Tensor) -> float:
-    if left.device.type == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        torch.mm(left, right, out=made)
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
-    begun = perf_counter()
-    torch.mm(left, right, out=made)
-    return perf_counter() - begun

@@ -39,7 +39,6 @@ class Searched:
     told: bool = False
 
     def __str__(self) -> str:
-        """In a sentence."""
         if self.bad is None and self.told:
             return (
                 "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
@@ -75,9 +74,7 @@ def first_bad(parts: Components, known: Sequence[Record], *, out: Path, say: Cal
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
     """Stretches of steps in which some were skipped, by the records: those that they name, or all since the record before."""
     found, before = list[tuple[int, int, str]](), 0
-    for record in known:
-        if record["kind"] != "train":
-            continue
+    for record in (record for record in known if record["kind"] == "train"):
         named = record.get("skipped_steps") or []
         if named:
             found.append((int(min(named)), int(min(named)) + 1, "the records name it, and it was made again"))
@@ -162,7 +159,6 @@ def _cured(made: Made, scale: float | None) -> bool:
 
 
 def _crashed(out: Path) -> list[int]:
-    """The steps that reports in crash/ are of."""
     return [
         int(digits) for path in (out / "crash").glob("step-*.json") if (digits := path.stem.split("-")[1]).isdigit()
     ]

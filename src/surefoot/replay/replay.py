@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Protocol
 
-from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.replay.findings import Look, as_json
 from surefoot.replay.inspect_step import look
 from surefoot.replay.rerun import Execution, execution, nearest, refuse_own_steps
-from surefoot.replay.text import page
-from surefoot.tracking.format import duration
+from surefoot.replay.text import WIDE, sections
+from surefoot.tracking.format import counted, duration, number
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from surefoot.train.components import Components
@@ -64,30 +64,30 @@ class Replay:
 
     def __str__(self) -> str:
         """The page, up to 100 columns wide."""
-        return page(
-            self.look,
-            run=self.run,
-            length=self.length,
-            start=self.start,
-            logged=None if self.logged is None else str(self.logged),
-            learning_rate=self.learning_rate,
-            samples=self.samples,
-        )
+        look, made = self.look, counted(self.look.step - self.start + 1, "step")
+        norm = "" if look.norm is None else f", norm {number(look.norm)}"
+        lines = [
+            f"{self.run}, step {look.step} of {self.length}",
+            f"  {look.verdict}",
+            f"  loss {number(look.loss)}{norm}, learning rate {number(self.learning_rate)}",
+            f"  made again from step-{self.start:08d}, {made}; {self.logged or 'the records do not hold this step by itself'}",
+            *(f"  note: {note}" for note in look.notes),
+        ]
+        wrapped = [part for line in lines for part in wrap(line, WIDE, subsequent_indent="    ")]
+        return "\n".join([*wrapped, *sections(look, samples=self.samples)])
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
-        logged = None if self.logged is None else as_json(vars(self.logged))
-        head = {
+        return {
             "run": self.run,
             "length": self.length,
             "from_checkpoint": self.start,
             "steps_made_again": self.look.step - self.start,
+            "logged": None if self.logged is None else as_json(vars(self.logged)),
+            "notes_of_run": list(self.notes),
+            "learning_rate": self.learning_rate,
+            **self.look.plain(),
         }
-        return (
-            head
-            | {"logged": logged, "notes_of_run": list(self.notes), "learning_rate": self.learning_rate}
-            | self.look.plain()
-        )
 
 
 def replayed(
@@ -120,23 +120,9 @@ def replayed(
         told(f"warning: {damage}: an older checkpoint is taken")
     known = records_of(out)
     told(cost(found.step, step + 1, known))
-    return replayed_from(parts, found, step, known, out=out, samples=samples, say=told)
-
-
-def replayed_from(
-    parts: Components,
-    found: Contents,
-    step: int,
-    known: Sequence[Record],
-    *,
-    out: Path,
-    samples: int = SAMPLES,
-    say: Callable[[str], None] | None = None,
-) -> Replay:
-    """As `replayed`, from a checkpoint that is chosen, with the run's records."""
     with execution(parts, found, records=known, workers=parts.supply.workers) as again:
-        for note in again.notes if say is not None else ():
-            say(f"note: {note}")  # type: ignore[misc]  # there is one
+        for note in again.notes:
+            told(f"note: {note}")
         for _ in again.steps(step):
             pass
         coming, notes = again.next_step(), [*again.notes, *_notes(parts, known, step=step, out=out)]
@@ -182,7 +168,7 @@ def cost(start: int, until: int, known: Sequence[Record]) -> str:
     count = until - start
     each_s = pace_s(known)
     took = "" if each_s is None else f", about {duration(max(1.0, count * each_s))} by the records"
-    return f"from step-{start:08d}: {count:,} step{'s' * (count != 1)} to make again{took}"
+    return f"from step-{start:08d}: {counted(count, 'step')} to make again{took}"
 
 
 def pace_s(known: Sequence[Record]) -> float | None:
