@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Protocol
+from typing import Any
 
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
@@ -20,15 +20,6 @@ from surefoot.tracking.record import Record
 from surefoot.train.components import Components
 
 SAMPLES = 8
-
-
-class HasParts(Protocol):
-    """A run that is built, as `surefoot.Run` is."""
-
-    @property
-    def parts(self) -> Components:
-        """What it is made of."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class Replay:
 
 
 def replayed(
-    run: HasParts,
+    parts: Components,
     step: int,
     *,
     samples: int = SAMPLES,
@@ -100,15 +91,14 @@ def replayed(
 ) -> Replay:
     """Make a step of a run again, from the nearest checkpoint before it, and look at it closely; `print` what is returned.
 
-    run: built as it was, with its `out`, and not open; its directory is only read. Its models are changed: build it anew to
-    train. step: its number, from 0. samples: how many are shown. `say` is told beforehand how many steps have to be made again
+    parts: of a run built as it was, with its `out`, and not open; its directory is only read. Its models are changed: build it
+    anew to train. step: its number, from 0. samples: how many are shown. `say` is told beforehand how many steps have to be made again
     and how long that may take, and what is not as it was.
 
     Loss, norm, outputs of modules and gradients are those of the step, bit for bit on the same machine; compiled runs are
     looked at uncompiled, equal to rounding. Raises `ConfigError` for a step that the run has not, and for a run whose steps
     are made by code of your own; `CheckpointError` where no checkpoint before it is intact.
     """
-    parts = run.parts
     out = path or (None if parts.directory is None else parts.directory.path)
     if out is None:
         raise ConfigError("this run has no directory, so no step of it can be made again: give Run(out=...)")
