@@ -80,15 +80,7 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
     how = parts.parallel
     assert how.kind != "auto"  # `chosen` has decided
     assert how.synchronise != "auto"
-    return Spread(
-        kind=how.kind,
-        world=ranks,
-        replicas=how.replicas,
-        reshard=how.reshard,
-        synchronise=how.synchronise,
-        gather=how.gather,
-        offload=how.offload,
-    )
+    return Spread(how.kind, ranks, how.replicas, how.reshard, how.synchronise, how.gather, how.offload)
 
 
 def fits(found: Memory, machine: Machine) -> str:

@@ -23,7 +23,7 @@ from surefoot.errors import ConfigError
 from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
 from surefoot.profile.stopwatch import Stopwatch, stopwatch
-from surefoot.profile.timed_step import Stepping, with_forward
+from surefoot.profile.timed_step import Stepping, is_compiled, with_forward
 from surefoot.train import activation_checkpointing
 from surefoot.train.loop import State, Task
 from surefoot.train.precision import FORMATS
@@ -88,7 +88,9 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
     Nothing is counted twice: where activation checkpointing computes again, that is told apart.
     """
     models: Any = state.models["model"] if list(state.models) == ["model"] else state.models
-    plain = replace(task, forward=models) if _is_compiled(task.forward) else task
+    called = task.forward.values() if isinstance(task.forward, dict) else [task.forward]
+    any_compiled = any(is_compiled(part) for part in called if isinstance(part, nn.Module))
+    plain = replace(task, forward=models) if any_compiled else task
     once = done = _by_phase(plain, state, micro_batches, feed)
     if blocks := computed_again(state):
         with kept_activations(blocks):
@@ -115,11 +117,6 @@ def computed_again(state: State) -> list[nn.Module]:
         for part, forward in zip(parts, forwards, strict=True)
         if isinstance(forward, partial) and forward.func is activation_checkpointing._computed_again
     ]
-
-
-def _is_compiled(forward: Any) -> bool:
-    parts = forward.values() if isinstance(forward, dict) else [forward]
-    return any("_orig_mod" in vars(part).get("_modules", {}) for part in parts if isinstance(part, nn.Module))
 
 
 def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:

@@ -78,10 +78,15 @@ def watched(task: Task, state: State, watch: Stopwatch) -> Iterator[tuple[Task, 
 
 def _seen(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
     """The model with its forward pass timed: a plain module as itself, anything else (compiled, several ranks) through a stand-in."""
-    if not isinstance(model, nn.Module) or "_orig_mod" in vars(model).get("_modules", {}):
+    if not isinstance(model, nn.Module) or is_compiled(model):
         return _StandIn(model, called=_timed(model, watch, splits=False))
     afterwards.enter_context(with_forward(model, _timed(model.forward, watch, splits=True)))
     return model
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has wrapped it."""
+    return "_orig_mod" in vars(module).get("_modules", {})
 
 
 @contextmanager

@@ -101,23 +101,13 @@ class _Remaking:
         if not wrong:
             outcome.records.append(step)
             return
+        count = step - max((other for other in self.lines if other < step), default=0)
+        over = f"over {count} steps; " if count > 1 else ""
         too = f"; {', '.join(each.where for each in wrong[1:])} too" if len(wrong) > 1 else ""
-        outcome.problems.append(
-            Problem(
-                "differs",
-                f"step {step}: {wrong[0].where} was logged as {wrong[0].saved}, and is {wrong[0].computed} when computed again"
-                f" ({self._over(step)}{FILE} line {line.number}{too})",
-                step=step,
-                file=FILE,
-                quantity=wrong[0].where,
-                saved=wrong[0].saved,
-                computed=wrong[0].computed,
-            )
-        )
-
-    def _over(self, step: int) -> str:
-        before = max((other for other in self.lines if other < step), default=0)
-        return f"over {step - before} steps; " if step - before > 1 else ""
+        name, saved, now = wrong[0].where, wrong[0].saved, wrong[0].computed
+        text = f"step {step}: {name} was logged as {saved}, and is {now} when computed again"
+        where = f"({over}{FILE} line {line.number}{too})"
+        outcome.problems.append(Problem("differs", f"{text} {where}", step, FILE, name, saved, now))
 
     def _checkpoint(self, checkpoint: Checkpoint, stand: Execution) -> bool:
         """Compare; whether the steps that follow can be made from what was computed."""

@@ -83,15 +83,10 @@ def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
     """A difference in a checkpoint as something that is wrong; `what` says in which."""
     verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
     more = f" ({difference.more}{verb})" if difference.more else ""
-    return Problem(
-        "differs",
-        f"{what}: {difference.where} was saved as {difference.saved}, and is {difference.computed} when computed again{more}",
-        step=step,
-        file=f"{what}/{difference.where.partition(',')[0]}",
-        quantity=difference.where.partition(", ")[2],
-        saved=difference.saved,
-        computed=difference.computed,
-    )
+    where, saved, now = difference.where, difference.saved, difference.computed
+    text = f"{what}: {where} was saved as {saved}, and is {now} when computed again{more}"
+    file, _, quantity = where.partition(",")
+    return Problem("differs", text, step, f"{what}/{file}", quantity.removeprefix(" "), saved, now)
 
 
 def as_largest(difference: Difference, *, what: str) -> Largest:
