@@ -116,23 +116,20 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
     each = pieces // ranks
     per_epoch = length.samples_per_epoch / length.batch_size
     padded = [f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []
-    lines = [
+    together = (
+        f"batch normalisation is over the micro-batches of {counted(ranks, 'rank')} together:"
+        " with another number of ranks it is another run"
+    )
+    targets = [] if measured is None else [f"{measured.targets * pieces:,} targets a step"]
+    return [
         f"{sizes.batch_size:,} {unit} a step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
         *padded,
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
+        *([together] if parts.settings.sync_batch_norm else []),
+        *(f"{number}, as many as the loss counts in the first micro-batch" for number in targets),
     ]
-    if parts.settings.sync_batch_norm:
-        lines.append(
-            f"batch normalisation is over the micro-batches of {counted(ranks, 'rank')} together:"
-            " with another number of ranks it is another run"
-        )
-    if measured is not None:
-        lines.append(
-            f"{measured.targets * pieces:,} targets a step, as many as the loss counts in the first micro-batch"
-        )
-    return lines
 
 
 def learning_rates(parts: RunComponents) -> list[str]:

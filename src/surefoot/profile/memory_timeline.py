@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -59,12 +60,10 @@ def gradients_seen(parameters: list[nn.Parameter]) -> Iterator[list[tuple[int, i
             seen.append((time.time_ns(), tensor_bytes([parameter.grad])))
 
     known: set[int] = set()
-    hooks = [parameter.register_post_accumulate_grad_hook(made) for parameter in parameters]  # type: ignore[no-untyped-call]
-    try:
+    with ExitStack() as hooks:
+        for parameter in parameters:
+            hooks.callback(parameter.register_post_accumulate_grad_hook(made).remove)  # type: ignore[no-untyped-call]
         yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def memory_line(
@@ -88,17 +87,15 @@ def memory_line(
         extra = max(0, total - at_least)
         return Held(own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra))
 
-    peak = held(standing, 0)
+    peak, total_of = held(standing, 0), attrgetter("total")
     for moment, change in changes:
         now += change
         so_far = sum(size for then, size in gradients if then <= moment) if moment < ends else 0
         here = held(now, so_far)
         curve.append(((moment - begun) / 1e9, now, here.gradients))
         phase = _innermost(ranges, moment)
-        if phase not in phases or here.total > phases[phase].total:
-            phases[phase] = here
-        if here.total > peak.total:
-            peak = here
+        phases[phase] = max(phases.get(phase, here), here, key=total_of)
+        peak = max(peak, here, key=total_of)
     told = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
     return MemoryLine(peak, phases, _thinned(curve), told)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -186,17 +186,13 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
 
     @contextmanager
     def entered() -> Iterator[None]:
-        before = [part.weight.data for part in modules]
-        for part in modules:
-            part.weight.data = part.weight.data.contiguous(memory_format=torch.channels_last)
-        hooks = [model.register_forward_pre_hook(_inputs_too) for model in parts.state.models.values()]
-        try:
+        with ExitStack() as afterwards:
+            for part in modules:
+                afterwards.callback(setattr, part.weight, "data", part.weight.data)
+                part.weight.data = part.weight.data.contiguous(memory_format=torch.channels_last)
+            for model in parts.state.models.values():
+                afterwards.callback(model.register_forward_pre_hook(_inputs_too).remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for part, weight in zip(modules, before, strict=True):
-                part.weight.data = weight
 
     @contextmanager
     def in_bf16() -> Iterator[None]:

@@ -217,12 +217,11 @@ def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
 
 
 def _notes(step: Step, told: Sequence[OfSample]) -> list[str]:
-    notes, passed = list[str](), sum(sample.loss is not None for sample in told)
-    if told and not passed:
-        why = "no tensor has a row for each, or they cannot be passed one by one"
-        notes.append(f"the batch cannot be cut by samples: {why}")
-    elif passed < len(told):
-        notes.append(f"of {len(told):,} samples {passed} were passed by themselves")
-    if any(held.count == 0 for held in step.micro_batches):
-        notes.append("micro-batches that count nothing are not passed")
-    return notes
+    passed = sum(sample.loss is not None for sample in told)
+    why = "no tensor has a row for each, or they cannot be passed one by one"
+    notes = {
+        f"the batch cannot be cut by samples: {why}": bool(told) and not passed,
+        f"of {len(told):,} samples {passed} were passed by themselves": 0 < passed < len(told),
+        "micro-batches that count nothing are not passed": any(held.count == 0 for held in step.micro_batches),
+    }
+    return [note for note, holds in notes.items() if holds]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
@@ -172,14 +172,15 @@ def pace_s(known: Sequence[Record]) -> float | None:
     return took_s / max(int(record["step"]) for record in trained) if took_s > 0 else None
 
 
-def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> Iterator[str]:
+def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> list[str]:
     reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
-    if step > reached:
-        yield f"the run itself has made {reached} steps, as far as its records and checkpoints tell"
-    if parts.compiled:
-        yield "the step is looked at uncompiled: equal to rounding"
-    if sum(record.get("user_s") or 0.0 for record in known if record["kind"] == "train") > 0:
-        yield "code of yours ran between the steps; it is not repeated here, and what it changed is not either"
+    user_s = sum(record.get("user_s") or 0.0 for record in known if record["kind"] == "train")
+    notes = {
+        f"the run itself has made {reached} steps, as far as its records and checkpoints tell": step > reached,
+        "the step is looked at uncompiled: equal to rounding": parts.compiled,
+        "code of yours ran between the steps; it is not repeated here, and what it changed is not either": user_s > 0,
+    }
+    return [note for note, holds in notes.items() if holds]
 
 
 def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:

@@ -98,11 +98,11 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
 
 def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
     """What differences say about their cause."""
-    problems = [problem for outcome in outcomes for problem in outcome.problems]
-    if not problems:
+    wrong = [outcome for outcome in outcomes if outcome.problems]
+    if not wrong:
         return []
-    said = [line for outcome in outcomes if outcome.problems for line in _why(outcome)]
-    inexact = next((outcome for outcome in outcomes if outcome.problems and not outcome.exact), None)
+    said = [line for outcome in wrong for line in _why(outcome)]
+    inexact = next((outcome for outcome in wrong if not outcome.exact), None)
     if inexact is not None:
         why = "differences of rounding grow from step to step; try fewer --steps"
         said.append(f"not the machine that made it ({inexact.unlike}): {why}")

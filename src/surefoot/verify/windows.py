@@ -101,8 +101,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         return
     then = start.found.saved.machine
     other = unlike(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
-    problems: list[Problem] = []
-    drawn = False
+    problems, drawn = list[Problem](), False
     for name, model in parts.state.models.items():
         file = file_name("model", name)
         saved = start.found.tensors(file) if file in start.found.files else {}
