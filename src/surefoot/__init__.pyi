@@ -1,4 +1,4 @@
-from . import checkpoint, data, generate, losses, models, profile, report, tune
+from . import checkpoint, data, generate, losses, models, plan, profile, report, tune
 from .checkpoint.gpt2 import load_gpt2, save_gpt2
 from .config.parallel import ddp, fsdp
 from .data.images.augmentation import Augmentation
@@ -29,7 +29,6 @@ from .metrics.classification import (
 )
 from .optim.lr_multipliers import Rates, frozen, layer_decay, width_scaling
 from .optim.specs import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
-from .plan.schedule_plot import schedule_picture
 from .report.task_panels import classification_panels, confusion_panel, examples_by_score, picture_png, tinted_by_loss
 from .run.run import Run
 from .saved_run import SavedRun, load
@@ -151,6 +150,7 @@ __all__ = [
     "phrases",
     "picture_as_input",
     "picture_png",
+    "plan",
     "polynomial",
     "prepare_shards",
     "profile",
@@ -158,7 +158,6 @@ __all__ = [
     "report",
     "save_gpt2",
     "schedule_free",
-    "schedule_picture",
     "sgd",
     "split_scores",
     "stdlib_documents",

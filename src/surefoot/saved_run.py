@@ -261,7 +261,7 @@ class SavedRun:
             raise CheckpointError(f"{self.path} holds no checkpoint, so none of its steps can be made again")
         run = self._rebuild(one_process=True)
         with nullcontext() if self.built is None else as_before(run.parts):
-            return replayed(run, step, samples=samples, say=say, path=self.path)
+            return replayed(run.parts, step, samples=samples, say=say, path=self.path)
 
     def verify(
         self,

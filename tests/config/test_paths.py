@@ -33,7 +33,7 @@ READERS = {
 WRITERS = {
     "shards": lambda path: sf.write_shards(torch.arange(4).numpy(), path, vocabulary=4),
     "prepared shards": lambda path: sf.prepare_shards(path, ["here"], tokenizer=sf.ByteTokenizer(), processes=1),
-    "schedules": lambda path: sf.schedule_picture({"linear": sf.linear()}, "8 steps", out=path),
+    "schedules": lambda path: sf.plan.plot_schedules({"linear": sf.linear()}, "8 steps", out=path),
     "report": lambda path: sf.load(Path()).report(out=path),
     "export": lambda path: sf.load("run").export(path),
     "gpt2": lambda path: sf.save_gpt2(

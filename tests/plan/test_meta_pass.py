@@ -17,6 +17,7 @@ from surefoot.plan.measure import measure
 from surefoot.plan.meta_device import OnPaper
 from surefoot.plan.meta_pass import dry_pass
 from surefoot.recipes import gpt, images, translation
+from surefoot.recipes.images.networks import Model as ImageModel
 from surefoot.train.scratch import timed_pass
 
 PLAIN: dict[str, Any] = {"precision": "fp32", "out": None, "device": "cpu"}
@@ -36,7 +37,7 @@ def of_translation() -> tuple[Any, Any]:
 
 
 def of_images() -> tuple[Any, Any]:
-    return images, images.Config(model=images.Model(width=8), channels_last=False, batch_size=16, **PLAIN)
+    return images, images.Config(model=ImageModel(width=8), channels_last=False, batch_size=16, **PLAIN)
 
 
 CASES = {

@@ -28,7 +28,7 @@ SOME: dict[str, Schedule | Joined] = {
 
 
 def drawn(out: Path, schedules: dict[str, Schedule | Joined] | None = None, rate: float | None = None) -> list[Path]:
-    return sf.schedule_picture(SOME if schedules is None else schedules, "200 steps", out=out, rate=rate)
+    return sf.plan.plot_schedules(SOME if schedules is None else schedules, "200 steps", out=out, rate=rate)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_no_window_system_is_asked_for_and_importing_surefoot_imports_no_matplot
 import sys
 import surefoot as sf
 assert "matplotlib" not in sys.modules
-sf.schedule_picture({{"linear": sf.linear()}}, "10 steps", out={str(tmp_path / "it")!r})
+sf.plan.plot_schedules({{"linear": sf.linear()}}, "10 steps", out={str(tmp_path / "it")!r})
 assert "matplotlib.pyplot" not in sys.modules
 assert "torch" not in sys.modules
 """
@@ -146,5 +146,5 @@ def test_what_cannot_be_drawn_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("kept")
     with pytest.raises(sf.ConfigError, match=says):
-        sf.schedule_picture(schedules, length, out=out)
+        sf.plan.plot_schedules(schedules, length, out=out)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

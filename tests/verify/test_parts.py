@@ -13,13 +13,13 @@ import torch
 
 from in_one import in_one
 from surefoot.checkpoint import Contents, Manifest
+from surefoot.replay.replay import pace_s
 from surefoot.verify.compare import drawn_anew, judged, numbers, tensor, tensors
 from surefoot.verify.files import Checkpoint, Files
 from surefoot.verify.metrics_log import Log, Noted, read
 from surefoot.verify.records import rates
 from surefoot.verify.text import of_records
 from surefoot.verify.verdict import Kind, Problem, Verdict, Window
-from surefoot.verify.verify import pace_s
 from surefoot.verify.windows import cost_steps, gaps, planned
 from written_runs import state_json
 
@@ -135,8 +135,8 @@ def test_a_rate_that_an_evaluation_lowered_holds_for_the_steps_after_it() -> Non
     """The step that was evaluated was made before, also where its record stands after the scores."""
     lowered = {"kind": "scores", "step": 5, "rate_factor": 0.5}
     at, after = ({"kind": "train", "step": step, "learning_rate": rate} for step, rate in ((5, 4.0), (6, 2.5)))
-    assert rates(records_of(lowered, at, after), lambda index, factor: factor * index) == []
-    assert rates(records_of(at, lowered, after), lambda index, factor: factor * index) == []
+    assert list(rates(records_of(lowered, at, after), lambda index, factor: factor * index)) == []
+    assert list(rates(records_of(at, lowered, after), lambda index, factor: factor * index)) == []
     for wrong in (at | {"learning_rate": 2.0}, after | {"learning_rate": 5.0}):
         (problem,) = rates(records_of(lowered, wrong), lambda index, factor: factor * index)
         assert problem.step == wrong["step"]

@@ -58,9 +58,9 @@ def replay(arguments: list[str]) -> None:
         program, config = saved_settings(path, options, flags, verb="replay")
         run = build_run(program, for_one_process(config, path), of=path)
         searched = first_bad(run.parts, records_of(path), out=path, say=_note) if step is None else None
-        if searched is not None and searched.bad is not None:
-            step = searched.bad.step
-        page = None if step is None else replayed(run, step, samples=options.samples, say=_note, path=path)
+        if searched is not None:
+            step = searched.step
+        page = None if step is None else replayed(run.parts, step, samples=options.samples, say=_note, path=path)
     if options.json:
         first = {} if searched is None else {"bisected": str(searched)}
         text = json.dumps(first | ({} if page is None else page.plain()), allow_nan=False, indent=1)

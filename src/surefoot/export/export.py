@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from surefoot.checkpoint.format import Contents, Damage, DamageError
 from surefoot.checkpoint.gpt2 import gpt2_settings, named_in_gpt2
@@ -23,7 +23,6 @@ from surefoot.tokenizers.files import tokenizer_from_json
 
 Weights = Literal["auto", "averaged", "trained"]
 Layout = Literal["own", "gpt2"]
-
 _SETTINGS = "config.json"
 
 
@@ -87,22 +86,21 @@ def export(
 
 def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str) -> int:
     """The bytes that a file may have; `ConfigError` with all that is wrong with what was asked for."""
-    problems = []
     limit = 0
-    if not (isinstance(checkpoint, int) or checkpoint in ("newest", "best") or _is_step(checkpoint)):
-        problems.append(f"checkpoint = {checkpoint!r}: newest, best, or a step")
-    if weights not in ("auto", "averaged", "trained"):
-        problems.append(f"weights = {weights!r}: auto, averaged or trained")
-    if layout not in ("own", "gpt2"):
-        problems.append(f"layout = {layout!r}: own or gpt2")
+    given = {
+        f"checkpoint = {checkpoint!r}: newest, best, or a step": checkpoint in ("newest", "best")
+        or _is_step(checkpoint),
+        f"weights = {weights!r}: auto, averaged or trained": weights in get_args(Weights),
+        f"layout = {layout!r}: own or gpt2": layout in get_args(Layout),
+    }
+    problems = [text for text, holds in given.items() if not holds]
     try:
         limit = parsed_bytes(max_file, setting="max_file")
     except ConfigError as problem:
         problems.append(str(problem))
     if any((out / name).exists() for name in (MANIFEST, "config.toml", "checkpoints")):
-        problems.append(
-            f"out = {str(out)!r} is a run or a checkpoint: choose a directory of its own, such as {run}/export"
-        )
+        cure = f"choose a directory of its own, such as {run}/export"
+        problems.append(f"out = {str(out)!r} is a run or a checkpoint: {cure}")
     if problems:
         raise ConfigError("\n  ".join(problems))
     if not (run / "checkpoints").is_dir():
@@ -110,8 +108,8 @@ def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: 
     return limit
 
 
-def _is_step(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+def _is_step(which: str | int) -> bool:
+    return isinstance(which, int) or (which.isascii() and which.isdigit())
 
 
 def _found(store: Store, which: str, weights: Weights, model: str) -> tuple[Contents, str, list[Damage]]:
@@ -138,10 +136,8 @@ def _found(store: Store, which: str, weights: Weights, model: str) -> tuple[Cont
             raise CheckpointError(f"{store.directory} has no best checkpoint: no score was watched, or none seen yet")
         contents, file, _ = _found(store, str(best), weights, model)
         return contents, file, damaged
-    if damaged and wanted is None:
-        raise store.nothing_intact(damaged)
     if damaged:
-        raise DamageError(damaged[0].path, damaged[0].problem)
+        raise store.nothing_intact(damaged) if wanted is None else DamageError(damaged[0].path, damaged[0].problem)
     if wanted is None:
         raise CheckpointError(f"{store.directory} holds no checkpoint")
     raise store.absent(wanted)
@@ -188,9 +184,9 @@ def _settings_of_gpt2(found: Contents, run: Path) -> dict[str, Any]:
 
 
 def _as_gpt2(held: Mapping[str, Stored]) -> list[Written]:
-    tensors = []
-    for name, stored in held.items():
-        there, turned = named_in_gpt2(name)
-        if there is not None:
-            tensors.append(Written(there, stored, turned and len(stored.shape) == 2))
-    return tensors
+    named = [(*named_in_gpt2(name), stored) for name, stored in held.items()]
+    return [
+        Written(there, stored, turned and len(stored.shape) == 2)
+        for there, turned, stored in named
+        if there is not None
+    ]

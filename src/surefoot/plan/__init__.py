@@ -1,1 +1,5 @@
 """What a run would do before it does anything: its size, its schedule, and its time and memory on a cluster."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

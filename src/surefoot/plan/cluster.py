@@ -1,7 +1,4 @@
-"""What a run would need and how long a step would take on many GPUs: `surefoot plan --world N`, in words and numbers.
-
-Nothing is allocated and nothing is measured: the run is on paper, the numbers are those of `scaling` and of a dry pass.
-"""
+"""What a run would need and how long a step would take on many GPUs, as numbers: a strategy, a machine, what they come to."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy with everything that is computed of it."""
+    """A strategy, and what is computed of it: bytes of a GPU, seconds and bytes sent of a step, the micro-batch that hides these."""
 
     name: str
     strategy: Spread
@@ -38,22 +35,18 @@ class Case:
 
     @property
     def memory(self) -> Memory:
-        """Bytes of one GPU."""
         return memory(self.work, self.strategy, micro_batches=self.micro_batches)
 
     @property
     def timing(self) -> Timing:
-        """Seconds of a step."""
         return timing(self.work, self.strategy, self.machine, micro_batches=self.micro_batches)
 
     @property
     def sent(self) -> float:
-        """Bytes that a GPU sends in a step."""
         return sent_bytes(self.work, self.strategy, micro_batches=self.micro_batches)
 
     @property
     def hidden_from(self) -> int:
-        """Samples of a micro-batch beside which all communication is hidden."""
         return hidden_from(self.work, self.strategy, self.machine, micro_batches=self.micro_batches)
 
 
@@ -84,26 +77,14 @@ def tokens_each(parts: RunComponents) -> float | None:
 
 
 def spread(parts: RunComponents, *, ranks: int) -> Spread:
-    """The run's strategy among so many ranks."""
     how = parts.parallel
     assert how.kind != "auto"  # `chosen` has decided
     assert how.synchronise != "auto"
-    return Spread(
-        kind=how.kind,
-        world=ranks,
-        replicas=how.replicas,
-        reshard=how.reshard,
-        synchronise=how.synchronise,
-        gather=how.gather,
-        offload=how.offload,
-    )
+    return Spread(how.kind, ranks, how.replicas, how.reshard, how.synchronise, how.gather, how.offload)
 
 
 def fits(found: Memory, machine: Machine) -> str:
-    """Whether that fits, in words."""
     left = machine.memory_bytes - found.total
     if left < 0:
         return f"{in_words(-left)} too much"
-    if found.total > _SPARE * machine.memory_bytes:
-        return "hardly fits"
-    return "fits"
+    return "hardly fits" if found.total > _SPARE * machine.memory_bytes else "fits"

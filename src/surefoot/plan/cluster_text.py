@@ -1,6 +1,6 @@
-"""What a run would need and how long a step would take on many GPUs: `surefoot plan --world N`, in words and numbers.
+"""`surefoot plan --world N`: what a run would need and how long a step would take on many GPUs, in words.
 
-Nothing is allocated and nothing is measured: the run is on paper, the numbers are those of `scaling` and of a dry pass.
+Nothing is allocated and nothing is measured: the numbers are those of `cluster.py` and of a dry pass over the run on paper.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from surefoot.plan.network_model import ring_bandwidth, windows
 from surefoot.plan.summary import Section, parameters_by_module
 from surefoot.plan.workload import Spread, workload
 from surefoot.run.components import RunComponents
-from surefoot.tracking.format import measured_time, three_digits, with_unit
+from surefoot.tracking.format import counted, measured_time, three_digits, with_unit
 from surefoot.tracking.text_table import text_table
 
 _PURPOSES = {  # what a field of `Memory` is for, and whether FSDP alone has it
@@ -57,19 +57,16 @@ def sections(parts: RunComponents, assumed: Assumed) -> list[Section]:
     beside = others(own, node_size=assumed.machine.node_size)
     cases = [case(name, chosen) for name, chosen in beside.items() if refused is None or chosen.kind != "fsdp"]
     mine = next(found for found in cases if found.strategy == own)
+    unshardable = [] if refused is None else [first_line(refused)]
     return [
         *([Section("data", list(parts.settings.about_data))] if parts.settings.about_data else []),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(assumed, world=world)),
         Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),
         Section(f"memory of a GPU, {mine.name}", [*held(parts, mine)]),
-        *([] if world == 1 else [Section(f"sent by each GPU in a step, {mine.name}", sent(mine))]),
+        *([Section(f"sent by each GPU in a step, {mine.name}", sent(mine))] if world > 1 else []),
         Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
-        *(
-            []
-            if world == 1
-            else [Section("strategies", table(cases) + ([] if refused is None else [first_line(refused)]))]
-        ),
+        *([Section("strategies", [*table(cases), *unshardable])] if world > 1 else []),
     ]
 
 
@@ -109,7 +106,7 @@ def assumptions(assumed: Assumed, *, world: int) -> list[str]:
     machine = assumed.machine
     nodes = -(-world // machine.node_size)
     told = {
-        "node_size": f"{world:,} GPU{'s' * (world != 1)}, {nodes:,} node{'s' * (nodes != 1)} of {machine.node_size}",
+        "node_size": f"{counted(world, 'GPU')}, {counted(nodes, 'node')} of {machine.node_size}",
         "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
         "mfu": f"{machine.mfu:.0%} of them are used, computing again included",
         "gpu_memory": f"{in_words(machine.memory_bytes)} a GPU",
@@ -124,7 +121,7 @@ def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None
     world, rows, each = case.strategy.world, passed.samples, case.micro_batches
     forward, backward = passed.flops
     return [
-        f"{_samples(world * each * rows, tokens)} = {world:,} rank{'s' * (world > 1)}"
+        f"{_samples(world * each * rows, tokens)} = {counted(world, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {rows:,}",
         *([note] if note else []),
         f"a micro-batch in {parts.whole.precision.name}: forward {with_unit(forward, 'FLOP')}, backward {with_unit(backward, 'FLOP')}",
@@ -151,10 +148,9 @@ def held(parts: RunComponents, case: Case) -> Iterable[str]:
 
 def sent(case: Case) -> list[str]:
     """What is sent beside which pass, how often, and in all."""
-    found = windows(case.work, case.strategy, micro_batches=case.micro_batches)
     shards, copies = case.strategy.shards, case.strategy.copies
     lines = []
-    for window in found:
+    for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):
         ways = {f"among {shards} shards": window.to_shards, f"among {copies} replicas": window.to_replicas}
         told = ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number)
         if told:
@@ -186,27 +182,25 @@ def times(case: Case, *, tokens: float | None) -> list[str]:
 
 
 def table(cases: Iterable[Case]) -> list[str]:
-    """A line for each strategy."""
-    rows = [("strategy", "memory", "", "sent", "hides from", "exposed", "step")]
-    for case in cases:
-        found = case.timing
-        rows.append(
-            (
-                case.name,
-                in_words(case.memory.total),
-                fits(case.memory, case.machine),
-                in_words(case.sent),
-                f"{case.hidden_from:,} a GPU",
-                measured_time(found.exposed_s),
-                measured_time(found.step_s),
-            )
+    head = ("strategy", "memory", "", "sent", "hides from", "exposed", "step")
+    rows = [
+        (
+            case.name,
+            in_words(case.memory.total),
+            fits(case.memory, case.machine),
+            in_words(case.sent),
+            f"{case.hidden_from:,} a GPU",
+            measured_time(case.timing.exposed_s),
+            measured_time(case.timing.step_s),
         )
-    return text_table(rows, left=(0, 2))
+        for case in cases
+    ]
+    return text_table([head, *rows], left=(0, 2))
 
 
 def _samples(samples: int, tokens: float | None) -> str:
     """So many samples, and their tokens where those are known."""
-    said = f"{samples:,} sample{'s' * (samples != 1)}"
+    said = counted(samples, "sample")
     return said if tokens is None else f"{said} ({round(samples * tokens):,} tokens)"
 
 

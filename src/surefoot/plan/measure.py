@@ -1,7 +1,4 @@
-"""What a run would do, in words and numbers, before it does anything: nothing is trained, and nothing is written.
-
-One micro-batch goes forward and backward, to measure its time and memory; its gradients are let go.
-"""
+"""What a run would take, in memory and time, from a few passes of one micro-batch and a few batches of its evaluations."""
 
 from __future__ import annotations
 
@@ -11,9 +8,14 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from surefoot.memory import peak
+from surefoot.errors import DataError, DivergedError, first_line
+from surefoot.memory import in_words, peak, tensor_bytes
+from surefoot.optim.memory import state_bytes
 from surefoot.run.components import RunComponents
+from surefoot.tracking.format import duration, measured_time
 from surefoot.train.scratch import timed_pass
+
+_LOOKED_AT = 100_000  # steps of which the evaluations are counted
 
 
 @dataclass(frozen=True)
@@ -49,3 +51,60 @@ def measure(parts: RunComponents) -> Measured:
         activation_bytes = found.memory_bytes
     times, counts = zip(*(timed_pass(parts.task, parts.state, micro_batch) for _ in range(3)), strict=True)
     return Measured(counts[0], activation_bytes, median(times))
+
+
+def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
+    """Bytes of weights, gradients, optimizer state, averages and activations; seconds of a step and of the run."""
+    state = parts.state
+    kept = [state_bytes(held.optimizer) for held in state.trained.values()]
+    sizes = {
+        "weights": tensor_bytes(parameter for model in state.models.values() for parameter in model.parameters()),
+        "gradients": tensor_bytes(state.parameters),
+        "averages": tensor_bytes(p for average in state.averages.values() for p in average.model.parameters()),
+        "optimizer": sum(size for size in kept if size is not None),
+    }
+    activations = measured.activation_bytes
+    known = [name for name in sizes if name != "optimizer" or None not in kept]
+    told = [f"{name} {in_words(sizes[name])}" for name in known if sizes[name] or name != "averages"]
+    told += ["optimizer: known after its first step"] * (None in kept)
+    step_s = measured.pass_s * parts.supply.sizes.pieces / parts.world.ranks
+    return [
+        ", ".join(told),
+        f"activations of one micro-batch {in_words(activations)} (measured); together"
+        f" {in_words(sum(sizes.values()) + activations)}",
+        *([] if parts.computed_again is None else [f"activation checkpointing: {parts.computed_again}"]),
+        f"{measured.pass_s * 1000:,.3g} ms for a micro-batch forward and backward (measured), "
+        f"{step_s * 1000:,.3g} ms a step before its update",
+        f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",
+    ]
+
+
+def evaluation_time(parts: RunComponents) -> list[str]:
+    """Seconds of one evaluation, of all that the run makes, and of what is scored at its end, from a few batches of each split."""
+    scoring = parts.scoring
+    if not scoring.splits:
+        return []
+    if parts.compiled:
+        return ["evaluation: not measured, since the model would be compiled for it"]
+    try:
+        took_s = {name: scoring.seconds(name) for name in scoring.splits}
+    except (DataError, DivergedError) as problem:
+        return [f"evaluation: not measured: {first_line(problem)}"]
+    lines, often, end = [], scoring.names(at_end=False), scoring.names(at_end=True)
+    if often:
+        one_s, times = sum(took_s[name] for name in often), _evaluations(parts)
+        lines.append(
+            f"about {measured_time(one_s)} an evaluation of {', '.join(often)}, {measured_time(one_s * times)} for {times:,} of them"
+            " (measured with a few batches)"
+        )
+    if end:
+        end_s = measured_time(sum(took_s[name] for name in end))
+        lines.append(f"about {end_s} for {', '.join(end)}, scored once, at the end")
+    return lines
+
+
+def _evaluations(parts: RunComponents) -> int:
+    """How many evaluations the run makes; in a run of millions of steps about."""
+    steps, due = parts.length.steps, parts.timetable.evaluate_due
+    seen = min(steps, _LOOKED_AT)
+    return round(sum(map(due, range(1, seen + 1))) * steps / seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot.plan.workload import Spread, Weight, Workload
 
@@ -39,7 +39,7 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     https://arxiv.org/abs/2304.11277), all blocks where they are not resharded, and of one block the gradients and the buffer
     from which these are sent.
 
-    >>> from surefoot.scaling import Spread, Weight, Workload
+    >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> block = (Weight((1024, 1024)),)
     >>> work = Workload((), (block,) * 4, lambda n: 2 * 4 * 4 * 2**20 // n, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
     >>> held = memory(work, Spread("fsdp", 8), micro_batches=1)
@@ -48,22 +48,22 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     """
     shards, sharded = strategy.shards, strategy.kind == "fsdp"
     parameters = sum(weight.shard_bytes(shards) for weight in work.weights)
-    gradients = sum(weight.shard_bytes(shards) for weight in work.weights if weight.trained)
-    state = work.state_bytes(shards)
+    own = {
+        "parameters": parameters,
+        "gradients": sum(weight.shard_bytes(shards) for weight in work.weights if weight.trained),
+        "optimizer": work.state_bytes(shards),
+        "averages": work.averages * parameters,
+    }
     kept_whole = sharded and strategy.synchronise == "last" and micro_batches > 1
-    host = (1 + work.averages) * parameters + gradients + state if strategy.offload else 0
     return Memory(
-        parameters=0 if strategy.offload else parameters,
-        gradients=0 if strategy.offload else gradients,
-        optimizer=0 if strategy.offload else state,
-        averages=0 if strategy.offload else work.averages * parameters,
+        **(dict.fromkeys(own, 0) if strategy.offload else own),
         buffers=work.buffer_bytes * (1 + work.averages),
         whole_gradients=sum(weight.memory_bytes for weight in work.weights if weight.trained) if kept_whole else 0,
         gathered=_gathered_bytes(work, strategy) if sharded else 0,
         exchanged=_exchanged_bytes(work, strategy) if sharded else 0,
         passing=work.pass_bytes,
         updating=0 if strategy.offload else work.update_bytes(shards),
-        host=host,
+        host=sum(own.values()) if strategy.offload else 0,
     )
 
 
@@ -77,12 +77,9 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
 def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
     """A block's gradients as the pass makes them, and in float32 as they are sent."""
     units = [tuple(weight for weight in unit if weight.trained) for unit in (work.outside, *work.blocks)]
-    return max(_unit_bytes(unit, strategy) + _sent_bytes(unit, strategy) for unit in units)
+    as_sent = replace(strategy, gather="fp32")
+    return max(_unit_bytes(unit, strategy) + _unit_bytes(unit, as_sent) for unit in units)
 
 
 def _unit_bytes(unit: Sequence[Weight], strategy: Spread) -> int:
     return sum(weight.gathered_bytes(strategy.shards, strategy.gather) for weight in unit)
-
-
-def _sent_bytes(unit: Sequence[Weight], strategy: Spread) -> int:
-    return sum(weight.gathered_bytes(strategy.shards, "fp32") for weight in unit)

@@ -14,72 +14,25 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-_NARROW = {  # computed in 16 bits under autocast, after torch's list for CUDA
-    F.linear,
-    F.conv1d,
-    F.conv2d,
-    F.conv3d,
-    F.conv_transpose1d,
-    F.conv_transpose2d,
-    F.conv_transpose3d,
-    F.scaled_dot_product_attention,
-    F.multi_head_attention_forward,
-    torch.matmul,
-    torch.mm,
-    torch.bmm,
-    torch.mv,
-    torch.addmm,
-    torch.baddbmm,
-    torch.einsum,
-    torch.conv1d,
-    torch.conv2d,
-    torch.conv3d,
-    torch.prelu,
-    torch.Tensor.matmul,
-    torch.Tensor.__matmul__,
-    torch.Tensor.__rmatmul__,
-    torch.Tensor.mm,
-    torch.Tensor.bmm,
-}
-_WIDE = {  # in float32
-    F.layer_norm,
-    F.rms_norm,
-    F.group_norm,
-    F.softmax,
-    F.log_softmax,
-    F.cross_entropy,
-    F.nll_loss,
-    F.mse_loss,
-    F.l1_loss,
-    F.smooth_l1_loss,
-    F.kl_div,
-    F.binary_cross_entropy_with_logits,
-    F.softplus,
-    F.normalize,
-    F.cosine_similarity,
-    torch.softmax,
-    torch.log_softmax,
-    torch.exp,
-    torch.log,
-    torch.pow,
-    torch.rsqrt,
-    torch.sum,
-    torch.prod,
-    torch.cumsum,
-    torch.norm,
-    torch.logsumexp,
-    torch.Tensor.softmax,
-    torch.Tensor.log_softmax,
-    torch.Tensor.exp,
-    torch.Tensor.log,
-    torch.Tensor.pow,
-    torch.Tensor.__pow__,
-    torch.Tensor.rsqrt,
-    torch.Tensor.sum,
-    torch.Tensor.prod,
-    torch.Tensor.cumsum,
-    torch.Tensor.norm,
-}
+
+def _functions(functional: str, top: str, of_tensor: str) -> set[Any]:
+    """Functions by their names in `torch.nn.functional`, in `torch`, and of `torch.Tensor`."""
+    homes = ((F, functional), (torch, top), (Tensor, of_tensor))
+    return {getattr(home, name) for home, names in homes for name in names.split()}
+
+
+_NARROW = _functions(  # computed in 16 bits under autocast, after torch's list for CUDA
+    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
+    " scaled_dot_product_attention multi_head_attention_forward",
+    "matmul mm bmm mv addmm baddbmm einsum conv1d conv2d conv3d prelu",
+    "matmul __matmul__ __rmatmul__ mm bmm",
+)
+_WIDE = _functions(  # in float32
+    "layer_norm rms_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss kl_div"
+    " binary_cross_entropy_with_logits softplus normalize cosine_similarity",
+    "softmax log_softmax exp log pow rsqrt sum prod cumsum norm logsumexp",
+    "softmax log_softmax exp log pow __pow__ rsqrt sum prod cumsum norm",
+)
 
 
 class OnPaper(TorchFunctionMode):

@@ -63,7 +63,7 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     for the backward pass, and scatters the sums of gradients: 3 Psi (Rajbhandari et al. 2020, section 7.2). What belongs to no block
     stays gathered between the two passes. With replicas the sums of a shard are added up over them (Zhao et al. 2023, 3.2.2).
 
-    >>> from surefoot.scaling import Spread, Weight, Workload
+    >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
     >>> [sum(window.to_shards + window.to_replicas for window in windows(work, Spread(kind, 8), micro_batches=1)) / 2**20
     ...     for kind in ("ddp", "fsdp")]  # of 16 MiB of weights
@@ -125,7 +125,7 @@ class Timing:
 def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches: int) -> Timing:
     """The time of a step: communication goes on beside the pass that it belongs to, and what it takes longer is exposed.
 
-    >>> from surefoot.scaling import Spread, Weight, Workload
+    >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1e9, 2e9), 1)
     >>> machine = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10)
     >>> found = timing(work, Spread("ddp", 8), machine, micro_batches=2)  # 28 MiB at 10 GB/s, beside one backward pass
@@ -144,7 +144,7 @@ def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches:
 def hidden_from(work: Workload, strategy: Spread, machine: Machine, *, micro_batches: int) -> int:
     """The smallest micro-batch of a GPU, in samples, beside whose passes all communication is over as soon as they are.
 
-    >>> from surefoot.scaling import Spread, Weight, Workload
+    >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1e9, 2e9), 1)
     >>> machine = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10, node_size=1)
     >>> hidden_from(work, Spread("ddp", 8), machine, micro_batches=2)  # 29.4 ms, against 4 ms of a sample's backward pass

@@ -85,8 +85,8 @@ def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
     rows = [("schedule", "warm-up ends", "peak", "lowest", "mean factor")]
     for trace in traces:
         ends = f"step {trace.warmup:,}" if trace.warmup else "none"
-        shown = [f"{factor * (rate or 1.0):.3g}, step {step:,}" for step, factor in (trace.peak, trace.lowest)]
-        rows.append((trace.name, ends, shown[0], shown[1], f"{trace.mean:.3f}"))
+        peak, lowest = (f"{factor * (rate or 1.0):.3g}, step {step:,}" for step, factor in (trace.peak, trace.lowest))
+        rows.append((trace.name, ends, peak, lowest, f"{trace.mean:.3f}"))
     return "\n".join(text_table(rows))
 
 
@@ -99,24 +99,15 @@ def _trace(name: str, schedule: Schedule | Joined, length: Length) -> Trace:
 
 
 _DPI, _WIDTH = 100, 10.0  # 1,000 pixels
-
 _COLUMNS = 3
-
 _POINTS = 160  # of a line, besides its jumps
-
 _JUMP = 0.02  # between two steps, of the full rate
-
 _LONGEST_NAME = 40
-
 _EXPLAINED = "●  peak      ▼  lowest from there on      ┆  warm-up ends      shaded: the area, told as the mean factor"
 
 
-def schedule_picture(
-    schedules: Mapping[str, Schedule | Joined],
-    length: str | Length,
-    *,
-    out: str | Path,
-    rate: float | None = None,
+def plot_schedules(
+    schedules: Mapping[str, Schedule | Joined], length: str | Length, *, out: str | Path, rate: float | None = None
 ) -> list[Path]:
     """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg; returns both paths.
 
@@ -127,7 +118,7 @@ def schedule_picture(
     >>> import tempfile
     >>> from surefoot.schedules.lr_schedule import linear, warmup_cosine
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     found = schedule_picture({"cosine": warmup_cosine("5%"), "linear": linear()}, "80 steps", out=f"{place}/two")
+    ...     found = plot_schedules({"cosine": warmup_cosine("5%"), "linear": linear()}, "80 steps", out=f"{place}/two")
     >>> [path.name for path in found]
     ['two.png', 'two.svg']
     """
@@ -138,7 +129,7 @@ def schedule_picture(
 
 
 def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
-    """Write the picture of traces that are there already; as `schedule_picture`."""
+    """Write the picture of traces that are there already; as `plot_schedules`."""
     place = local_path(out, setting="out")
     if place.suffix in (".png", ".svg"):
         place = place.with_suffix("")
@@ -187,12 +178,10 @@ def _figure(traces: Sequence[Trace], rate: float | None) -> Any:
 
 
 def _overlaid(axes: Any, traces: Sequence[Trace], rate: float | None, top: float) -> None:
-    """All schedules in one field."""
     for place, trace in enumerate(traces):
         steps, factors = _points(trace)
-        axes.plot(
-            steps, factors * (rate or 1.0), label=shortened(trace.name, _LONGEST_NAME), linewidth=1.8, **_style(place)
-        )
+        name = shortened(trace.name, _LONGEST_NAME)
+        axes.plot(steps, factors * (rate or 1.0), label=name, linewidth=1.8, **_style(place))
     _framed(axes, traces[0], top, ticks=8)
     axes.set_ylabel(_what(rate))
     axes.set_xlabel("step")

@@ -1,12 +1,9 @@
-"""What a run would do, in words and numbers, before it does anything: nothing is trained, and nothing is written.
-
-One micro-batch goes forward and backward, to measure its time and memory; its gradients are let go.
-"""
+"""What a run would do, in words and numbers, before it does anything: nothing is trained, and nothing is written."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,16 +11,14 @@ from torch import Tensor, nn
 
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import Shard, class_name, name_of
-from surefoot.errors import CheckpointError, DataError, DivergedError, first_line
-from surefoot.memory import in_words, tensor_bytes
-from surefoot.optim.memory import state_bytes
+from surefoot.errors import CheckpointError
 from surefoot.optim.param_groups import first_and_last
 from surefoot.optim.registry import kind_of
-from surefoot.plan.measure import Measured, measure
+from surefoot.plan.measure import Measured, evaluation_time, measure, memory_and_time
 from surefoot.run.components import RunComponents
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import untouched
-from surefoot.tracking.format import duration, measured_time
+from surefoot.tracking.format import counted
 from surefoot.tracking.text_table import text_table
 from surefoot.train.auto_precision import Chosen, settle_choices
 from surefoot.train.state_dict import parameter_names
@@ -39,7 +34,6 @@ class Section:
     lines: list[str]
 
     def __str__(self) -> str:
-        """As text, at most 80 columns wide where names allow."""
         return "\n".join([self.title, *(f"  {line}" for line in self.lines)])
 
 
@@ -47,21 +41,21 @@ def sections(parts: RunComponents) -> list[Section]:
     """Parameters, batch arithmetic, learning rates, memory and time, and what was chosen where settings are "auto"."""
     where = _directory(parts)  # a run that is there has its precision already
     auto = settle_choices(parts)
-    found = [
-        *([Section("data", list(parts.settings.about_data))] if parts.settings.about_data else []),
-        Section("parameters by module", parameters_by_module(parts.state.models)),
-        Section("parameters by optimizer group", parameters_by_group(parts)),
-        Section("learning rate", learning_rates(parts)),
-    ]
-    measured = None
+    measured, costs = None, list[str]()
     if parts.task.loss is not None:
         with untouched(), parts.numerics():
             measured = measure(parts)
-            evaluating = evaluation_time(parts)
-        found.append(Section("memory and time", [*memory_and_time(parts, measured), *evaluating]))
-    place = [section.title for section in found].index("learning rate")
-    found.insert(place, Section("batches", batch_arithmetic(parts, measured)))
-    return [*found, Section("chosen", chosen(parts, where, auto))]
+            costs = [*memory_and_time(parts, measured), *evaluation_time(parts)]
+    found = [
+        Section("data", list(parts.settings.about_data)),
+        Section("parameters by module", parameters_by_module(parts.state.models)),
+        Section("parameters by optimizer group", parameters_by_group(parts)),
+        Section("batches", batch_arithmetic(parts, measured)),
+        Section("learning rate", learning_rates(parts)),
+        Section("memory and time", costs),
+        Section("chosen", chosen(parts, where, auto)),
+    ]
+    return [section for section in found if section.lines]
 
 
 def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
@@ -94,39 +88,26 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
         optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
         names |= {held: held.called for held in trained.parameters if isinstance(held, Shard)}
         rates_differ = len({group["initial_lr"] for group in optimizer.param_groups}) > 1
-        lines.append(
-            f"{type(optimizer).__name__}{'' if name == 'model' else f' of {name}'}: a bad step is skipped {trained.skip.description}"
-        )
+        whose = "" if name == "model" else f" of {name}"
+        lines.append(f"{type(optimizer).__name__}{whose}: a bad step is skipped {trained.skip.description}")
         kind = kind_of(optimizer)
         if parts.parallel.kind == "fsdp" and kind is not None:
             lines.append(f"  each rank updates its own rows, {kind.on_shards}")
         for place, group in enumerate(optimizer.param_groups):
-            numbers = _numbers(group["params"])
-            # where parameters are divided between optimizers, which ones are whose
-            by = (
-                f", by {group['by']}: {_shown(name_of(held, names) for held in group['params'])}"
-                if "by" in group
-                else ""
-            )
+            members, which = [name_of(held, names) for held in group["params"]], ""
+            if "by" in group:  # parameters are divided between optimizers: which ones are whose
+                which = f", by {group['by']}: {_shown(members)}"
+            elif rates_differ:
+                which = f": {first_and_last(members)}"
             lines.append(
-                f"  group {place}: {_tensors(len(group['params']))}, {numbers:,} numbers, lr {group['initial_lr']:g}, "
-                f"weight decay {group.get('weight_decay', 0):g}{by}"
-                + (
-                    f": {first_and_last([name_of(held, names) for held in group['params']])}"
-                    if rates_differ and not by
-                    else ""
-                )
+                f"  group {place}: {counted(len(members), 'tensor')}, {_numbers(group['params']):,} numbers,"
+                f" lr {group['initial_lr']:g}, weight decay {group.get('weight_decay', 0):g}{which}"
             )
         frozen = {parameter: held for parameter, held in names.items() if not parameter.requires_grad}
         if frozen:
-            lines.append(
-                f"  frozen: {_tensors(len(frozen))}, {_numbers(frozen):,} numbers: {first_and_last([*frozen.values()])}"
-            )
+            which = first_and_last([*frozen.values()])
+            lines.append(f"  frozen: {counted(len(frozen), 'tensor')}, {_numbers(frozen):,} numbers: {which}")
     return lines
-
-
-def _tensors(number: int) -> str:
-    return f"{number} tensor{'s' * (number != 1)}"
 
 
 def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[str]:
@@ -136,23 +117,20 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
     each = pieces // ranks
     per_epoch = length.samples_per_epoch / length.batch_size
     padded = [f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []
-    lines = [
-        f"{sizes.batch_size:,} {unit} a step = {ranks} rank{'s' * (ranks > 1)}"
+    together = (
+        f"batch normalisation is over the micro-batches of {counted(ranks, 'rank')} together:"
+        " with another number of ranks it is another run"
+    )
+    targets = [] if measured is None else [f"{measured.targets * pieces:,} targets a step"]
+    return [
+        f"{sizes.batch_size:,} {unit} a step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
         *padded,
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
+        *([together] if parts.settings.sync_batch_norm else []),
+        *(f"{number}, as many as the loss counts in the first micro-batch" for number in targets),
     ]
-    if parts.settings.sync_batch_norm:
-        lines.append(
-            f"batch normalisation is over the micro-batches of {ranks} rank{'s' * (ranks > 1)} together:"
-            " with another number of ranks it is another run"
-        )
-    if measured is not None:
-        lines.append(
-            f"{measured.targets * pieces:,} targets a step, as many as the loss counts in the first micro-batch"
-        )
-    return lines
 
 
 def learning_rates(parts: RunComponents) -> list[str]:
@@ -166,77 +144,16 @@ def learning_rates(parts: RunComponents) -> list[str]:
     stride = max(1, steps // _LOOKED_AT)
     near = max(range(0, steps, stride), key=factors)
     fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
-    shape = _shape(parts.schedule)
     feedback = parts.whole.feedback
     lower = [] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]
     shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
+    rows = [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in shown.items()]
     return [
-        shape,
-        *text_table(
-            [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in shown.items()], left=(0, 3)
-        ),
+        _shape(parts.schedule),
+        *text_table(rows, left=(0, 3)),
         *([f"these are of group 0; groups have of it: {of_base}"] if len(factors_of_base) > 1 else []),
         *lower,
     ]
-
-
-def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
-    """Bytes of weights, gradients, optimizer state, averages and activations; seconds of a step and of the run."""
-    state = parts.state
-    weights = tensor_bytes(parameter for model in state.models.values() for parameter in model.parameters())
-    gradients = tensor_bytes(state.parameters)
-    kept = [state_bytes(held.optimizer) for held in state.trained.values()]
-    known = [size for size in kept if size is not None]
-    averages = tensor_bytes(p for average in state.averages.values() for p in average.model.parameters())
-    activations = measured.activation_bytes
-    total = weights + gradients + sum(known) + averages + activations
-    step_s = measured.pass_s * parts.supply.sizes.pieces / parts.world.ranks
-    return [
-        f"weights {in_words(weights)}, gradients {in_words(gradients)}"
-        + (f", averages {in_words(averages)}" if averages else "")
-        + (
-            f", optimizer {in_words(sum(known))}"
-            if len(known) == len(kept)
-            else ", optimizer: known after its first step"
-        ),
-        f"activations of one micro-batch {in_words(activations)} (measured); together {in_words(total)}",
-        *([] if parts.computed_again is None else [f"activation checkpointing: {parts.computed_again}"]),
-        f"{measured.pass_s * 1000:,.3g} ms for a micro-batch forward and backward (measured), "
-        f"{step_s * 1000:,.3g} ms a step before its update",
-        f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",
-    ]
-
-
-def evaluation_time(parts: RunComponents) -> list[str]:
-    """Seconds of one evaluation, of all that the run makes, and of what is scored at its end, from a few batches of each split."""
-    scoring = parts.scoring
-    if not scoring.splits:
-        return []
-    if parts.compiled:
-        return ["evaluation: not measured, since the model would be compiled for it"]
-    try:
-        took_s = {name: scoring.seconds(name) for name in scoring.splits}
-    except (DataError, DivergedError) as problem:
-        return [f"evaluation: not measured: {first_line(problem)}"]
-    lines, often, end = [], scoring.names(at_end=False), scoring.names(at_end=True)
-    if often:
-        one_s, times = sum(took_s[name] for name in often), _evaluations(parts)
-        lines.append(
-            f"about {measured_time(one_s)} an evaluation of {', '.join(often)}, {measured_time(one_s * times)} for {times:,} of them"
-            " (measured with a few batches)"
-        )
-    if end:
-        lines.append(
-            f"about {measured_time(sum(took_s[name] for name in end))} for {', '.join(end)}, scored once, at the end"
-        )
-    return lines
-
-
-def _evaluations(parts: RunComponents) -> int:
-    """How many evaluations the run makes; in a run of millions of steps about."""
-    steps, due = parts.length.steps, parts.timetable.evaluate_due
-    seen = min(steps, _LOOKED_AT)
-    return round(sum(map(due, range(1, seen + 1))) * steps / seen)
 
 
 def chosen(parts: RunComponents, where: list[str], auto: Chosen) -> list[str]:
@@ -262,8 +179,8 @@ def _directory(parts: RunComponents) -> list[str]:
 
 
 def _shape(schedule: Schedule | Joined) -> str:
-    settings = {name: value for name, value in schedule.described().items() if name != "shape"}
-    shape = schedule.described()["shape"]
+    settings = schedule.described()
+    shape = settings.pop("shape")
     return f"{shape}" + "".join(f", {name} {value}" for name, value in settings.items() if not isinstance(value, dict))
 
 
@@ -273,11 +190,11 @@ def _shown(names: Iterable[str]) -> str:
     >>> _shown(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"])
     'embedding.weight, blocks.0-2.up.weight'
     """
-    blocks: dict[tuple[str, str], list[str]] = {}
+    blocks = defaultdict[tuple[str, str], list[str]](list)
     for name in names:
         found = re.search(r"\.(\d+)\.", name)
         key = (name[: found.start()], name[found.end() :]) if found else (name, "")
-        blocks.setdefault(key, []).append(found[1] if found else "")
+        blocks[key].append(found[1] if found else "")
     return ", ".join(
         before + (f".{places[0]}{f'-{places[-1]}' if len(places) > 1 else ''}.{after}" if places[0] else "")
         for (before, after), places in blocks.items()

@@ -113,7 +113,6 @@ class Weight:
 
     @property
     def memory_bytes(self) -> int:
-        """Of all of it."""
         return math.prod(self.shape) * self.item_bytes
 
     def shard_bytes(self, shards: int) -> int:
@@ -156,5 +155,4 @@ class Workload:
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """Every parameter once."""
         return (*self.outside, *(weight for block in self.blocks for weight in block))

@@ -9,7 +9,7 @@ attention in tiles, which leaves half of it out, counts as if it did not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -22,8 +22,8 @@ from surefoot.data.loader import MicroBatch
 from surefoot.errors import ConfigError
 from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
-from surefoot.profile.stopwatch import Stopwatch
-from surefoot.profile.timed_step import Stepping
+from surefoot.profile.stopwatch import Stopwatch, stopwatch
+from surefoot.profile.timed_step import Stepping, is_compiled, with_forward
 from surefoot.train import activation_checkpointing
 from surefoot.train.loop import State, Task
 from surefoot.train.precision import FORMATS
@@ -88,11 +88,11 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
     Nothing is counted twice: where activation checkpointing computes again, that is told apart.
     """
     models: Any = state.models["model"] if list(state.models) == ["model"] else state.models
-    plain = replace(task, forward=models) if _is_compiled(task.forward) else task
-    done = _by_phase(plain, state, micro_batches, feed)
-    once = done
-    blocks = computed_again(state)
-    if blocks:
+    called = task.forward.values() if isinstance(task.forward, dict) else [task.forward]
+    any_compiled = any(is_compiled(part) for part in called if isinstance(part, nn.Module))
+    plain = replace(task, forward=models) if any_compiled else task
+    once = done = _by_phase(plain, state, micro_batches, feed)
+    if blocks := computed_again(state):
         with kept_activations(blocks):
             once = _by_phase(plain, state, micro_batches, feed)
     again = sum(done.values()) - sum(once.values())
@@ -102,35 +102,26 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
 @contextmanager
 def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
     """Blocks that are computed again in the backward pass, as if they were not."""
-    own = [vars(block)["forward"] for block in blocks]
-    try:
-        for block, forward in zip(blocks, own, strict=True):
-            vars(block)["forward"] = forward.args[1]  # what it was before
+    with ExitStack() as stack:
+        for block in blocks:
+            stack.enter_context(with_forward(block, vars(block)["forward"].args[1]))  # what it was before
         yield
-    finally:
-        for block, forward in zip(blocks, own, strict=True):
-            vars(block)["forward"] = forward
 
 
 def computed_again(state: State) -> list[nn.Module]:
     """The blocks of a run's models that activation checkpointing computes again."""
-    return [part for model in state.models.values() for part in model.modules() if _is_computed_again(part)]
-
-
-def _is_computed_again(module: nn.Module) -> bool:
-    held = vars(module).get("forward")
-    return isinstance(held, partial) and held.func is activation_checkpointing._computed_again
-
-
-def _is_compiled(forward: Any) -> bool:
-    parts = forward.values() if isinstance(forward, dict) else [forward]
-    return any("_orig_mod" in vars(part).get("_modules", {}) for part in parts if isinstance(part, nn.Module))
+    parts = [part for model in state.models.values() for part in model.modules()]
+    forwards = [vars(part).get("forward") for part in parts]
+    return [
+        part
+        for part, forward in zip(parts, forwards, strict=True)
+        if isinstance(forward, partial) and forward.func is activation_checkpointing._computed_again
+    ]
 
 
 def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:
     counting = counter()
-    watch = Stopwatch(now=counting.get_total_flops)
-    stepping = Stepping(task, state, feed, watch)
+    stepping = Stepping(task, state, feed, Stopwatch(now=counting.get_total_flops))
     with counting, in_one_tile():
         taken = stepping.pass_only(micro_batches)
     return {phase: int(number) for phase, number in taken.items() if number}
@@ -172,7 +163,6 @@ def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, o
 
 
 _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
-
 _LONG_S = 1.0
 
 
@@ -186,16 +176,16 @@ def measured_peak(device: torch.device, precision: str, *, limit_s: float = _LON
     True
     """
     dtype = FORMATS[precision].autocast or torch.float32
-    best, sizes = 0.0, _SIZES.get(device.type, _SIZES["cpu"])
+    watch, best, sizes = stopwatch(device), 0.0, _SIZES.get(device.type, _SIZES["cpu"])
     for size in sizes:
         left, right = (torch.full((size, size), 0.5, device=device, dtype=dtype) for _ in range(2))
         made = left @ right
         until, took_s = perf_counter() + limit_s / len(sizes), 0.0
-        while True:
-            took_s = _once_s(left, right, made)
+        while not took_s or perf_counter() + took_s <= until:
+            watch.start()
+            torch.mm(left, right, out=made)
+            took_s = sum(watch.lap().values())
             best = max(best, 2.0 * size**3 / took_s)
-            if perf_counter() + took_s > until:
-                break
         if 8 * took_s > limit_s:  # the next size takes eight times as long
             break
     return best
@@ -216,16 +206,3 @@ def given_peak(text: str) -> float:
             f"--peak {text!r} is no number of operations a second\n  write it as in --peak 989e12 (an H100's, in bf16)"
         )
     return found
-
-
-def _once_s(left: torch.Tensor, right: torch.Tensor, made: torch.Tensor) -> float:
-    if left.device.type == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        torch.mm(left, right, out=made)
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
-    begun = perf_counter()
-    torch.mm(left, right, out=made)
-    return perf_counter() - begun

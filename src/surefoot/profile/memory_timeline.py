@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,7 +36,6 @@ class Held:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.parameters + self.optimizer + self.buffers + self.gradients + self.activations
 
 
@@ -60,19 +60,22 @@ def gradients_seen(parameters: list[nn.Parameter]) -> Iterator[list[tuple[int, i
             seen.append((time.time_ns(), tensor_bytes([parameter.grad])))
 
     known: set[int] = set()
-    hooks = [parameter.register_post_accumulate_grad_hook(made) for parameter in parameters]  # type: ignore[no-untyped-call]
-    try:
+    with ExitStack() as hooks:
+        for parameter in parameters:
+            hooks.callback(parameter.register_post_accumulate_grad_hook(made).remove)  # type: ignore[no-untyped-call]
         yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def memory_line(
     found: Any, state: State, gradients: list[tuple[int, int]], device: torch.device, *, standing_bytes: int
 ) -> MemoryLine:
     """The memory of the one step that was made under the profiler; `standing_bytes` of a device were there before."""
-    optimizer, own, buffers = _of_optimizers(state), _of_models(state), _of_buffers(state)
+    models, averages = state.models.values(), [average.model for average in state.averages.values()]
+    states = [held for trained in state.trained.values() for held in trained.optimizer.state.values()]
+    own = tensor_bytes(parameter for model in models for parameter in model.parameters())
+    optimizer = tensor_bytes(value for held in states for value in held.values() if isinstance(value, Tensor))
+    buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())
+    buffers += tensor_bytes(parameter for average in averages for parameter in average.parameters())
     at_least = own + optimizer + buffers
     standing = max(standing_bytes, at_least)
     ranges, changes = _seen(found, on_device=device.type == "cuda")
@@ -84,17 +87,15 @@ def memory_line(
         extra = max(0, total - at_least)
         return Held(own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra))
 
-    peak = held(standing, 0)
+    peak, total_of = held(standing, 0), attrgetter("total")
     for moment, change in changes:
         now += change
         so_far = sum(size for then, size in gradients if then <= moment) if moment < ends else 0
         here = held(now, so_far)
         curve.append(((moment - begun) / 1e9, now, here.gradients))
         phase = _innermost(ranges, moment)
-        if phase not in phases or here.total > phases[phase].total:
-            phases[phase] = here
-        if here.total > peak.total:
-            peak = here
+        phases[phase] = max(phases.get(phase, here), here, key=total_of)
+        peak = max(peak, here, key=total_of)
     told = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
     return MemoryLine(peak, phases, _thinned(curve), told)
 
@@ -125,22 +126,3 @@ def _thinned(curve: list[tuple[float, int, int]]) -> list[tuple[float, int, int]
     """Of each stretch of the curve its highest point, so that no peak is lost."""
     size = -(-len(curve) // _POINTS)
     return [max(curve[place : place + size], key=lambda point: point[1]) for place in range(0, len(curve), size)]
-
-
-def _of_models(state: State) -> int:
-    return tensor_bytes(parameter for model in state.models.values() for parameter in model.parameters())
-
-
-def _of_buffers(state: State) -> int:
-    """Of models and their averages, with the averages' weights."""
-    averages = tensor_bytes(
-        tensor
-        for average in state.averages.values()
-        for tensor in (*average.model.parameters(), *average.model.buffers())
-    )
-    return averages + tensor_bytes(held for model in state.models.values() for held in model.buffers())
-
-
-def _of_optimizers(state: State) -> int:
-    states = [held for trained in state.trained.values() for held in trained.optimizer.state.values()]
-    return tensor_bytes(value for held in states for value in held.values() if isinstance(value, Tensor))

@@ -10,11 +10,10 @@ import torch
 
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
-from surefoot.memory import tensor_bytes
 from surefoot.profile.ab_timing import Tried, ranked, tried
 from surefoot.profile.flops import counted, measured_peak
 from surefoot.profile.memory_timeline import MemoryLine, gradients_seen, memory_line
-from surefoot.profile.result import Profile
+from surefoot.profile.result import Profile, written
 from surefoot.profile.stopwatch import middle_half
 from surefoot.profile.timed_step import Stepping
 from surefoot.profile.trace import copied_s, device_busy_s, operators, profiled, write_trace
@@ -23,12 +22,9 @@ from surefoot.report.figures import made
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
 from surefoot.run.unchanged import unchanged
+from surefoot.tracking.format import counted as number_of
 
-_WARM_UP = 3  # steps
-
-_UNDER_PROFILER = 2  # steps
-
-_LEAST_STEPS = 4
+_WARM_UP, _UNDER_PROFILER, _LEAST_STEPS = 3, 2, 4
 
 
 def measure(
@@ -96,9 +92,7 @@ def measure(
                 laps.append(base.make())
             phases = middle_half(laps)
             tell("under torch's profiler")
-            seen = profiled(
-                lambda: [base.make() for _ in range(_UNDER_PROFILER)], parts.device, shapes=shapes, memory=False
-            )
+            seen = profiled(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
             if place is not None:
                 write_trace(seen, place / "trace.json.gz")
             on_device = parts.device.type == "cuda"
@@ -127,17 +121,11 @@ def measure(
             busy_s=device_busy_s(seen, steps=_UNDER_PROFILER) if on_device else None,
             copied_s=copied_s(seen, steps=_UNDER_PROFILER) if on_device else None,
         )
-    if place is None:
-        return found
-    from surefoot.profile.result import written
-
-    return written(found, place)
+    return found if place is None else written(found, place)
 
 
 def _memory(parts: RunComponents, base: Stepping) -> MemoryLine:
-    """One step under the profiler with its allocations."""
-    device = parts.device
-    standing = tensor_bytes(())
+    device, standing = parts.device, 0
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -175,15 +163,14 @@ def _setting(parts: RunComponents) -> str:
     """In what a step was made, in words."""
     sizes, device = parts.supply.sizes, parts.device
     pieces = f" in {sizes.pieces} micro-batches" if sizes.pieces > 1 else ""
-    threads, workers = torch.get_num_threads(), parts.supply.workers
-    on_cpu = f"cpu, {threads} thread{'s' * (threads != 1)}"
-    where = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu if device.type == "cpu" else str(device)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    words = (
+        f"{sizes.batch_size:,} {sizes.unit} a step{pieces}",
+        parts.whole.precision.name,
+        f"cpu, {number_of(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else where,
+        f"{parts.supply.workers} workers" if parts.supply.workers else "",
+        "compiled" if parts.compiled else "",
+        f"activation checkpointing ({parts.computed_again})" if parts.computed_again else "",
+        f"from step {parts.state.step:,}",
     )
-    read = f", {workers} workers" if workers else ""
-    again = f", activation checkpointing ({parts.computed_again})" if parts.computed_again else ""
-    how = f", compiled{again}" if parts.compiled else again
-    return (
-        f"{sizes.batch_size:,} {sizes.unit} a step{pieces}, {parts.whole.precision.name}, {where}{read}{how},"
-        f" from step {parts.state.step:,}"
-    )
+    return ", ".join(filter(None, words))

@@ -1,4 +1,4 @@
-"""A profile as a person reads it, in at most 100 columns."""
+"""What a profile found, as JSON and as a person reads it, in at most 100 columns."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.errors import ConfigError
-from surefoot.memory import in_words as bytes_in_words
+from surefoot.memory import in_words
 from surefoot.profile.ab_timing import Tried
 from surefoot.profile.flops import Flops
 from surefoot.profile.memory_timeline import MemoryLine
@@ -17,9 +17,6 @@ from surefoot.profile.stopwatch import PHASES, Phases
 from surefoot.profile.trace import Operator, draw
 from surefoot.tracking.format import measured_time, shortened, with_unit
 from surefoot.tracking.text_table import text_table
-
-if TYPE_CHECKING:
-    from surefoot.profile.ab_timing import Tried
 
 
 def written(profile: Profile, place: Path) -> Profile:
@@ -81,8 +78,11 @@ class Profile:
         return whole
 
     def __str__(self) -> str:
-
-        return in_words(self)
+        """Time, operators, memory, arithmetic and suggestions, each a paragraph."""
+        sections = [_time(self), _operators(self), _memory(self), _arithmetic(self), _suggestions(self)]
+        if self.files:
+            sections.append(["written", *(f"  {name}" for name in self.files)])
+        return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in sections)
 
 
 _NAMES = {
@@ -93,19 +93,10 @@ _NAMES = {
 }
 
 _SHOWN = 12  # operators
-
 _COLUMNS = 96
 
 
-def in_words(profile: Profile) -> str:
-    """Time, operators, memory, arithmetic and suggestions, each a paragraph."""
-    sections = [_time(profile), _operators(profile), _memory(profile), _arithmetic(profile), _suggestions(profile)]
-    if profile.files:
-        sections.append("\n".join(["written", *(f"  {name}" for name in profile.files)]))
-    return "\n".join(line.rstrip() for line in "\n\n".join(sections).splitlines())
-
-
-def _time(profile: Profile) -> str:
+def _time(profile: Profile) -> list[str]:
     phases = profile.phases
     lines = [
         *wrap(f"profile of {profile.what}: {profile.setting}", _COLUMNS, subsequent_indent="  "),
@@ -114,38 +105,34 @@ def _time(profile: Profile) -> str:
         "",
     ]
     rows = [("where it goes", "time", "share", "memory at its peak")]
-    rows += [
-        (
-            _NAMES.get(name, name),
-            measured_time(phases.seconds[name]),
-            f"{phases.share(name):.0%}",
-            _peak_of(profile, name),
-        )
-        for name in PHASES
-        if name in phases.seconds
-    ]
-    rows.append(("together", measured_time(phases.step_s), "100%", bytes_in_words(profile.memory.peak.total)))
+    for name in (name for name in PHASES if name in phases.seconds):
+        at_peak = profile.memory.phases.get(name)
+        memory = "" if at_peak is None else in_words(at_peak.total)
+        rows.append((_NAMES.get(name, name), measured_time(phases.seconds[name]), f"{phases.share(name):.0%}", memory))
+    rows.append(("together", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total)))
     lines += text_table(rows)
     if profile.busy_s is not None:
         idle = max(0.0, 1 - profile.busy_s / phases.step_s)
         lines.append(f"  the device works {measured_time(profile.busy_s)} of it and is idle for {idle:.0%}")
     if profile.copied_s:
         lines.append(f"  copies to the device take {measured_time(profile.copied_s)}, beside its work")
-    return "\n".join(lines)
+    return lines
 
 
-def _operators(profile: Profile) -> str:
+def _operators(profile: Profile) -> list[str]:
     shown = profile.operators[:_SHOWN]
     rows = [("operators, by their own time", "calls", "time", "share")]
     rows += [
         (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}") for row in shown
     ]
     head, *lines = text_table(rows)
-    shapes = [[f"    {shortened(row.shapes, 90)}"] * bool(row.shapes) for row in shown]
-    return "\n".join([head, *(line for pair in zip(lines, shapes, strict=True) for line in (pair[0], *pair[1]))])
+    paragraph = [head]
+    for line, row in zip(lines, shown, strict=True):
+        paragraph += [line, *[f"    {shortened(row.shapes, 90)}"] * bool(row.shapes)]
+    return paragraph
 
 
-def _memory(profile: Profile) -> str:
+def _memory(profile: Profile) -> list[str]:
     peak, memory = profile.memory.peak, profile.memory
     parts = {
         "parameters": peak.parameters,
@@ -154,20 +141,14 @@ def _memory(profile: Profile) -> str:
         "buffers, averages": peak.buffers,
         "activations, results": peak.activations,
     }
-    lines = [f"memory of tensors, at its peak {bytes_in_words(peak.total)}"]
+    lines = [f"memory of tensors, at its peak {in_words(peak.total)}"]
     if memory.told_by_allocator is not None:
-        lines[0] += f" (the allocator says {bytes_in_words(memory.told_by_allocator)})"
-    rows = [(name, bytes_in_words(size), f"{size / max(1, peak.total):.0%}") for name, size in parts.items() if size]
-    lines += text_table(rows, indent="  ")
-    return "\n".join(lines)
+        lines[0] += f" (the allocator says {in_words(memory.told_by_allocator)})"
+    rows = [(name, in_words(size), f"{size / max(1, peak.total):.0%}") for name, size in parts.items() if size]
+    return lines + text_table(rows, indent="  ")
 
 
-def _peak_of(profile: Profile, phase: str) -> str:
-    held = profile.memory.phases.get(phase)
-    return "" if held is None else bytes_in_words(held.total)
-
-
-def _arithmetic(profile: Profile) -> str:
+def _arithmetic(profile: Profile) -> list[str]:
     flops, step_s = profile.flops, profile.phases.step_s
     by = ", ".join(f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items())
     whose = "given" if profile.peak_given else "measured: the best of matrix products in this format"
@@ -187,12 +168,12 @@ def _arithmetic(profile: Profile) -> str:
             f"  by the formula (6 N + 12 L T D) a token: {with_unit(flops.formula, 'FLOP')} a step, utilisation {ratio:.1%}"
         )
     lines.append("  counted: matrix products, convolutions, attention (in full); not: elementwise work, norms, softmax")
-    return "\n".join(lines)
+    return lines
 
 
-def _suggestions(profile: Profile) -> str:
+def _suggestions(profile: Profile) -> list[str]:
     if not profile.tries and not profile.not_tried:
-        return "suggestions: nothing was tried"
+        return ["suggestions: nothing was tried"]
     lines = ["suggestions, each measured in turn with the run as it is"]
     lines += [line for one in profile.tries for line in _suggestion(one)]
     if profile.not_tried:
@@ -200,7 +181,7 @@ def _suggestions(profile: Profile) -> str:
         lines += wrap(left, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
     if profile.tries and not any(one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries):
         lines.append("  nothing that was tried makes a step quicker")
-    return "\n".join(lines)
+    return lines
 
 
 def _suggestion(one: Tried) -> list[str]:

@@ -1,8 +1,4 @@
-"""A run's step with a stopwatch at its phases: the same calls in the same order, `train/loop.py` untouched.
-
-What a step calls is replaced by what notes the time and calls it: the model's forward pass, the loss, what ranks share, and the
-buffers, whose `end_pass` is the first call after `backward()`.
-"""
+"""A stopwatch that splits a step into phases, and what the phases of several steps come to."""
 
 from __future__ import annotations
 
@@ -17,7 +13,6 @@ import torch
 from torch.autograd.profiler import record_function
 
 REST = "rest"
-
 RANGE = "surefoot: "  # what the ranges of a trace are called before the phase
 
 
@@ -45,7 +40,6 @@ class Stopwatch:
         self.marks: list[tuple[str, Any]] = []  # a phase, and when it began or was gone on with
 
     def start(self) -> None:
-        """Begin a step."""
         self.marks = [(self._phase, self.now())]
 
     def enter(self, phase: str) -> None:
@@ -56,14 +50,12 @@ class Stopwatch:
         self.marks.append((phase, self.now()))
 
     def leave(self) -> None:
-        """Back to the phase before."""
         _, marked = self.stack.pop()
         marked.__exit__(None, None, None)
         self.marks.append((self._phase, self.now()))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase with an end that is seen."""
         self.enter(name)
         try:
             yield
@@ -117,7 +109,6 @@ class Phases:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step."""
         return sum(self.seconds.values())
 
     def share(self, phase: str) -> float:

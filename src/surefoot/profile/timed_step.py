@@ -7,7 +7,7 @@ buffers, whose `end_pass` is the first call after `backward()`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,6 @@ class Stepping:
         self.begin(state.step)
 
     def begin(self, step: int) -> None:
-        """Let the next step be this one."""
         self.next = step
         self.feed.start(step)
 
@@ -67,36 +66,40 @@ class Stepping:
 def watched(task: Task, state: State, watch: Stopwatch) -> Iterator[tuple[Task, State]]:
     """The same task and state, with each phase told to a stopwatch while the block lasts."""
     assert task.loss is not None
-    loss = task.loss
-
-    def timed(model: Any, batch: Any) -> Any:
-        with watch.phase("loss"):
-            return loss(model, batch)
-
     with ExitStack() as afterwards:
         models: Mapping[str, Any] = task.forward if isinstance(task.forward, dict) else {"model": task.forward}
         called = {name: _seen(model, watch, afterwards) for name, model in models.items()}
         forward = called if isinstance(task.forward, dict) else called["model"]
-        ranks: Any = _Ranks(task.ranks, watch)
-        buffers: Any = _Buffers(state.buffers, watch)
-        yield replace(task, forward=forward, loss=timed, ranks=ranks), replace(state, buffers=buffers)
+        timed = replace(
+            task, forward=forward, loss=_in_phase("loss", task.loss, watch), ranks=_timed_ranks(task.ranks, watch)
+        )
+        yield timed, replace(state, buffers=_timed_buffers(state.buffers, watch))
 
 
 def _seen(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
     """The model with its forward pass timed: a plain module as itself, anything else (compiled, several ranks) through a stand-in."""
-    if not isinstance(model, nn.Module) or "_orig_mod" in vars(model).get("_modules", {}):
-        return _Called(model, watch)
-    own = vars(model).get("forward")
-    vars(model)["forward"] = _timed(model.forward, watch, splits=True)
-    afterwards.callback(_put_back, model, own)
+    if not isinstance(model, nn.Module) or is_compiled(model):
+        return _StandIn(model, called=_timed(model, watch, splits=False))
+    afterwards.enter_context(with_forward(model, _timed(model.forward, watch, splits=True)))
     return model
 
 
-def _put_back(model: nn.Module, forward: Any) -> None:
-    if forward is None:
-        del vars(model)["forward"]
-    else:
-        vars(model)["forward"] = forward
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has wrapped it."""
+    return "_orig_mod" in vars(module).get("_modules", {})
+
+
+@contextmanager
+def with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """The module with another forward pass while the block lasts."""
+    attributes = vars(module)
+    own = {"forward": attributes["forward"]} if "forward" in attributes else {}
+    attributes["forward"] = forward
+    try:
+        yield
+    finally:
+        del attributes["forward"]
+        attributes.update(own)
 
 
 def _timed(forward: Callable[..., Any], watch: Stopwatch, *, splits: bool) -> Callable[..., Any]:
@@ -119,66 +122,37 @@ def _in_phase(phase: str, function: Callable[..., Any], watch: Stopwatch) -> Cal
     return called
 
 
-class _Called:
-    """What the loss calls, timed."""
+def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
+    """What ranks share (`surefoot.distributed.strategy.Ranks`); the backward pass begins where they have said what from."""
 
-    def __init__(self, model: Any, watch: Stopwatch) -> None:
-        self.model, self.timed = model, _timed(model, watch, splits=False)
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        return self.timed(*inputs, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-
-class _Ranks:
-    """What ranks share (`surefoot.distributed.strategy.Ranks`), timed; the backward pass begins where it has said what from."""
-
-    def __init__(self, ranks: Any, watch: Stopwatch) -> None:
-        self.ranks, self.watch = ranks, watch
-        self.nominal = ranks.nominal
-
-    def _communicating(self) -> AbstractContextManager[None]:
-        return nullcontext() if isinstance(self.ranks, Alone) else self.watch.phase("communication")
-
-    def start_pass(self, *, counted: bool, last: bool) -> bool:
-        return bool(self.ranks.start_pass(counted=counted, last=last))
-
-    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        with self._communicating():
-            self.ranks.begin_sum(total, counted)
-
-    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        begun: Tensor = self.ranks.started(part, scale)
-        self.watch.enter("backward")
+    def started(part: Tensor, scale: Tensor | None) -> Tensor:
+        begun: Tensor = ranks.started(part, scale)
+        watch.enter("backward")
         return begun
 
-    def summed(self, total: Tensor, counted: Tensor | float | None) -> Any:
-        with self._communicating():
-            return self.ranks.summed(total, counted)
-
-    def whole_norm(self, norm: Tensor) -> Tensor:
-        with self._communicating():
-            found: Tensor = self.ranks.whole_norm(norm)
-        return found
+    shared = () if isinstance(ranks, Alone) else ("begin_sum", "summed", "whole_norm")
+    timed = {name: _in_phase("communication", getattr(ranks, name), watch) for name in shared}
+    return _StandIn(ranks, started=started, **timed)
 
 
-class _Buffers:
+def _timed_buffers(buffers: Any, watch: Stopwatch) -> Any:
     """Batch statistics (`surefoot.train.batch_norm_buffers`); the backward pass is over where they are told of its end."""
 
-    def __init__(self, buffers: Any, watch: Stopwatch) -> None:
-        self.buffers, self.watch = buffers, watch
+    def end_pass(*, counted: bool = True) -> None:
+        watch.leave()
+        buffers.end_pass(counted=counted)
 
-    def start_pass(self) -> None:
-        self.buffers.start_pass()
+    return _StandIn(buffers, end_pass=end_pass)
 
-    def end_pass(self, *, counted: bool = True) -> None:
-        self.watch.leave()
-        self.buffers.end_pass(counted=counted)
 
-    def finish(self, skipped: Tensor) -> None:
-        self.buffers.finish(skipped)
+class _StandIn:
+    """What a step calls, with some of its methods timed; with `called` it is called itself."""
 
-    def undo(self) -> None:
-        self.buffers.undo()
+    def __init__(self, original: Any, *, called: Callable[..., Any] | None = None, **timed: Callable[..., Any]) -> None:
+        self.original, self.called, self.timed = original, called or original, timed
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self.called(*inputs, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return self.timed.get(name) or getattr(self.original, name)

@@ -31,14 +31,17 @@ class Operator:
     shapes: str = ""
 
 
-def profiled(make: Callable[[], Any], device: torch.device, *, shapes: bool, memory: bool = True) -> Any:
-    """What `make` does under torch's profiler, with the device's own activities where it is CUDA."""
+def profiled(
+    make: Callable[[], Any], device: torch.device, *, times: int = 1, shapes: bool, memory: bool = True
+) -> Any:
+    """What `make` does, called so many times, under torch's profiler, with the device's own activities where it is CUDA."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     found = profile(activities=activities, record_shapes=shapes, profile_memory=memory)
     with _quiet():
         found.start()
     try:
-        make()
+        for _ in range(times):
+            make()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     finally:
@@ -113,28 +116,17 @@ def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
     """The memory of a step over its time, what stands all the time below and gradients above it: PATH.png and PATH.svg."""
     from matplotlib.figure import Figure
 
-    megabytes = 1e6
-    standing = [
-        ("parameters", memory.peak.parameters),
-        ("optimizer state", memory.peak.optimizer),
-        ("buffers", memory.peak.buffers),
-    ]
-    times = [point[0] * 1e3 for point in memory.curve]
-    layers, below = [], 0.0
-    for name, size in standing:
-        if size:
-            layers.append((name, [size / megabytes] * len(times)))
-            below += size
-    layers.append(("gradients", [point[2] / megabytes for point in memory.curve]))
-    layers.append(
-        ("activations and results", [max(0.0, point[1] - below - point[2]) / megabytes for point in memory.curve])
-    )
+    peak, megabytes = memory.peak, 1e6
+    standing = {"parameters": peak.parameters, "optimizer state": peak.optimizer, "buffers": peak.buffers}
+    below = sum(standing.values())
+    times_ms = [point[0] * 1e3 for point in memory.curve]
+    layers = {name: [size / megabytes] * len(times_ms) for name, size in standing.items() if size}
+    layers["gradients"] = [point[2] / megabytes for point in memory.curve]
+    layers["activations and results"] = [max(0, now - below - of) / megabytes for _, now, of in memory.curve]
     with drawing():
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         axes = figure.add_subplot()
-        axes.stackplot(
-            times, *[layer for _, layer in layers], labels=[name for name, _ in layers], colors=COLOURS, step="post"
-        )
+        axes.stackplot(times_ms, *layers.values(), labels=list(layers), colors=COLOURS, step="post")
         axes.set(xlabel="ms since the step began, under the profiler", ylabel="MB", title=title)
         axes.legend(loc="upper right", frameon=False)
         axes.margins(x=0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,6 @@ from surefoot.train.loop import State, Task
 from surefoot.train.precision import Precision
 
 NAMES = ("workers", "precision", "fused", "checkpointing", "channels-last", "micro-batch", "compile")
-
 USUAL = NAMES[:-1]
 
 
@@ -45,9 +44,7 @@ class Variant:
     make: Callable[[], Stepping]
     entered: Callable[[], AbstractContextManager[Any]] = nullcontext
     changes: str = ""
-    workers: int | None = (
-        None  # its samples are read beside the steps: it is measured by itself, from its first step on
-    )
+    workers: int | None = None  # samples are read beside the steps: it is measured by itself, from its first step on
 
 
 def tries_of(text: str) -> tuple[str, ...]:
@@ -78,16 +75,9 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 
 def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
     """What there is to try of these names for a run; where one says nothing about it, there is none."""
-    kinds: dict[str, Callable[[RunComponents], list[Variant]]] = {
-        "precision": _precisions,
-        "workers": _workers,
-        "micro-batch": _micro_batches,
-        "fused": _fused,
-        "channels-last": _channels_last,
-        "checkpointing": _kept,
-        "compile": _compiled,
-    }
-    return [variant for name in names for variant in kinds[name](parts)]
+    kinds = (_workers, _precisions, _fused, _kept, _channels_last, _micro_batches, _compiled)
+    by_name = dict(zip(NAMES, kinds, strict=True))
+    return [variant for name in names for variant in by_name[name](parts)]
 
 
 def stepping(
@@ -109,7 +99,6 @@ def _precisions(parts: RunComponents) -> list[Variant]:
     names = ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
     if precision.loss_scale is not None:  # it would be in the way
         return []
-
     return [
         Variant(name, f"--precision {name}", partial(stepping, parts), partial(_using, precision, name), _DIGITS[name])
         for name in names
@@ -155,14 +144,9 @@ def _micro_batches(parts: RunComponents) -> list[Variant]:
         plan = order_build.data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=cut)
         return stepping(parts, supply=replace(supply, plan=plan, sizes=cut))
 
-    unit = "" if sizes.unit == "samples" else " tokens"
+    flag = "--micro-batch-size {}" if sizes.unit == "samples" else '--micro-batch-size "{} tokens"'
     return [
-        Variant(
-            f"micro-batches of {size:,}",
-            f'--micro-batch-size "{size}{unit}"' if unit else f"--micro-batch-size {size}",
-            partial(made, size),
-            changes=where,
-        )
+        Variant(f"micro-batches of {size:,}", flag.format(size), partial(made, size), changes=where)
         for size in [*below, *above]
     ]
 
@@ -202,17 +186,13 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
 
     @contextmanager
     def entered() -> Iterator[None]:
-        before = [part.weight.data for part in modules]
-        for part in modules:
-            part.weight.data = part.weight.data.contiguous(memory_format=torch.channels_last)
-        hooks = [model.register_forward_pre_hook(_inputs_too) for model in parts.state.models.values()]
-        try:
+        with ExitStack() as afterwards:
+            for part in modules:
+                afterwards.callback(setattr, part.weight, "data", part.weight.data)
+                part.weight.data = part.weight.data.contiguous(memory_format=torch.channels_last)
+            for model in parts.state.models.values():
+                afterwards.callback(model.register_forward_pre_hook(_inputs_too).remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for part, weight in zip(modules, before, strict=True):
-                part.weight.data = weight
 
     @contextmanager
     def in_bf16() -> Iterator[None]:
@@ -231,12 +211,8 @@ def _kept(parts: RunComponents) -> list[Variant]:
     blocks = computed_again(parts.state)
     if not blocks or parts.compiled:
         return []
-    flag = "--activation-checkpointing off"
-    return [
-        Variant(
-            "activations kept", flag, partial(stepping, parts), lambda: kept_activations(blocks), "more memory, no bit"
-        )
-    ]
+    flag, changes = "--activation-checkpointing off", "more memory, no bit"
+    return [Variant("activations kept", flag, partial(stepping, parts), partial(kept_activations, blocks), changes)]
 
 
 def _compiled(parts: RunComponents) -> list[Variant]:

@@ -19,38 +19,29 @@ from surefoot.train.components import Components
 
 
 @dataclass(frozen=True)
-class Bad:
-    """A step with a loss or gradient that is not finite, or (`of_weights`) after which a weight is not; `how` it was found."""
-
-    step: int
-    of_weights: bool
-    how: str
-
-
-@dataclass(frozen=True)
 class Searched:
-    """What the search came to. `until`: the steps before this one were looked at, on the record or made again.
+    """What the search came to: the first bad `step`, None where the steps before `until` are finite, on the record or made again.
 
-    `told`: the records tell of skipped steps.
+    Its loss or gradient is not finite, or (`of_weights`) a weight after it; `how` says how it was found. `told`: the records tell
+    of skipped steps.
     """
 
-    bad: Bad | None
+    step: int | None
     until: int
+    of_weights: bool = False
+    how: str = ""
     told: bool = False
 
     def __str__(self) -> str:
-        """In a sentence."""
-        if self.bad is None and self.told:
-            return (
-                "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
-                "  checkpoint holds (code of yours between steps, a model's own attributes), or on the machine"
-            )
-        if self.bad is None:
+        if self.step is not None:
+            what = "the update leaves a weight that" if self.of_weights else "loss or gradient"
+            return f"first bad step: {self.step}, {what} is not finite ({self.how})"
+        if not self.told:
             return f"no bad step: loss and gradient of steps 0 to {self.until - 1} were finite, and so are the weights"
-        what = (
-            "the update leaves a weight that is not finite" if self.bad.of_weights else "loss or gradient is not finite"
+        return (
+            "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
+            "  checkpoint holds (code of yours between steps, a model's own attributes), or on the machine"
         )
-        return f"first bad step: {self.bad.step}, {what} ({self.bad.how})"
 
 
 def first_bad(parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]) -> Searched:
@@ -67,7 +58,8 @@ def first_bad(parts: Components, known: Sequence[Record], *, out: Path, say: Cal
     for first, until, how in sorted(stretches):
         found = _in_stretch(parts, known, store, first, min(until, parts.length.steps), say)
         if found is not None:
-            return Searched(Bad(*found, how), reached)
+            step, of_weights = found
+            return Searched(step, reached, of_weights, how)
     scaled = parts.whole.precision.loss_scale is not None  # which skips steps that a smaller one cures
     return Searched(None, reached, told=bool(_skipped(known)) and not scaled)
 
@@ -75,9 +67,7 @@ def first_bad(parts: Components, known: Sequence[Record], *, out: Path, say: Cal
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
     """Stretches of steps in which some were skipped, by the records: those that they name, or all since the record before."""
     found, before = list[tuple[int, int, str]](), 0
-    for record in known:
-        if record["kind"] != "train":
-            continue
+    for record in (record for record in known if record["kind"] == "train"):
         named = record.get("skipped_steps") or []
         if named:
             found.append((int(min(named)), int(min(named)) + 1, "the records name it, and it was made again"))
@@ -162,7 +152,6 @@ def _cured(made: Made, scale: float | None) -> bool:
 
 
 def _crashed(out: Path) -> list[int]:
-    """The steps that reports in crash/ are of."""
     return [
         int(digits) for path in (out / "crash").glob("step-*.json") if (digits := path.stem.split("-")[1]).isdigit()
     ]

@@ -34,21 +34,16 @@ class First:
         >>> print(First("output", "blocks.3.mlp.up", kind="Linear", micro_batch=0, samples=(8127,)))
         output of blocks.3.mlp.up (Linear), from sample 8127
         """
+        if self.what in ("weight", "buffer"):
+            return f"the {self.what} {self.name}, before the step"
         kind = f" ({self.kind})" if self.kind else ""
-        match self.what:
-            case "inputs":
-                said = f"{self.name}, the data"
-            case "weight" | "buffer":
-                return f"the {self.what} {self.name}, before the step"
-            case "loss":
-                said = "the loss, of outputs that are finite"
-            case "gradient":
-                said = f"{self.name}.grad"
-            case "norm":
-                said = f"the norm of the gradient: {self.name}.grad is too large to be squared"
-            case _:
-                said = f"{self.what} of {self.name or 'the model'}{kind}"
-        return f"{said}{self._whose()}"
+        said = {
+            "inputs": f"{self.name}, the data",
+            "loss": "the loss, of outputs that are finite",
+            "gradient": f"{self.name}.grad",
+            "norm": f"the norm of the gradient: {self.name}.grad is too large to be squared",
+        }
+        return said.get(self.what, f"{self.what} of {self.name or 'the model'}{kind}") + self._whose()
 
     def _whose(self) -> str:
         rank = "" if self.rank is None else f" (rank {self.rank})"
@@ -122,7 +117,6 @@ class Look:
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradient were."""
         return math.isfinite(self.loss) and (self.norm is None or math.isfinite(self.norm))
 
     @property
@@ -152,9 +146,8 @@ def as_json(value: Any) -> Any:
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
     """
     if isinstance(value, Mapping):
-        strange = {
-            str(name): repr(held) for name, held in value.items() if isinstance(held, float) and not math.isfinite(held)
-        }
+        numbers = {str(name): held for name, held in value.items() if isinstance(held, float)}
+        strange = {name: repr(held) for name, held in numbers.items() if not math.isfinite(held)}
         plain = {str(name): None if str(name) in strange else as_json(held) for name, held in value.items()}
         return plain | ({"nonfinite": strange} if strange else {})
     if isinstance(value, list | tuple):

@@ -34,7 +34,6 @@ class Event:
 
     @property
     def bad(self) -> bool:
-        """Whether something in it is not finite."""
         return self.found.nonfinite > 0
 
 
@@ -49,14 +48,13 @@ class Glass:
         }
         self.events: list[Event] = []
         self.of_modules: dict[str, OfModule] = {}
-        self.losses: dict[int, tuple[float, float]] = {}  # of each micro-batch, and what it counted
+        self.losses: dict[int, tuple[float, float]] = {}  # of each micro-batch: what it counted, and its mean
         self.place = -1  # the micro-batch that is being passed, by its place in the step
         self.forward = False
         self.last: list[Tensor] = []  # what the module before has put out
 
     @property
     def micro_batch(self) -> int:
-        """The index of the one that is being passed."""
         return self.step.micro_batches[self.place].index
 
     def first(self) -> Event | None:
@@ -68,11 +66,10 @@ class Glass:
 
     def reached(self, micro_batch: int) -> str:
         """The first module with an output that is not finite in a micro-batch."""
-        bad = (
-            event for event in self.events if event.bad and event.what == "output" and event.micro_batch == micro_batch
-        )
-        found = next(bad, None)
-        return "" if found is None else f"{found.name or 'the model'} ({found.kind})"
+        for event in self.events:
+            if event.bad and (event.what, event.micro_batch) == ("output", micro_batch):
+                return f"{event.name or 'the model'} ({event.kind})"
+        return ""
 
     def _absorbed(self, place: int) -> bool:
         after = next((event for event in self.events[place + 1 :] if event.what in ("output", "loss")), None)
@@ -96,21 +93,16 @@ class Glass:
         """The loss, which says where forward begins and ends, and what each micro-batch came to."""
 
         def watched_loss(model: Any, batch: Any) -> Any:
-            self.place = next(
-                place
-                for place, held in enumerate(self.step.micro_batches)
-                if held.batch is batch and place > self.place
-            )
+            coming = range(self.place + 1, len(self.step.micro_batches))
+            self.place = next(place for place in coming if self.step.micro_batches[place].batch is batch)
             self.forward, self.last = True, []
             try:
                 result = loss(model, batch)
             finally:
                 self.forward = False
             value, count = value_of(result)
-            self.losses[self.micro_batch] = (
-                value,
-                self.step.micro_batches[self.place].count if count is None else count,
-            )
+            counted = self.step.micro_batches[self.place].count if count is None else count
+            self.losses[self.micro_batch] = counted, value
             self._saw("loss", "", torch.tensor(value))
             return result
 

@@ -1,6 +1,6 @@
 """A look at one step: made under the glass, its first fault traced to module, tensor and samples. The state is as before.
 
-Who has made the steps before it does not matter here: `execution.py` from a checkpoint, or a run that has just diverged.
+Who has made the steps before it does not matter here: `rerun.py` from a checkpoint, or a run that has just diverged.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from surefoot.errors import ConfigError
 from surefoot.optim.clipping import gradient_norm
 from surefoot.replay.findings import First, Look, OfMicroBatch, OfParameter, OfSample
 from surefoot.replay.hooks import Event, Glass, parameters_of, passed_under_glass
-from surefoot.replay.per_sample import Probe, wide_norm
-from surefoot.replay.tensor_stats import bad_rows, in_words, named_tensors, tally
+from surefoot.replay.per_sample import Probe
+from surefoot.replay.tensor_stats import bad_rows, in_words, named_tensors, tally, wide_norm
 from surefoot.train.loop import Step
 from surefoot.train.scratch import preserved
 
@@ -84,9 +84,10 @@ def look(
         modules=list(glass.of_modules.values()),
         parameters=parameters,
         micro_batches=[
-            OfMicroBatch(held.index, rank_of[held.index], tuple(held.ids.tolist()), count, loss)
+            OfMicroBatch(
+                held.index, rank_of[held.index], tuple(held.ids.tolist()), *glass.losses.get(held.index, (0, 0.0))
+            )
             for held in step.micro_batches
-            for loss, count in [glass.losses.get(held.index, (0.0, 0))]
         ],
         samples=told,
         notes=_notes(step, told),
@@ -123,11 +124,8 @@ def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParamet
     for name, parameter in parameters_of(models).items():
         if parameter.grad is None:
             continue
-        seen = tally(parameter.grad)
-        norm = float(wide_norm(parameter.grad)) * factor
-        weight = float(wide_norm(parameter))
-        shape = tuple(parameter.shape)
-        found.append(OfParameter(name, shape, weight, norm, seen.largest * factor, seen.nonfinite, None))
+        seen, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
+        found.append(OfParameter(name, shape, wide_norm(parameter), norm, seen.largest * factor, seen.nonfinite, None))
     whole = math.hypot(*(held.norm for held in found))
     if not math.isfinite(whole) or whole == 0:
         return found
@@ -219,14 +217,11 @@ def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
 
 
 def _notes(step: Step, told: Sequence[OfSample]) -> list[str]:
-    notes = []
     passed = sum(sample.loss is not None for sample in told)
-    if told and not passed:
-        notes.append(
-            "the batch cannot be cut by samples: no tensor has a row for each, or they cannot be passed one by one"
-        )
-    elif passed < len(told):
-        notes.append(f"of {len(told):,} samples {passed} were passed by themselves")
-    if any(held.count == 0 for held in step.micro_batches):
-        notes.append("micro-batches that count nothing are not passed")
-    return notes
+    why = "no tensor has a row for each, or they cannot be passed one by one"
+    notes = {
+        f"the batch cannot be cut by samples: {why}": bool(told) and not passed,
+        f"of {len(told):,} samples {passed} were passed by themselves": 0 < passed < len(told),
+        "micro-batches that count nothing are not passed": any(held.count == 0 for held in step.micro_batches),
+    }
+    return [note for note, holds in notes.items() if holds]

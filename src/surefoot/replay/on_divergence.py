@@ -85,34 +85,22 @@ def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
     looked = [one for one in heard if "why" not in one]
     if not looked:
         return str(heard[0]["why"])
-    faults = [(one["first"], one) for one in looked if one["first"] is not None]
-    faults.sort(key=lambda each: -1 if each[0]["micro_batch"] is None else each[0]["micro_batch"])
-    shown = faults[0][1] if faults else next((one for one in looked if not one["finite"]), looked[0])
-    text = f"step {step}"
+    faults = [one for one in looked if one["first"] is not None]
+    faults.sort(key=lambda one: -1 if one["first"]["micro_batch"] is None else one["first"]["micro_batch"])
+    shown = next(iter(faults or (one for one in looked if not one["finite"])), looked[0])
+    first = First(**shown["first"] | {"samples": tuple(shown["first"]["samples"])}) if faults else None
+    plain, whose = shown["plain"], ""
     if len(heard) > 1:
-        text += f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
-    first = None
-    if faults:
-        first = First(**faults[0][0] | {"samples": tuple(faults[0][0]["samples"])})
-    return Seen(
-        step=step,
-        finite=all(one["finite"] for one in looked),
-        first=first,
-        plain=shown["plain"] if len(heard) == 1 else {**shown["plain"], "ranks": [_of_rank(one) for one in heard]},
-        text=f"{text}\n{shown['text']}",
-    )
+        plain = {**plain, "ranks": [_of_rank(one) for one in heard]}
+        whose = f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
+    finite = all(one["finite"] for one in looked)
+    return Seen(step, finite, first, plain, text=f"step {step}{whose}\n{shown['text']}")
 
 
 def _told(own: Look) -> dict[str, Any]:
     first = None if own.first is None else asdict(own.first)
-    text = "\n".join(
-        [
-            f"  {own.verdict}",
-            *(f"  note: {note}" for note in own.notes),
-            *sections(own, samples=_SAMPLES),
-        ]
-    )
-    return {"first": first, "finite": own.finite, "plain": own.plain(), "text": text}
+    lines = [f"  {own.verdict}", *(f"  note: {note}" for note in own.notes), *sections(own, samples=_SAMPLES)]
+    return {"first": first, "finite": own.finite, "plain": own.plain(), "text": "\n".join(lines)}
 
 
 def _of_rank(told: dict[str, Any]) -> dict[str, Any]:

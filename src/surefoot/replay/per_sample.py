@@ -12,15 +12,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.strategy import Alone
 from surefoot.replay.hooks import value_of
-from surefoot.replay.tensor_stats import rows
+from surefoot.replay.tensor_stats import rows, wide_norm
 from surefoot.seeding import fold, seed_generators
-from surefoot.train.loop import State, Step, forward_backward
+from surefoot.train.loop import Step, forward_backward
 
 Mode = Literal["evaluation", "training"]
 """training: as in the step, but batch normalisation by its running statistics, since one sample has none of its own."""
@@ -38,13 +37,11 @@ class Probe:
         self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
         models: dict[str, Any] = dict(step.state.models)
         called = models["model"] if list(models) == ["model"] else models
-        plain = replace(
-            step.task.precision, loss_scale=None
-        )  # a single sample's gradient would overflow where the mean's does not
+        # with a loss scale a single sample's gradient would overflow where the mean's does not
+        plain = replace(step.task.precision, loss_scale=None)
         self.task = replace(step.task, forward=called, ranks=Alone(), precision=plain)
 
     def batch(self, chosen: Sequence[int]) -> Any:
-        """The batch of some of the samples."""
         if len(chosen) == self.count:
             return self.micro_batch.batch
         return rows(self.micro_batch.batch, chosen, of=self.count)
@@ -71,8 +68,9 @@ class Probe:
         def passed() -> float:
             forward_backward(step)
             assert step.pending is not None
-            gradients = [held.grad for held in _parameters(step.state) if held.grad is not None]
-            return float(step.pending[1]) * norm_of(gradients)
+            parameters = [parameter for model in step.state.models.values() for parameter in model.parameters()]
+            norms = (wide_norm(parameter.grad) for parameter in parameters if parameter.grad is not None)
+            return float(step.pending[1]) * math.hypot(*norms)  # which does not overflow where that of the step does
 
         return self._tried(mode, passed)
 
@@ -110,23 +108,3 @@ class Probe:
         finally:
             self.step.state.buffers.undo()
             self.put_back()
-
-
-def norm_of(gradients: Sequence[Tensor]) -> float:
-    """The norm over all of them, in float64: it does not overflow where that of the step does.
-
-    >>> norm_of([torch.tensor([3.0]), torch.tensor([4.0])])
-    5.0
-    """
-    return math.hypot(*(float(wide_norm(gradient)) for gradient in gradients))
-
-
-def wide_norm(tensor: Tensor) -> Tensor:
-    """The norm of one tensor, in float64 where the device has it."""
-    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
-    found: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=wide)
-    return found
-
-
-def _parameters(state: State) -> list[nn.Parameter]:
-    return [parameter for model in state.models.values() for parameter in model.parameters()]

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from textwrap import wrap
+from typing import Any
 
-from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.replay.findings import Look, as_json
 from surefoot.replay.inspect_step import look
 from surefoot.replay.rerun import Execution, execution, nearest, refuse_own_steps
-from surefoot.replay.text import page
-from surefoot.tracking.format import duration
+from surefoot.replay.text import WIDE, sections
+from surefoot.tracking.format import counted, duration, number
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from surefoot.train.components import Components
 
 SAMPLES = 8
-
-
-class HasParts(Protocol):
-    """A run that is built, as `surefoot.Run` is."""
-
-    @property
-    def parts(self) -> Components:
-        """What it is made of."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -64,34 +55,34 @@ class Replay:
 
     def __str__(self) -> str:
         """The page, up to 100 columns wide."""
-        return page(
-            self.look,
-            run=self.run,
-            length=self.length,
-            start=self.start,
-            logged=None if self.logged is None else str(self.logged),
-            learning_rate=self.learning_rate,
-            samples=self.samples,
-        )
+        look, made = self.look, counted(self.look.step - self.start + 1, "step")
+        norm = "" if look.norm is None else f", norm {number(look.norm)}"
+        lines = [
+            f"{self.run}, step {look.step} of {self.length}",
+            f"  {look.verdict}",
+            f"  loss {number(look.loss)}{norm}, learning rate {number(self.learning_rate)}",
+            f"  made again from step-{self.start:08d}, {made}; {self.logged or 'the records do not hold this step by itself'}",
+            *(f"  note: {note}" for note in look.notes),
+        ]
+        wrapped = [part for line in lines for part in wrap(line, WIDE, subsequent_indent="    ")]
+        return "\n".join([*wrapped, *sections(look, samples=self.samples)])
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
-        logged = None if self.logged is None else as_json(vars(self.logged))
-        head = {
+        return {
             "run": self.run,
             "length": self.length,
             "from_checkpoint": self.start,
             "steps_made_again": self.look.step - self.start,
+            "logged": None if self.logged is None else as_json(vars(self.logged)),
+            "notes_of_run": list(self.notes),
+            "learning_rate": self.learning_rate,
+            **self.look.plain(),
         }
-        return (
-            head
-            | {"logged": logged, "notes_of_run": list(self.notes), "learning_rate": self.learning_rate}
-            | self.look.plain()
-        )
 
 
 def replayed(
-    run: HasParts,
+    parts: Components,
     step: int,
     *,
     samples: int = SAMPLES,
@@ -100,15 +91,14 @@ def replayed(
 ) -> Replay:
     """Make a step of a run again, from the nearest checkpoint before it, and look at it closely; `print` what is returned.
 
-    run: built as it was, with its `out`, and not open; its directory is only read. Its models are changed: build it anew to
-    train. step: its number, from 0. samples: how many are shown. `say` is told beforehand how many steps have to be made again
+    parts: of a run built as it was, with its `out`, and not open; its directory is only read. Its models are changed: build it
+    anew to train. step: its number, from 0. samples: how many are shown. `say` is told beforehand how many steps have to be made again
     and how long that may take, and what is not as it was.
 
     Loss, norm, outputs of modules and gradients are those of the step, bit for bit on the same machine; compiled runs are
     looked at uncompiled, equal to rounding. Raises `ConfigError` for a step that the run has not, and for a run whose steps
     are made by code of your own; `CheckpointError` where no checkpoint before it is intact.
     """
-    parts = run.parts
     out = path or (None if parts.directory is None else parts.directory.path)
     if out is None:
         raise ConfigError("this run has no directory, so no step of it can be made again: give Run(out=...)")
@@ -120,23 +110,9 @@ def replayed(
         told(f"warning: {damage}: an older checkpoint is taken")
     known = records_of(out)
     told(cost(found.step, step + 1, known))
-    return replayed_from(parts, found, step, known, out=out, samples=samples, say=told)
-
-
-def replayed_from(
-    parts: Components,
-    found: Contents,
-    step: int,
-    known: Sequence[Record],
-    *,
-    out: Path,
-    samples: int = SAMPLES,
-    say: Callable[[str], None] | None = None,
-) -> Replay:
-    """As `replayed`, from a checkpoint that is chosen, with the run's records."""
     with execution(parts, found, records=known, workers=parts.supply.workers) as again:
-        for note in again.notes if say is not None else ():
-            say(f"note: {note}")  # type: ignore[misc]  # there is one
+        for note in again.notes:
+            told(f"note: {note}")
         for _ in again.steps(step):
             pass
         coming, notes = again.next_step(), [*again.notes, *_notes(parts, known, step=step, out=out)]
@@ -180,35 +156,31 @@ def records_of(out: Path) -> list[Record]:
 def cost(start: int, until: int, known: Sequence[Record]) -> str:
     """How many steps have to be made from a checkpoint, and about how long that takes by the records."""
     count = until - start
-    each_s = step_time_s(known)
+    each_s = pace_s(known)
     took = "" if each_s is None else f", about {duration(max(1.0, count * each_s))} by the records"
-    return f"from step-{start:08d}: {count:,} step{'s' * (count != 1)} to make again{took}"
+    return f"from step-{start:08d}: {counted(count, 'step')} to make again{took}"
 
 
-def step_time_s(known: Sequence[Record]) -> float | None:
-    """Seconds of training a step, by the records; None where they do not tell.
+def pace_s(known: Sequence[Record]) -> float | None:
+    """How long a step took, waiting for its data included, by the records; None where they do not tell.
 
-    >>> step_time_s([{"kind": "train", "step": step, "training_s": 3.0, "waiting_s": 1.0} for step in (8, 16)])
+    >>> pace_s([{"kind": "train", "step": step, "training_s": 3.0, "waiting_s": 1.0} for step in (8, 16)])
     0.5
     """
-    steps = seconds = 0.0
-    before = 0
-    for record in known:
-        if record["kind"] == "train" and "training_s" in record:
-            steps += record["step"] - before
-            seconds += record["training_s"] + record.get("waiting_s", 0.0)
-            before = record["step"]
-    return seconds / steps if steps > 0 else None
+    trained = [record for record in known if record["kind"] == "train"]
+    took_s = sum(float(record.get(name) or 0.0) for record in trained for name in ("training_s", "waiting_s"))
+    return took_s / max(int(record["step"]) for record in trained) if took_s > 0 else None
 
 
-def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> Iterator[str]:
+def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> list[str]:
     reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
-    if step > reached:
-        yield f"the run itself has made {reached} steps, as far as its records and checkpoints tell"
-    if parts.compiled:
-        yield "the step is looked at uncompiled: equal to rounding"
-    if sum(record.get("user_s") or 0.0 for record in known if record["kind"] == "train") > 0:
-        yield "code of yours ran between the steps; it is not repeated here, and what it changed is not either"
+    user_s = sum(record.get("user_s") or 0.0 for record in known if record["kind"] == "train")
+    notes = {
+        f"the run itself has made {reached} steps, as far as its records and checkpoints tell": step > reached,
+        "the step is looked at uncompiled: equal to rounding": parts.compiled,
+        "code of yours ran between the steps; it is not repeated here, and what it changed is not either": user_s > 0,
+    }
+    return [note for note, holds in notes.items() if holds]
 
 
 def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:

@@ -1,7 +1,7 @@
 """The steps of a run made again, exactly as they were made: from a checkpoint, without its directory being touched.
 
 A step is a pure function of what a checkpoint holds and of its number. What else a step depends on is the learning rate that a
-plateau has lowered meanwhile: that follows from the scores on the record. What is looked at in a step is in `glass.py`.
+plateau has lowered meanwhile: that follows from the scores on the record. What is looked at in a step is in `hooks.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.clipping import clear
 from surefoot.seeding import untouched
+from surefoot.tracking.format import counted
 from surefoot.tracking.record import Record
 from surefoot.train import error_causes, state_dict
 from surefoot.train.components import Components
@@ -57,7 +58,6 @@ class Made:
 
     @property
     def index(self) -> int:
-        """Of the step, from 0."""
         return self.step.index
 
     def numbers(self) -> Numbers:
@@ -115,7 +115,7 @@ class Execution:
             raise cause from problem
 
     def next_step(self) -> Step:
-        """The step that comes next, read and not made; `made` takes it back when it is."""
+        """The step that comes next, read and not made."""
         with closing(self.parts.supply.feed(workers=0)) as feed:
             feed.start(self.done, stop=self.done + 1)
             return Step(self.done, feed.micro_batches(self.done), self.parts.task, self.parts.state)
@@ -126,8 +126,7 @@ class Execution:
         state.step += 1
         whole.meter.add(step)
         self._steer()
-        due = self.done in self.logged if self.logged else self.parts.timetable.log_due(self.done)
-        if not due:
+        if not (self.done in self.logged if self.logged else self.parts.timetable.log_due(self.done)):
             return Made(step)
         begins = max((each for each in self.logged if each < self.done), default=0)
         whole_window = not self.logged or len(whole.meter.rows) == self.done - begins
@@ -245,7 +244,7 @@ def _notes(parts: Components, found: Contents) -> list[str]:
     then, now = found.saved.machine, parts.machine()
     notes = []
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
-        ranks = f"{then['ranks']} rank{'s' * (then['ranks'] != 1)}"
+        ranks = counted(then["ranks"], "rank")
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
     of_ranks = {"ranks": now["ranks"], "parallel": now["parallel"]}  # of which all is said
     other = unlike({**then, **of_ranks}, now)

@@ -1,4 +1,4 @@
-"""Numbers about tensors: mean, size, zeros, and how many values are not finite; added up over several tensors of one name."""
+"""Numbers about tensors: mean, size, zeros, what is not finite, added up over tensors of one name; and batches by samples."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 _TOGETHER = 1 << 22  # values that are counted at once, in float64
+_VALUES = 6  # of a tensor, in words
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,22 @@ def tally(tensor: Tensor) -> Tally:
         good = torch.isfinite(held)
         bad = held.numel() - int(good.sum())
         nans, plus = (int(torch.isnan(held).sum()), int((held == math.inf).sum())) if bad else (0, 0)
-        wide = torch.float32 if held.device.type == "mps" else torch.float64
+        wide = _wide(held)
         finite = (held[good] if bad else held).to(wide)
         if not finite.numel():
             return Tally(numbers=held.numel(), nans=nans, plus=plus, minus=bad - nans - plus)
-        told = torch.stack(
-            [finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (held == 0).to(wide).mean()]
-        )
-        mean, rms, largest, zeros = told.tolist()
+        numbers = finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (held == 0).to(wide).mean()
+        mean, rms, largest, zeros = torch.stack(numbers).tolist()
         return Tally(held.numel(), mean, rms, largest, zeros, nans, plus, bad - nans - plus)
+
+
+def wide_norm(tensor: Tensor) -> float:
+    """The norm of one tensor, in float64 where the device has it; waits for the device."""
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=_wide(tensor)))
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
@@ -115,9 +123,6 @@ def floating(held: Any) -> Iterator[Tensor]:
     for leaf in pytree.tree_leaves(held):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             yield leaf
-
-
-_VALUES = 6  # of a tensor, in words
 
 
 def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:

@@ -1,13 +1,12 @@
-"""A look at one step as a page of text, up to 100 columns wide: verdict first, then samples, modules and parameters."""
+"""The tables of a look at one step as text, up to 100 columns wide: micro-batches, samples, modules and parameters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from textwrap import wrap
 from typing import TypeVar
 
-from surefoot.replay.findings import Look, OfModule, OfParameter, OfSample
+from surefoot.replay.findings import Look, OfModule, OfParameter
 from surefoot.tracking.format import in_line, number, shortened, visible
 from surefoot.tracking.text_table import text_table
 
@@ -17,32 +16,7 @@ _NAME = 30
 Row = TypeVar("Row")
 
 
-def page(
-    look: Look,
-    *,
-    run: str,
-    length: int,
-    start: int,
-    logged: str | None,
-    learning_rate: float,
-    samples: int,
-) -> str:
-    """The page of a step that was made again: `start` is its checkpoint's, `logged` how it compares with what was logged."""
-    made = look.step - start + 1
-    norm = "" if look.norm is None else f", norm {number(look.norm)}"
-    lines = [
-        f"{run}, step {look.step} of {length}",
-        f"  {look.verdict}",
-        f"  loss {number(look.loss)}{norm}, learning rate {number(learning_rate)}",
-        f"  made again from step-{start:08d}, {made} step{'s' * (made != 1)}; {logged or 'the records do not hold this step by itself'}",
-        *(f"  note: {note}" for note in look.notes),
-    ]
-    wrapped = [part for line in lines for part in wrap(line, WIDE, subsequent_indent="    ", drop_whitespace=True)]
-    return "\n".join([*wrapped, *sections(look, samples=samples)])
-
-
 def sections(look: Look, *, samples: int) -> list[str]:
-    """The tables of a look, as lines."""
     return [*_micro_batches(look), *_samples(look, samples), *_modules(look), *_parameters(look)]
 
 
@@ -65,10 +39,7 @@ def _ids(ids: Sequence[int], wide: int) -> str:
 
 
 def _samples(look: Look, most: int) -> list[str]:
-    if not look.samples or most == 0:
-        return []
-    counted = any(sample.loss is not None for sample in look.samples)
-    if not counted:
+    if most == 0 or all(sample.loss is None for sample in look.samples):
         return []
     shown = look.samples[:most]
     norms = any(sample.gradient_norm is not None for sample in shown)
@@ -81,7 +52,7 @@ def _samples(look: Look, most: int) -> list[str]:
         loss = "-" if sample.loss is None else number(sample.loss)
         own = "-" if sample.gradient_norm is None else number(sample.gradient_norm)
         lines.append(f"{sample.id:<13} {loss:<11} {f'{own:<14} ' * norms}{sample.micro_batch}")
-        lines += _described(sample)
+        lines += [f"    {line}"[:WIDE] for line in visible(sample.shown or "").splitlines()]
     steepest = sorted(
         (sample for sample in look.samples if math.isfinite(sample.gradient_norm or math.nan)),
         key=lambda sample: -(sample.gradient_norm or 0.0),
@@ -90,10 +61,6 @@ def _samples(look: Look, most: int) -> list[str]:
         named = ", ".join(f"{sample.id} ({number(sample.gradient_norm or 0.0)})" for sample in steepest[:5])
         lines.append(f"largest gradients of single samples: {named}")
     return lines
-
-
-def _described(sample: OfSample) -> list[str]:
-    return [f"    {line}"[:WIDE] for line in visible(sample.shown or "").splitlines()]
 
 
 def _modules(look: Look) -> list[str]:

@@ -83,6 +83,15 @@ def with_unit(value: float, unit: str) -> str:
     return f"{value / size:.3g} {letter}{unit}"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "record"), counted(1200, "record")
+    ('1 record', '1,200 records')
+    """
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person says them.
 

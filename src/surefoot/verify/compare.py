@@ -1,14 +1,14 @@
 """What was saved against what was computed again: the numbers of a record, and every tensor of a checkpoint.
 
 On the machine that made it equal means every bit. Elsewhere floating-point numbers may differ by rounding: relative to the
-larger one for a number, and for tensors as `rounding.py` says. What is counted is equal everywhere.
+larger one for a number, and for tensors as `judged` says. What is counted is equal everywhere.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,39 +17,16 @@ from torch import Tensor
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.tracking.record import Record
-from surefoot.verify.verdict import Largest, Problem
+from surefoot.verify.verdict import Difference
 
 TOLERANCE = 1e-2  # relative; over a hundred steps rounding has been seen to grow to a tenth of it
 
 _COUNTED = ("skipped", "targets")  # equal on any machine
-
 _BY_THRESHOLD = ("clipped",)  # rounding may put a step on the other side, so a fraction of steps says nothing there
-
-_PLAIN = (
-    "aliases",
-    "extra",
-    "optimizer",
-    "groups",
-    "trainable",
-    "evaluating",
-    "skipped_in_a_row",
-    "plateau",
-)  # of state.json
-
+_OF_STATE_JSON = ("aliases", "extra", "optimizer", "groups", "trainable", "evaluating", "skipped_in_a_row", "plateau")
 _OF_THE_USER = ("kept/", "meter/logged/")  # what a loop's own body does is not done again
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Two values that are not equal: how far they are apart, relative to what was saved (infinite where that says nothing)."""
-
-    where: str
-    relative: float
-    saved: str
-    computed: str
-    more: str = ""  # how much else differs beside it
-    file: str = ""  # of a checkpoint, as `Contents.files` names it
-    name: str = ""  # of the tensor
+_NOISE = 1e-4  # of the root mean square of a kind of state: what is smaller says that the gradient was rounding
+_BUFFERS = "buffers"
 
 
 def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool) -> list[Difference]:
@@ -80,20 +57,17 @@ def tensors(saved: Contents, computed: Contents, *, exact: bool, without: tuple[
     found = []
     for file in dict.fromkeys([*saved.files, *computed.files]):
         if file not in saved.files or file not in computed.files:
-            there = file in saved.files
-            found.append(_absent(f"{file}.safetensors", saved=there))
+            found.append(_absent(f"{file}.safetensors", saved=file in saved.files))
             continue
         for name in dict.fromkeys([*saved.files[file], *computed.files[file]]):
             if file == "state" and name.startswith((*_OF_THE_USER, *without)):
                 continue
-            where = f"{file}.safetensors, {name}"
-            if name not in saved.files[file] or name not in computed.files[file]:
-                found.append(_absent(where, saved=name in saved.files[file]))
-                continue
-            difference = tensor(where, _whole(saved.files[file][name]), _whole(computed.files[file][name]))
-            if difference is not None:
+            where, one, other = f"{file}.safetensors, {name}", _read(saved, file, name), _read(computed, file, name)
+            if one is None or other is None:
+                found.append(_absent(where, saved=one is not None))
+            elif (difference := tensor(where, one, other)) is not None:
                 found.append(replace(difference, file=file, name=name))
-    for name in _PLAIN if exact else ():
+    for name in _OF_STATE_JSON if exact else ():
         one, other = (held.state.get(name) for held in (saved, computed))
         if name == "groups":
             one, other = _without_rates(one), _without_rates(other)
@@ -120,18 +94,12 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
     apart[unlike & one.isnan() & other.isnan()] = 0.0  # NaN of other bits
     place = int(apart.argmax())
     largest = float(one[one.isfinite()].abs().max()) if bool(one.isfinite().any()) else 0.0
-    index = (
-        ", ".join(str(int(each)) for each in torch.unravel_index(torch.tensor(place), saved.shape))
-        if saved.ndim
-        else ""
-    )
-    distance = float(apart[place])
-    whole = not (saved.is_floating_point() or saved.is_complex())
-    relative = math.inf if whole else 0.0 if distance == 0 else distance / largest if largest else math.inf
+    if saved.ndim:
+        index = torch.unravel_index(torch.tensor(place), saved.shape)
+        where = f"{where}[{', '.join(str(int(each)) for each in index)}]"
+    relative = _ratio(float(apart[place]), largest) if saved.is_floating_point() or saved.is_complex() else math.inf
     value, again = (repr(held.reshape(-1)[place].item()) for held in (saved, computed))
-    return Difference(
-        f"{where}[{index}]" if index else where, relative, value, again, f"{count:,} of {saved.numel():,} values"
-    )
+    return Difference(where, relative, value, again, f"{count:,} of {saved.numel():,} values")
 
 
 def drawn_anew(saved: Tensor, computed: Tensor) -> bool:
@@ -143,31 +111,6 @@ def drawn_anew(saved: Tensor, computed: Tensor) -> bool:
     if (saved.dtype, saved.shape) != (computed.dtype, computed.shape):
         return True
     return int((_bits(saved) != _bits(computed)).sum()) * 2 > saved.numel()
-
-
-def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
-    """A difference in a checkpoint as something that is wrong; `what` says in which."""
-    verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
-    more = f" ({difference.more}{verb})" if difference.more else ""
-    return Problem(
-        "differs",
-        f"{what}: {difference.where} was saved as {difference.saved}, and is {difference.computed} when computed again{more}",
-        step=step,
-        file=f"{what}/{difference.where.partition(',')[0]}",
-        quantity=difference.where.partition(", ")[2],
-        saved=difference.saved,
-        computed=difference.computed,
-    )
-
-
-def as_largest(difference: Difference, *, what: str) -> Largest:
-    """A difference that is rounding, to tell of it."""
-    together = f" {difference.more}" if difference.more.startswith("with") else ""
-    return Largest(difference.relative, f"{what}, {difference.where}{together}", difference.saved, difference.computed)
-
-
-def _whole(held: Tensor | Stored) -> Tensor:
-    return held.whole() if isinstance(held, Stored) else held
 
 
 def _bits(held: Tensor) -> Tensor:
@@ -188,15 +131,14 @@ def _equal(saved: Any, computed: Any) -> bool:
 
 
 def _apart(saved: Any, computed: Any) -> float:
-    if not (isinstance(saved, float | int) and isinstance(computed, float | int)):
-        return math.inf
-    if not (math.isfinite(saved) and math.isfinite(computed)):
-        return math.inf
-    return abs(saved - computed) / max(abs(saved), abs(computed))
+    for value in (saved, computed):
+        if not isinstance(value, float | int) or not math.isfinite(value):
+            return math.inf
+    return float(abs(saved - computed) / max(abs(saved), abs(computed)))
 
 
 def _absent(where: str, *, saved: bool) -> Difference:
-    return Difference(where, math.inf, *(("there", "absent") if saved else ("absent", "there")))
+    return Difference(where, math.inf, "there" if saved else "absent", "absent" if saved else "there")
 
 
 def _without_rates(held: Any) -> Any:
@@ -213,12 +155,7 @@ def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
         if name is None:
             break
         saved, computed = saved[name], computed[name]
-    return tuple(repr(each)[:80] for each in (saved, computed))  # type: ignore[return-value]  # they are two
-
-
-_NOISE = 1e-4  # of the root mean square of a kind of state: what is smaller says that the gradient was rounding
-
-_BUFFERS = "buffers"
+    return repr(saved)[:80], repr(computed)[:80]
 
 
 def judged(
@@ -235,10 +172,11 @@ def judged(
     sizes: dict[tuple[str, str], float] = {}  # root mean squares of what was saved
     for difference in found:
         file, name = difference.file, difference.name
-        one, other = _whole_of_rounding(saved, file, name), _whole_of_rounding(computed, file, name)
-        if one is None or other is None or one.shape != other.shape or not one.is_floating_point():
+        both = _comparable(saved, computed, file, name)
+        if both is None:
             told.append(difference)
             continue
+        one, other = both
         kind = file, _kind(file, name, buffers)
         if kind not in sizes:
             sizes[kind], _ = _together(saved, saved, *kind, buffers)
@@ -278,11 +216,10 @@ def _together(
     """Root mean squares over a kind: of what was saved, and of how far what was computed is from it."""
     squares, apart, count = 0.0, 0.0, 0
     for name in saved.files[file]:
-        one, other = _whole_of_rounding(saved, file, name), _whole_of_rounding(computed, file, name)
-        if _kind(file, name, buffers) != kind or one is None or other is None or one.shape != other.shape:
+        both = _comparable(saved, computed, file, name) if _kind(file, name, buffers) == kind else None
+        if both is None:
             continue
-        if not one.is_floating_point():
-            continue
+        one, other = both
         there = one.isfinite() & other.isfinite()
         squares += float(one[there].double().square().sum())
         apart += float((one[there].double() - other[there].double()).square().sum())
@@ -300,7 +237,7 @@ def _driven(saved: Contents, file: str, name: str, one: Tensor, sizes: dict[tupl
     driven: Tensor | None = None
     for key in saved.files[state]:
         parameter, _, entry = key.rpartition("/")
-        held = _whole_of_rounding(saved, state, key) if parameter == name else None
+        held = _read(saved, state, key) if parameter == name else None
         if held is None or held.shape != one.shape or not held.is_floating_point() or not one.ndim:
             continue
         if (state, entry) not in sizes:
@@ -310,6 +247,14 @@ def _driven(saved: Contents, file: str, name: str, one: Tensor, sizes: dict[tupl
     return nothing if driven is None else driven
 
 
-def _whole_of_rounding(contents: Contents, file: str, name: str) -> Tensor | None:
-    held = contents.files.get(file, {}).get(name)
-    return held.whole() if isinstance(held, Stored) else held
+def _comparable(saved: Contents, computed: Contents, file: str, name: str) -> tuple[Tensor, Tensor] | None:
+    """Both tensors of a name, where both are of floating point and of one shape."""
+    one, other = _read(saved, file, name), _read(computed, file, name)
+    if one is None or other is None or one.shape != other.shape or not one.is_floating_point():
+        return None
+    return one, other
+
+
+def _read(contents: Contents, file: str, name: str) -> Tensor | None:
+    tensor = contents.files.get(file, {}).get(name)
+    return tensor.whole() if isinstance(tensor, Stored) else tensor

@@ -36,12 +36,10 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """How many steps were made."""
         return self.found.step
 
     @property
     def size_bytes(self) -> int:
-        """All its files together."""
         return sum(length for length, _ in self.manifest.files.values())
 
     @property
@@ -82,7 +80,6 @@ class Files:
 
     @property
     def newest(self) -> Checkpoint:
-        """The newest intact checkpoint."""
         return self.checkpoints[max(self.checkpoints)]
 
     def machine_of(self, step: int, *, otherwise: Contents) -> Mapping[str, Any]:
@@ -90,8 +87,8 @@ class Files:
         made: list[Sitting] = []
         for sitting in self.sittings:
             made = [*(before for before in made if before.step < sitting.step), sitting]
-        held = [sitting for sitting in made if sitting.step <= step]
-        return held[-1].machine if held else otherwise.saved.machine
+        machines = [sitting.machine for sitting in made if sitting.step <= step]
+        return machines[-1] if machines else otherwise.saved.machine
 
 
 def checked(path: Path) -> Files:
@@ -125,16 +122,10 @@ def program_notes(path: Path) -> list[str]:
         held = read_settings(path).program
         file, digest = held.get("path"), held.get("sha256")
         if isinstance(file, str) and isinstance(digest, str) and user_code.digest(Path(file)) != digest:
-            gone = (
-                "is not there any more"
-                if not Path(file).is_file()
-                else "has changed since the run last began or went on"
-            )
-            return (
-                [f"{file} {gone}: what is made again is made by it as it is now"]
-                if Path(file).is_file()
-                else [f"{file} {gone}"]
-            )
+            if not Path(file).is_file():
+                return [f"{file} is not there any more"]
+            changed = "has changed since the run last began or went on"
+            return [f"{file} {changed}: what is made again is made by it as it is now"]
     return []
 
 
@@ -154,35 +145,32 @@ def _checkpoints(store: Store) -> tuple[dict[int, Checkpoint], list[Problem]]:
             wrong = [error.damage.problem]
         except CheckpointError as problem:
             wrong = [str(problem).splitlines()[0]]
-        if path.is_dir():  # else a run that goes on has let it go while it was read
-            problems += [
-                Problem("damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=line.partition(":")[0])
-                for line in wrong
-            ]
+        for line in wrong if path.is_dir() else ():  # else a run that goes on has let it go while it was read
+            text = f"checkpoint {path.name} is damaged: {line}"
+            problems.append(Problem("damaged", text, step=step, file=line.partition(":")[0]))
     return found, problems
 
 
 def _other_runs(checkpoints: Mapping[int, Checkpoint]) -> list[Problem]:
     """Checkpoints of one run tell the same settings, all but those that may change when it goes on."""
     newest = checkpoints[max(checkpoints)]
-    now = {name: value for name, value in newest.described.items() if name not in _MAY_CHANGE}
+    now = _lasting(newest.described)
     problems = []
     for step, checkpoint in sorted(checkpoints.items()):
-        then = {name: value for name, value in checkpoint.described.items() if name not in _MAY_CHANGE}
+        then = _lasting(checkpoint.described)
         if any("data" in each["changed"] and each["step"] >= step for each in newest.accepted):
             then["data"] = now["data"]
-        same_torch = checkpoint.found.saved.machine["torch"] == newest.found.saved.machine["torch"]
-        if same_torch:
+        if checkpoint.found.saved.machine["torch"] == newest.found.saved.machine["torch"]:
             then["architecture"], now["architecture"] = (each.found.saved.architecture for each in (checkpoint, newest))
         else:
             now.pop("architecture", None)
-        problems += [
-            Problem(
-                "inconsistent", f"{checkpoint.path.name} is of another run than {newest.path.name}: {line}", step=step
-            )
-            for line in differences(then, now)[:1]
-        ]
+        what = f"{checkpoint.path.name} is of another run than {newest.path.name}"
+        problems += [Problem("inconsistent", f"{what}: {line}", step=step) for line in differences(then, now)[:1]]
     return problems
+
+
+def _lasting(described: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in described.items() if name not in _MAY_CHANGE}
 
 
 def _other_scores(checkpoints: Mapping[int, Checkpoint]) -> list[str]:
@@ -202,11 +190,12 @@ def _sittings(path: Path) -> tuple[list[Sitting], list[Problem]]:
         sessions = read_sessions(path)
         return [Sitting(int(each["step"]), dict(each["machine"]), each.get("data")) for each in sessions], []
     except FileNotFoundError:
-        return [], [Problem("damaged", f"{file} is missing", file=file)]
+        why = "is missing"
     except OSError as problem:
-        return [], [Problem("damaged", f"{file} cannot be read: {problem.strerror}", file=file)]
+        why = f"cannot be read: {problem.strerror}"
     except (ValueError, LookupError, TypeError):
-        return [], [Problem("damaged", f"{file} is damaged: it tells of no sittings", file=file)]
+        why = "is damaged: it tells of no sittings"
+    return [], [Problem("damaged", f"{file} {why}", file=file)]
 
 
 def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Sitting], log: Log) -> list[Problem]:
@@ -215,7 +204,7 @@ def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Sitting
         return []
     problems = []
     told = iter([sitting.step for sitting in sittings])
-    resumed = [line.record["step"] for line in log.lines if line.record and line.record["kind"] == "resumed"]
+    resumed = [line.step for line in log.lines if line.kind == "resumed"]
     lost = next((step for step in resumed if step not in told), None)  # consumes: each in its order
     if lost is not None and not log.problems:
         problems.append(f"tells of no sitting that went on from step {lost}, and {FILE} does")
@@ -244,16 +233,13 @@ def _script(path: Path, newest: Checkpoint) -> list[Problem]:
         return []
     then = {"settings": {}, **settings.of_script}
     found = differences(_comparable(then), _comparable(newest.described))
-    return [
-        Problem("inconsistent", f"config.toml is not of the run in {newest.path.name}: {line}", file="config.toml")
-        for line in found[:1]
-    ]
+    what = f"config.toml is not of the run in {newest.path.name}"
+    return [Problem("inconsistent", f"{what}: {line}", file="config.toml") for line in found[:1]]
 
 
 def _comparable(described: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without what may change, and without what TOML cannot tell: what is None."""
-    kept = {name: value for name, value in described.items() if name not in _MAY_CHANGE}
-    plain: dict[str, Any] = _without_none(json.loads(json.dumps(kept)))
+    plain: dict[str, Any] = _without_none(json.loads(json.dumps(_lasting(described))))
     return plain
 
 

@@ -7,85 +7,62 @@ millionth, since they are sums.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from surefoot.tracking.record import PHASES, Record
 from surefoot.train.early_stopping import Watch
 from surefoot.verify.files import Checkpoint
 from surefoot.verify.metrics_log import FILE, Line, Log, curve
-from surefoot.verify.verdict import Problem
+from surefoot.verify.verdict import Kind, Problem
+
+_SHOWN = 3  # problems of one kind
 
 
-def in_order(log: Log) -> list[Problem]:
+def in_order(log: Log) -> Iterator[Problem]:
     """Records of training, and those of scores, must go up in steps from each resume to the next."""
-    problems = []
     last: dict[str, int] = {}
     for line in log.lines:
-        if line.record is None:
-            continue
-        kind, step = str(line.record["kind"]), int(line.record["step"])
-        if kind == "resumed":
-            last = {name: min(before, step) for name, before in last.items()}
-        elif kind in ("train", "scores"):
-            if step <= last.get(kind, 0):
-                before = f"after those of step {last[kind]}" if kind in last else "before the first step"
-                problems.append(_at(line, f"it tells of {kind} {before}"))
-            last[kind] = step
-    return problems
+        if line.kind == "resumed":
+            last = {name: min(before, line.step) for name, before in last.items()}
+        elif line.kind in ("train", "scores"):
+            if line.step <= last.get(line.kind, 0):
+                before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
+                yield _at(line, f"it tells of {line.kind} {before}")
+            last[line.kind] = line.step
 
 
-def speeds(log: Log) -> list[Problem]:
+def speeds(log: Log) -> Iterator[Problem]:
     """Targets per second times seconds must be the targets, both without first steps: exactly, as the speed was computed."""
-    problems = []
+    name = "targets_per_s"
     for line in log.curve:
         record = line.record
-        if record is None or record["kind"] != "train" or "targets_per_s" not in record:
+        if line.kind != "train" or name not in record:
             continue
         took_s = _number(record, "training_s") + _number(record, "waiting_s")
-        targets = _number(record, "targets") - (
-            _number(record, "starting_targets") if "starting_targets" in record else 0.0
-        )
-        speed = targets / took_s if took_s > 0 else math.nan
-        if repr(speed) != repr(_number(record, "targets_per_s")):
-            problems.append(
-                _at(
-                    line,
-                    f"targets_per_s is {record['targets_per_s']!r}, and targets by training_s and waiting_s make {speed!r}"
-                    " (first steps apart)",
-                    quantity="targets_per_s",
-                    saved=repr(record["targets_per_s"]),
-                    computed=repr(speed),
-                )
-            )
-    return problems
+        starting = _number(record, "starting_targets") if "starting_targets" in record else 0.0
+        speed = (_number(record, "targets") - starting) / took_s if took_s > 0 else math.nan
+        if repr(speed) != repr(_number(record, name)):
+            why = f"targets by training_s and waiting_s make {speed!r} (first steps apart)"
+            yield _unlike(line, name, speed, f"{name} is {record[name]!r}, and {why}")
 
 
 def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     """The seconds of all records up to a checkpoint, and those not yet on record, must be those of its clock."""
     if checkpoint.manifest.log is None or not has_times(log, checkpoint):
         return []
-    lines = [line for line in log.lines if line.stop <= checkpoint.manifest.log[0]]
-    every, made = ([line.record for line in held if line.record] for held in (lines, curve(lines)))
+    lines = log.up_to(checkpoint.manifest.log[0])
     clock = checkpoint.found.saved.clock
     for phase in PHASES:
         told_s = float(clock["total_s"].get(phase, "0"))
         waiting_s = float(clock["window_s"].get(phase, "0"))
         added_s, most_s = (
-            waiting_s + math.fsum(_number(record, f"{phase}_s") for record in held if record["kind"] == "train")
-            for held in (made, every)  # one that had diverged goes on with a clock that has counted all of it
+            waiting_s + math.fsum(_number(line.record, f"{phase}_s") for line in held if line.kind == "train")
+            for held in (curve(lines), lines)  # one that had diverged goes on with a clock that has counted all of it
         )
         if not (_close(told_s, added_s) or _close(told_s, most_s) or added_s < told_s < most_s):
-            return [
-                Problem(
-                    "inconsistent",
-                    f"{checkpoint.path.name} tells of {told_s!r} s of {phase}, and the records up to it of {added_s!r} s",
-                    step=checkpoint.step,
-                    quantity=f"{phase}_s",
-                    saved=repr(told_s),
-                    computed=repr(added_s),
-                )
-            ]
+            why = f"tells of {told_s!r} s of {phase}, and the records up to it of {added_s!r} s"
+            return [_of_checkpoint(checkpoint, why, f"{phase}_s", repr(told_s), repr(added_s))]
     return []
 
 
@@ -106,102 +83,79 @@ def watched(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
     watch = Watch(early["watch"], minimum_improvement=early["minimum_improvement"], patience=early["patience"])
-    for line in curve(line for line in log.lines if line.stop <= checkpoint.manifest.log[0]):
-        if line.record is not None and line.record["kind"] == "scores" and watch.score in line.record:
-            watch.improved(int(line.record["step"]), _number(line.record, watch.score))
-    found, told = dict(watch.state()), dict(saved)
-    return [
-        Problem(
-            "inconsistent",
-            f"{checkpoint.path.name} tells of {watch.score}: {name} {told[name]}, and the scores on the record of {found[name]}",
-            step=checkpoint.step,
-            quantity=name,
-            saved=str(told[name]),
-            computed=str(found[name]),
-        )
-        for name in found
-        if found[name] != told[name]
-    ][:1]
+    for line in curve(log.up_to(checkpoint.manifest.log[0])):
+        if line.kind == "scores" and watch.score in line.record:
+            watch.improved(line.step, _number(line.record, watch.score))
+    for name, now in dict(watch.state()).items():
+        told = dict(saved)[name]
+        if now != told:
+            why = f"tells of {watch.score}: {name} {told}, and the scores on the record of {now}"
+            return [_of_checkpoint(checkpoint, why, name, str(told), str(now))]
+    return []
 
 
-def rates(log: Log, rate: Callable[[int, float], float]) -> list[Problem]:
+def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
     """Every learning rate on the record must be the schedule's: `rate` of a step's index and the factor of a plateau."""
-    problems = []
-    factors = [
-        (0, 1.0)
-    ]  # from which step on; of a step that is both scored and logged the rate was set before the scores
+    name = "learning_rate"
+    factors = [(0, 1.0)]  # from which step on; the rate of a step that is scored and logged was set before the scores
     for line in log.curve:
-        record = line.record
-        if record is None:
+        if line.kind == "scores" and "rate_factor" in line.record:
+            factors.append((line.step, _number(line.record, "rate_factor")))
+        if line.kind != "train" or name not in line.record:
             continue
-        step = int(record["step"])
-        if record["kind"] == "scores" and "rate_factor" in record:
-            factors.append((step, _number(record, "rate_factor")))
-        if record["kind"] != "train" or "learning_rate" not in record:
-            continue
-        planned = rate(step - 1, next(factor for begun, factor in reversed(factors) if begun < step))
-        if repr(planned) != repr(record["learning_rate"]):
-            problems.append(
-                _at(
-                    line,
-                    f"learning_rate is {record['learning_rate']!r}, and that of the schedule {planned!r}",
-                    kind="differs",
-                    quantity="learning_rate",
-                    saved=repr(record["learning_rate"]),
-                    computed=repr(planned),
-                )
-            )
-    return problems
+        planned = rate(line.step - 1, next(factor for begun, factor in reversed(factors) if begun < line.step))
+        if repr(planned) != repr(line.record[name]):
+            why = f"{name} is {line.record[name]!r}, and that of the schedule {planned!r}"
+            yield _unlike(line, name, planned, why, kind="differs")
 
 
-def targets(log: Log, each: float) -> list[Problem]:
+def targets(log: Log, each: float) -> Iterator[Problem]:
     """Where every step counts the same, as many targets as steps since the last record make.
 
     A run that went on after it had diverged may have lost the first of them.
     """
-    problems, before, resumed = [], 0, 0
+    name, before, resumed = "targets", 0, 0
     for line in log.curve:
-        record = line.record
-        if record is not None and record["kind"] == "resumed":
-            resumed = int(record["step"])
-        if record is None or record["kind"] != "train":
+        if line.kind == "resumed":
+            resumed = line.step
+        if line.kind != "train":
             continue
-        made = {int(record["step"]) - begun for begun in (before, max(before, resumed))}
-        before = int(record["step"])
-        if "targets" in record and _number(record, "targets") not in {steps * each for steps in made}:
+        made = {line.step - begun for begun in (before, max(before, resumed))}
+        before = line.step
+        if name in line.record and _number(line.record, name) not in {steps * each for steps in made}:
             steps = max(made)
-            problems.append(
-                _at(
-                    line,
-                    f"targets are {record['targets']!r}, and {steps} steps of {each:g} make {steps * each:g}",
-                    quantity="targets",
-                    saved=repr(record["targets"]),
-                    computed=repr(float(steps * each)),
-                )
-            )
-    return problems
+            why = f"{name} are {line.record[name]!r}, and {steps} steps of {each:g} make {steps * each:g}"
+            yield _unlike(line, name, float(steps * each), why)
 
 
-def shortened(problems: Sequence[Problem], most: int = 3) -> list[Problem]:
+def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:
     """The first few problems of one kind; the last of these tells how many more there are."""
-    if len(problems) <= most:
-        return list(problems)
-    last = problems[most - 1]
-    more = f"{last.text}; and {len(problems) - most} more like it"
-    return [*problems[: most - 1], Problem(**{**vars(last), "text": more})]
+    every = list(problems)
+    shown = every[:_SHOWN]
+    if len(every) > _SHOWN:
+        shown[-1] = replace(shown[-1], text=f"{shown[-1].text}; and {len(every) - _SHOWN} {of}")
+    return shown
 
 
 def _close(one_s: float, other_s: float) -> bool:
     return math.isclose(one_s, other_s, rel_tol=1e-6, abs_tol=1e-6)
 
 
-def _at(line: Line, text: str, *, kind: Any = "inconsistent", **numbers: str) -> Problem:
-    step = None if line.record is None else int(line.record["step"])
-    return Problem(
-        kind, f"{FILE}, line {line.number}, the record of step {step}: {text}", step=step, file=FILE, **numbers
-    )
+def _at(line: Line, text: str, *, kind: Kind = "inconsistent") -> Problem:
+    where = f"{FILE}, line {line.number}, the record of step {line.step}"
+    return Problem(kind, f"{where}: {text}", step=line.step, file=FILE)
 
 
-def _number(record: Record | Mapping[str, Any], name: str) -> float:
+def _unlike(line: Line, name: str, computed: float, text: str, *, kind: Kind = "inconsistent") -> Problem:
+    """A number of a record that is not what others make it."""
+    return replace(_at(line, text, kind=kind), quantity=name, saved=repr(line.record[name]), computed=repr(computed))
+
+
+def _of_checkpoint(checkpoint: Checkpoint, text: str, quantity: str, saved: str, computed: str) -> Problem:
+    where, step = checkpoint.path.name, checkpoint.step
+    return Problem("inconsistent", f"{where} {text}", step, None, quantity, saved, computed)
+
+
+def _number(record: Record, name: str) -> float:
     value = record.get(name)
     return float(value) if isinstance(value, int | float) else math.nan

@@ -13,15 +13,14 @@ from surefoot.replay.rerun import Execution, Made, execution, unlike
 from surefoot.run import periodic
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import OWN
-from surefoot.verify.compare import Difference, as_largest, as_problem, judged, numbers, tensors
+from surefoot.verify.compare import judged, numbers, tensors
 from surefoot.verify.files import Checkpoint, Files
 from surefoot.verify.metrics_log import FILE, curve
-from surefoot.verify.verdict import Outcome, Problem, Window
+from surefoot.verify.records import shortened
+from surefoot.verify.verdict import Difference, Outcome, Problem, Window, as_largest, as_problem
 
 Watching = Callable[[int], None]
 """Told after every step that is made again how many are made of the run."""
-
-_NAMED = 3  # differences of one checkpoint that are named each
 
 
 def made_again(
@@ -53,17 +52,15 @@ class _Remaking:
     ) -> None:
         self.parts, self.files, self.window = parts, files, window
         self.tolerance, self.watch, self.workers = tolerance, watch, workers
-        self.lines = {
-            int(line.record["step"]): line for line in files.log.curve if line.record and line.record["kind"] == "train"
-        }
-        self.known = {name for line in self.lines.values() if line.record for name in line.record}
+        self.lines = {line.step: line for line in files.log.curve if line.kind == "train"}
+        self.known = {name for line in self.lines.values() for name in line.record}
         self.resumed = {int(record["step"]) for record in files.log.of("resumed")}
         self.outcome = Outcome(window, exact=True)
         self.astray = False  # whether the last checkpoint differed
 
     def made_from(self, start: Checkpoint) -> Checkpoint | None:
         """Make steps from a checkpoint on; where it is to be gone on from another one, that."""
-        records = [line.record for line in self.files.log.curve if line.record is not None]
+        records = [line.record for line in self.files.log.curve]
         with execution(self.parts, start.found, records=records, workers=self.workers) as stand:
             self._on(stand, start.step, start.found)
             for made in stand.steps(self.window.stop):
@@ -90,7 +87,7 @@ class _Remaking:
 
     def _record(self, made: Made, stand: Execution) -> None:
         line = self.lines.get(made.index + 1)
-        if line is None or line.record is None:
+        if line is None:
             return
         outcome, step = self.outcome, made.index + 1
         outcome.met_records += 1
@@ -104,23 +101,13 @@ class _Remaking:
         if not wrong:
             outcome.records.append(step)
             return
+        count = step - max((other for other in self.lines if other < step), default=0)
+        over = f"over {count} steps; " if count > 1 else ""
         too = f"; {', '.join(each.where for each in wrong[1:])} too" if len(wrong) > 1 else ""
-        outcome.problems.append(
-            Problem(
-                "differs",
-                f"step {step}: {wrong[0].where} was logged as {wrong[0].saved}, and is {wrong[0].computed} when computed again"
-                f" ({self._over(step)}{FILE} line {line.number}{too})",
-                step=step,
-                file=FILE,
-                quantity=wrong[0].where,
-                saved=wrong[0].saved,
-                computed=wrong[0].computed,
-            )
-        )
-
-    def _over(self, step: int) -> str:
-        before = max((other for other in self.lines if other < step), default=0)
-        return f"over {step - before} steps; " if step - before > 1 else ""
+        name, saved, now = wrong[0].where, wrong[0].saved, wrong[0].computed
+        text = f"step {step}: {name} was logged as {saved}, and is {now} when computed again"
+        where = f"({over}{FILE} line {line.number}{too})"
+        outcome.problems.append(Problem("differs", f"{text} {where}", step, FILE, name, saved, now))
 
     def _checkpoint(self, checkpoint: Checkpoint, stand: Execution) -> bool:
         """Compare; whether the steps that follow can be made from what was computed."""
@@ -130,9 +117,8 @@ class _Remaking:
         found = tensors(checkpoint.found, now, exact=outcome.exact, without=cleared)
         if not outcome.exact:
             models = stand.parts.state.models.values()
-            found = judged(
-                checkpoint.found, now, found, buffers={name for model in models for name, _ in model.named_buffers()}
-            )
+            buffers = {name for model in models for name, _ in model.named_buffers()}
+            found = judged(checkpoint.found, now, found, buffers=buffers)
         outcome.kept = outcome.kept or bool(checkpoint.found.saved.kept)
         wrong = self._beyond(found, checkpoint.path.name, "tensors")
         if not wrong:
@@ -146,11 +132,9 @@ class _Remaking:
         """What the end of a run that had diverged has cleared in the checkpoint that it wrote (`divergence.ended`)."""
         if checkpoint.manifest.log is None:
             return ()
-        before = curve(line for line in self.files.log.lines if line.stop <= checkpoint.manifest.log[0])
-        steps = [int(line.record["step"]) for line in before if line.record and line.record["kind"] == "train"]
-        if (
-            max(steps, default=0) > checkpoint.step
-        ):  # it is that of the last good step: later ones were on record, and not applied
+        before = curve(self.files.log.up_to(checkpoint.manifest.log[0]))
+        last = max((line.step for line in before if line.kind == "train"), default=0)
+        if last > checkpoint.step:  # it is that of the last good step: later ones were on record, and not applied
             return "meter/", "skipped_in_a_row"
         latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
         if latched and not checkpoint.found.saved.skipped_in_a_row:
@@ -173,12 +157,6 @@ def _of_checkpoint(wrong: list[Difference], checkpoint: Checkpoint) -> list[Prob
     first: dict[str, Difference] = {}  # a number that is too far by itself may be so with all others too
     for difference in wrong:
         first.setdefault(difference.where, difference)
-    problems = [
-        as_problem(each, step=checkpoint.step, what=checkpoint.path.name)
-        for each in sorted(first.values(), key=lambda each: not each.where.startswith("model"))
-    ]
-    if len(problems) <= _NAMED:
-        return problems
-    last = problems[_NAMED - 1]
-    more = f"{last.text}; and {len(problems) - _NAMED} tensors more"
-    return [*problems[: _NAMED - 1], Problem(**{**vars(last), "text": more})]
+    weights_first = sorted(first.values(), key=lambda each: not each.where.startswith("model"))
+    problems = (as_problem(each, step=checkpoint.step, what=checkpoint.path.name) for each in weights_first)
+    return shortened(problems, of="tensors more")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from surefoot.memory import in_words
-from surefoot.tracking.format import duration
+from surefoot.tracking.format import counted, duration
 from surefoot.verify.files import Files
-from surefoot.verify.metrics_log import FILE
+from surefoot.verify.metrics_log import FILE, line_numbers
 from surefoot.verify.records import has_best, has_times
-from surefoot.verify.verdict import Outcome, Problem, Window, counted, steps_in_words
+from surefoot.verify.verdict import Outcome, Window, steps_in_words
 from surefoot.verify.windows import cost_steps, gaps
 
 _OTHERS = {
@@ -30,12 +30,12 @@ def of_files(files: Files) -> list[str]:
     said = []
     if checkpoints:
         steps = steps_in_words(sorted(files.checkpoints))
-        kinds = "the checkpoint of" if len(checkpoints) == 1 else "the checkpoints of"
+        kinds = f"the checkpoint{'s' * (len(checkpoints) > 1)} of"
         said.append(f"{kinds} {steps}: every byte is as its manifest tells ({size} in {counted(number, 'file')})")
-    covered = [line for line in files.log.lines if line.stop <= files.log.proved_bytes]
+    covered = files.log.up_to(files.log.proved_bytes)
     if covered and not files.log.problems:
         last = max(files.checkpoints[step].step for step in files.checkpoints if files.checkpoints[step].manifest.log)
-        said.append(f"{FILE}: {_lines(1, len(covered))}, as the checkpoint of step {last:,} has noted it")
+        said.append(f"{FILE}: {line_numbers(covered)}, as the checkpoint of step {last:,} has noted it")
     return said
 
 
@@ -57,13 +57,12 @@ def not_of_files(files: Files) -> list[str]:
     if not after or files.log.problems:
         return []
     return [
-        f"{FILE}: {_lines(after[0].number, after[-1].number)}, written after the newest checkpoint: no hash covers that,"
+        f"{FILE}: {line_numbers(after)}, written after the newest checkpoint: no hash covers that,"
         " only steps that are made again do"
     ]
 
 
 def of_windows(outcomes: Sequence[Outcome]) -> list[str]:
-    """Which steps were made again, and what came out as it was saved."""
     return [line for outcome in outcomes for line in _proved(outcome)]
 
 
@@ -83,15 +82,14 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
     wrong = {problem.step for outcome in outcomes for problem in outcome.problems if problem.file == FILE}
     unread = sum(outcome.met_records - len(outcome.records) for outcome in outcomes) - len(wrong)
     if unread > 0:
-        said.append(
-            f"{counted(unread, 'record')}: over steps before a checkpoint that does not hold them, as after a divergence"
-        )
+        why = "over steps before a checkpoint that does not hold them, as after a divergence"
+        said.append(f"{counted(unread, 'record')}: {why}")
     unknown = sorted(set().union(*(outcome.unknown for outcome in outcomes)))
     if unknown:
         said.append(f"{', '.join(unknown)} in the records: logged by a loop's own body, which cannot be done again")
     if any(outcome.kept for outcome in outcomes):
         said.append("what was given to run.register_state: a loop's own body changes it, which cannot be done again")
-    kinds = {line.record["kind"] for line in files.log.curve if line.record is not None}
+    kinds = {line.kind for line in files.log.curve}
     others = [name for kind, name in _OTHERS.items() if kind in kinds]
     if outcomes and others:
         said.append(f"{', '.join(others)}: not computed again{_EVALUATE if 'scores' in kinds else ''}")
@@ -100,15 +98,14 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
 
 def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
     """What differences say about their cause."""
-    problems = [problem for outcome in outcomes for problem in outcome.problems]
-    if not problems:
+    wrong = [outcome for outcome in outcomes if outcome.problems]
+    if not wrong:
         return []
-    said = [line for outcome in outcomes if outcome.problems for line in _why(outcome)]
-    inexact = next((outcome for outcome in outcomes if outcome.problems and not outcome.exact), None)
+    said = [line for outcome in wrong for line in _why(outcome)]
+    inexact = next((outcome for outcome in wrong if not outcome.exact), None)
     if inexact is not None:
-        said.append(
-            f"not the machine that made it ({inexact.unlike}): differences of rounding grow from step to step; try fewer --steps"
-        )
+        why = "differences of rounding grow from step to step; try fewer --steps"
+        said.append(f"not the machine that made it ({inexact.unlike}): {why}")
     return list(dict.fromkeys([*said, *notes]))
 
 
@@ -117,23 +114,19 @@ def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | N
     steps = sum(window.steps for window in windows)
     first = min(files.checkpoints)
     whole = end - first
-    said = (
-        f"making {steps:,} of {counted(end, 'step')} again, in {counted(len(windows), 'window')}{_took(steps, step_s)}"
-    )
+    many = counted(len(windows), "window")
+    said = f"making {steps:,} of {counted(end, 'step')} again, in {many}{_took(steps, step_s)}"
     return said if steps >= whole else f"{said}; all of them (--all): {whole:,}{_took(whole, step_s)}"
 
 
 def _proved(outcome: Outcome) -> list[str]:
-    made, how = _reached(outcome), "bit for bit"
-    if not outcome.exact:
-        how = "to rounding"
+    made, how = _reached(outcome), "bit for bit" if outcome.exact else "to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
     parts = []
     if outcome.records:
         parts.append(f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}")
     if outcome.checkpoints:
-        many = "s" * (len(outcome.checkpoints) > 1)
-        parts.append(f"the checkpoint{many} of {steps_in_words(outcome.checkpoints)}")
+        parts.append(f"the checkpoint{'s' * (len(outcome.checkpoints) > 1)} of {steps_in_words(outcome.checkpoints)}")
     if not parts:
         return []
     said = [f"steps {made.start:,} to {made.stop:,}: {' and '.join(parts)}, {how}"]
@@ -148,7 +141,6 @@ def _proved(outcome: Outcome) -> list[str]:
 
 
 def _reached(outcome: Outcome) -> Window:
-    """How far a window was made and compared."""
     if outcome.lost is None:
         return outcome.window
     return Window(outcome.window.start, max([outcome.window.start, *outcome.records, *outcome.checkpoints]))
@@ -160,14 +152,14 @@ def _gap(gap: Window, starts: Sequence[int], step_s: float | None) -> str:
     what = f"steps {gap.start:,} to {gap.stop:,}{at_end}: not made again"
     if takes is None:
         return f"{what}, and there is no checkpoint before them"
-    longer = f", from the checkpoint of step {gap.stop - takes:,}"
-    return f"{what}; that is {counted(takes, 'step')}{longer}{_took(takes, step_s)}"
+    begin = f"from the checkpoint of step {gap.stop - takes:,}"
+    return f"{what}; that is {counted(takes, 'step')}, {begin}{_took(takes, step_s)}"
 
 
 def _why(outcome: Outcome) -> list[str]:
-    wrong = [problem for problem in outcome.problems if problem.step is not None]
-    checkpoints = sorted({problem.step for problem in wrong if problem.file != FILE and problem.step is not None})
-    records = sorted({problem.step for problem in wrong if problem.file == FILE and problem.step is not None})
+    wrong = [(problem.step, problem.file == FILE) for problem in outcome.problems if problem.step is not None]
+    checkpoints = {step for step, of_record in wrong if not of_record}
+    records = {step for step, of_record in wrong if of_record}
     first = min([*checkpoints, *records])
     held_later = [step for step in (*outcome.records, *outcome.checkpoints) if step > max([*checkpoints, *records])]
     if len(checkpoints) == 1 and not records and held_later:
@@ -185,14 +177,5 @@ def _why(outcome: Outcome) -> list[str]:
     ]
 
 
-def as_problem_of_data(lines: Sequence[str], what: str) -> Problem:
-    """Training data or a split that are others than those a run was made with."""
-    return Problem("data", f"{what}: {'; '.join(lines)}", quantity=what)
-
-
 def _took(steps: int, step_s: float | None) -> str:
     return "" if step_s is None else f", about {duration(max(1.0, steps * step_s))} at the run's own pace"
-
-
-def _lines(first: int, last: int) -> str:
-    return f"line {first:,}" if first == last else f"lines {first:,} to {last:,}"

@@ -10,13 +10,12 @@ from surefoot.errors import CheckpointError, DataError
 
 Kind = Literal["damaged", "inconsistent", "data", "differs"]
 DIFFERS = 8  # exit status: steps that were made again came out otherwise
-_STATUS = {
+_STATUS = {  # of several the first is the exit status
     "damaged": CheckpointError.exit_status,
     "inconsistent": CheckpointError.exit_status,
     "data": DataError.exit_status,
     "differs": DIFFERS,
 }
-_FIRST: tuple[Kind, ...] = ("damaged", "inconsistent", "data", "differs")  # of several the first is the exit status
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,35 @@ class Largest:
     computed: str
 
 
+@dataclass(frozen=True)
+class Difference:
+    """Two values that are not equal: how far they are apart, relative to what was saved (infinite where that says nothing)."""
+
+    where: str
+    relative: float
+    saved: str
+    computed: str
+    more: str = ""  # how much else differs beside it
+    file: str = ""  # of a checkpoint, as `Contents.files` names it
+    name: str = ""  # of the tensor
+
+
+def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
+    """A difference in a checkpoint as something that is wrong; `what` says in which."""
+    verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
+    more = f" ({difference.more}{verb})" if difference.more else ""
+    where, saved, now = difference.where, difference.saved, difference.computed
+    text = f"{what}: {where} was saved as {saved}, and is {now} when computed again{more}"
+    file, _, quantity = where.partition(",")
+    return Problem("differs", text, step, f"{what}/{file}", quantity.removeprefix(" "), saved, now)
+
+
+def as_largest(difference: Difference, *, what: str) -> Largest:
+    """A difference that is rounding, to tell of it."""
+    together = f" {difference.more}" if difference.more.startswith("with") else ""
+    return Largest(difference.relative, f"{what}, {difference.where}{together}", difference.saved, difference.computed)
+
+
 @dataclass
 class Outcome:
     """What a window came to: records and checkpoints, by step, that came out as they were saved.
@@ -94,10 +122,10 @@ class Verdict:
     """What is proved of a run and what is not, and all that is wrong with it; as text, what `surefoot verify` prints."""
 
     run: str
-    proved: Sequence[str]
-    not_proved: Sequence[str]
-    problems: Sequence[Problem]
-    outcomes: Sequence[Outcome] = ()
+    proved: list[str]
+    not_proved: list[str]
+    problems: list[Problem]
+    outcomes: list[Outcome] = field(default_factory=list)
     hints: Sequence[str] = ()
     whole: bool = False  # whether every step was made again, and the last one's state compared
 
@@ -114,11 +142,10 @@ class Verdict:
         3
         """
         kinds = {problem.kind for problem in self.problems}
-        return next((_STATUS[kind] for kind in _FIRST if kind in kinds), 0)
+        return next((status for kind, status in _STATUS.items() if kind in kinds), 0)
 
     @property
     def sentence(self) -> str:
-        """The verdict in a line."""
         if self.problems:
             count = len(self.problems)
             return f"{self.run} is not what it says: {count} thing{'s are' if count > 1 else ' is'} wrong"
@@ -128,17 +155,12 @@ class Verdict:
         return f"{self.run} is proved {how}{'' if self.whole else ', in part'}"
 
     def __str__(self) -> str:
-        parts = (
-            ("proved", self.proved),
-            ("not proved", self.not_proved),
-            ("WRONG", self.problems),
-            ("why", self.hints),
-        )
-        lines = [line for title, said in parts if said for line in [title, *(f"  {each}" for each in said)]]
+        titles: dict[str, Sequence[object]]
+        titles = {"proved": self.proved, "not proved": self.not_proved, "WRONG": self.problems, "why": self.hints}
+        lines = [line for title, said in titles.items() if said for line in [title, *(f"  {each}" for each in said)]]
         return "\n".join([*lines, self.sentence])
 
     def as_json(self) -> dict[str, Any]:
-        """All of it for programs."""
         return {
             "run": self.run,
             "exit_status": self.exit_status,
@@ -174,12 +196,3 @@ def steps_in_words(steps: Sequence[int], *, most: int = 3) -> str:
     shown = [f"{step:,}" for step in steps] if len(steps) <= most + 1 else [f"{step:,}" for step in steps[:most]]
     last = shown.pop() if len(steps) <= most + 1 else f"{len(steps) - most} more"
     return f"steps {', '.join(shown)} and {last}"
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "record"), counted(1200, "record")
-    ('1 record', '1,200 records')
-    """
-    return f"{number:,} {what}{'s' * (number != 1)}"

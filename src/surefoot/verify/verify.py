@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -13,9 +13,9 @@ from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.reader import interpreted
 from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, ConfigError, DataError, first_line
+from surefoot.replay.replay import pace_s
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
-from surefoot.tracking.record import Record
 from surefoot.train import state_dict
 from surefoot.train.run_identity import differences
 from surefoot.verify import records as consistency
@@ -24,7 +24,7 @@ from surefoot.verify.compare import TOLERANCE
 from surefoot.verify.files import Files, checked
 from surefoot.verify.rerun import made_again
 from surefoot.verify.verdict import Outcome, Problem, Verdict, Window
-from surefoot.verify.windows import STEPS, WINDOWS, begun, planned
+from surefoot.verify.windows import STEPS, WINDOWS, add_beginning, planned
 
 Steps = int | Literal["auto", "all"]
 Watching = Callable[[int, int], None]
@@ -55,9 +55,7 @@ def verify(
     Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
     `CheckpointError` where there is no checkpoint, `ConfigError` for a run that is open, has no directory, or is of several ranks.
     """
-    parts = replace(
-        run.parts, accept_change=CHANGES
-    )  # a checkpoint from before a change was accepted is the start of what followed
+    parts = replace(run.parts, accept_change=CHANGES)  # a checkpoint of before a change is where what followed begins
     if parts.directory is None:
         raise ConfigError("this run has no directory, so nothing of it is there to be verified: give Run(out=...)")
     if run.sitting is not None:
@@ -65,107 +63,111 @@ def verify(
     if parts.world.size > 1:
         raise ConfigError("a run is verified by one process: start it without torchrun or srun")
     files = files or checked(parts.directory.path)
-    problems, proved = _of_records(files)
-    problems = [*files.problems, *problems]
-    proved = [*sentences.of_files(files), *proved]
-    not_proved = [*files.notes, *sentences.not_of_files(files)]
+    verdict = _of_files(files)
     if not files.checkpoints:
-        return Verdict(str(files.path), proved, not_proved, problems)
+        return verdict
     with as_before(parts):
-        others = _of_other_data(parts, files)
-        problems += others
-        elsewhere = any(problem.quantity == "training data" for problem in others)
-        misfit = None if elsewhere else _misfit(parts, files)
-        if misfit is not None:
-            problems.append(misfit)
-        why = _cannot_be_made(parts, others=elsewhere, misfit=misfit)
-        outcomes: list[Outcome] = []
-        end, step_s = _end(files), pace_s(files.log.of("train"))
+        why = _cannot_be_made(parts, files, verdict.problems)
         if why is not None:
-            not_proved.append(f"no step was made again: {why}")
-        else:
-            for wrong, told, doubts in (_of_rates(parts, files), begun(parts, files)):
-                problems, proved, not_proved = [*problems, *wrong], [*proved, *told], [*not_proved, *doubts]
-            since = max((each["step"] for each in files.newest.accepted), default=0)
-            if since:
-                not_proved.append(
-                    f"steps 0 to {since:,}: another program made them; it was changed then, and the change accepted"
-                )
-            chosen = _chosen(files, steps=steps, windows=windows, seed=seed, end=end, step_s=step_s, since=since)
-            chosen, doubts = _without_freezing(chosen, files)
-            not_proved += doubts
-            if chosen and say is not None:
-                say(sentences.cost(chosen, files, end=end, step_s=step_s))
-            try:
-                outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=watch)
-            except CheckpointError as problem:  # tensors that do not fit what is built now
-                text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
-                problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
-            problems = _with_those_of_steps(problems, parts, files, outcomes)
-            proved += sentences.of_windows(outcomes)
-            not_proved += sentences.not_of_windows(outcomes, files, end=end, step_s=step_s)
+            verdict.not_proved.append(f"no step was made again: {why}")
+            return verdict
+        _add_rates(verdict, parts, files)
+        add_beginning(verdict, parts, files)
+        since = max((each["step"] for each in files.newest.accepted), default=0)
+        if since:
+            changed = "another program made them; it was changed then, and the change accepted"
+            verdict.not_proved.append(f"steps 0 to {since:,}: {changed}")
+        points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
+        end, step_s = max(points), pace_s(files.log.of("train"))  # after the last point there is nothing to compare
+        if steps == "auto":
+            soon = step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S
+            steps = "all" if soon else STEPS
+        chosen = planned(
+            sorted(step for step in files.checkpoints if step >= since),  # what this program has made
+            sorted(points),
+            steps=None if steps == "all" else int(steps),
+            windows=windows,
+            seed=seed,
+        )
+        chosen, frozen = _without_freezing(chosen, files)
+        verdict.not_proved.extend(frozen)
+        if chosen and say is not None:
+            say(sentences.cost(chosen, files, end=end, step_s=step_s))
+        outcomes: list[Outcome] = []
+        try:
+            outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=watch)
+        except CheckpointError as problem:  # tensors that do not fit what is built now
+            text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
+            verdict.problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
+        verdict.problems.extend(problem for outcome in outcomes for problem in outcome.problems)
+        known = {(problem.step, problem.quantity) for problem in verdict.problems}
+        more = _of_targets(parts, files, outcomes)
+        verdict.problems.extend(problem for problem in more if (problem.step, problem.quantity) not in known)
+        verdict.proved.extend(sentences.of_windows(outcomes))
+        verdict.not_proved.extend(sentences.not_of_windows(outcomes, files, end=end, step_s=step_s))
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
-    return Verdict(
-        str(files.path),
-        proved,
-        not_proved,
-        problems,
-        outcomes,
-        sentences.hints(outcomes, files.notes),
-        whole=bool(outcomes) and covered == end and end in files.checkpoints,
-    )
+    whole = bool(outcomes) and covered == end and end in files.checkpoints
+    return replace(verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=whole)
 
 
 def verify_files(files: Files, *, why: str) -> Verdict:
     """What can be verified of a run that is not built again: its files and its records. `why` is said in the verdict."""
-    problems, proved = _of_records(files)
-    return Verdict(
-        str(files.path),
-        [*sentences.of_files(files), *proved],
-        [*files.notes, *sentences.not_of_files(files), f"no step was made again: {why}"],
-        [*files.problems, *problems],
-    )
+    verdict = _of_files(files)
+    verdict.not_proved.append(f"no step was made again: {why}")
+    return verdict
 
 
 def verify_without_data(files: Files, problem: DataError) -> Verdict:
     """As `verify_files`, of a run whose data cannot be read as they were, which is wrong by itself."""
     verdict = verify_files(files, why="the data cannot be read as they were")
-    told = sentences.as_problem_of_data([line.strip() for line in str(problem).splitlines()], "the data")
-    return replace(verdict, problems=[*verdict.problems, told])
+    verdict.problems.append(_of_data([line.strip() for line in str(problem).splitlines()], "the data"))
+    return verdict
 
 
-def pace_s(records: Sequence[Record]) -> float | None:
-    """How long a step took, waiting for its data included; None where no record tells.
-
-    >>> pace_s([{"kind": "train", "step": 4, "training_s": 1.5, "waiting_s": 0.5}])
-    0.5
-    """
-    took_s = sum(float(record.get(name) or 0.0) for record in records for name in ("training_s", "waiting_s"))
-    return took_s / max(int(record["step"]) for record in records) if records and took_s > 0 else None
-
-
-def _of_records(files: Files) -> tuple[list[Problem], list[str]]:
-    """Whether the records agree with themselves and with the checkpoints that can be compared with them."""
-    found = [consistency.in_order(files.log), consistency.speeds(files.log)]
+def _of_files(files: Files) -> Verdict:
+    """What files and records prove, which must agree with themselves and with the checkpoints that note anything of them."""
+    kinds: list[Iterable[Problem]] = [consistency.in_order(files.log), consistency.speeds(files.log)]
     for _, checkpoint in sorted(files.checkpoints.items()):
         with interpreted(checkpoint.path):
-            found += [consistency.times(files.log, checkpoint), consistency.watched(files.log, checkpoint)]
-    problems = [problem for each in found for problem in consistency.shortened(each)]
-    proved = [sentences.of_records(files)] if files.log.of("train") and not problems else []
-    return problems, proved
+            kinds += [consistency.times(files.log, checkpoint), consistency.watched(files.log, checkpoint)]
+    problems = [problem for each in kinds for problem in consistency.shortened(each)]
+    proved = sentences.of_files(files)
+    if files.log.of("train") and not problems:
+        proved.append(sentences.of_records(files))
+    not_proved = [*files.notes, *sentences.not_of_files(files)]
+    return Verdict(str(files.path), proved, not_proved, [*files.problems, *problems])
+
+
+def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem]) -> str | None:
+    """Why no step can be made again; None where all can. Adds what is another run's, or other data, to the problems."""
+    others = _of_other_data(parts, files)
+    problems += others
+    if any(problem.quantity == "training data" for problem in others):
+        return "the training data are others"
+    misfit = _misfit(parts, files)
+    if misfit is not None:
+        problems.append(misfit)
+        return "what is built now is another run"
+    if parts.task.loss is None:
+        return "this run has no loss of its own, its script makes each step itself"
+    return None
 
 
 def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
     """The training data and the splits that are others now."""
     told, now = files.newest, json.loads(json.dumps(parts.described["data"]))
     found = differences({"data": told.described["data"]}, {"data": now})
-    problems = [sentences.as_problem_of_data(found[:3], "training data")] if found else []
+    problems = [_of_data(found[:3], "training data")] if found else []
     scored = json.loads(json.dumps(parts.scored))
     for name, before in told.found.saved.scored.items():
         unlike = [f"{name} is not scored any more"] if name not in scored else differences(before, scored[name])
         if unlike:
-            problems.append(sentences.as_problem_of_data(unlike[:3], f"data of split {name}"))
+            problems.append(_of_data(unlike[:3], f"data of split {name}"))
     return problems
+
+
+def _of_data(lines: Sequence[str], what: str) -> Problem:
+    return Problem("data", f"{what}: {'; '.join(lines)}", quantity=what)
 
 
 def _misfit(parts: RunComponents, files: Files) -> Problem | None:
@@ -175,52 +177,21 @@ def _misfit(parts: RunComponents, files: Files) -> Problem | None:
         parts.refuse_another_architecture(files.newest.found)
     except CheckpointError as problem:
         text = first_line(problem).partition(": ")[2] or first_line(problem)
-        return Problem(
-            "inconsistent", f"config.toml, or the program, makes another run than {files.newest.path.name}: {text}"
-        )
+        what = f"config.toml, or the program, makes another run than {files.newest.path.name}"
+        return Problem("inconsistent", f"{what}: {text}")
     return None
 
 
-def _cannot_be_made(parts: RunComponents, *, others: bool, misfit: Problem | None) -> str | None:
-    if others:
-        return "the training data are others"
-    if misfit is not None:
-        return "what is built now is another run"
-    if parts.task.loss is None:
-        return "this run has no loss of its own, its script makes each step itself"
-    return None
-
-
-def _of_rates(parts: RunComponents, files: Files) -> tuple[list[Problem], list[str], list[str]]:
-    """The learning rates on the record against the schedule."""
+def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
+    """Compare the learning rates on the record with the schedule."""
     factors = parts.task.factors
     group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
-    found = consistency.rates(files.log, lambda step, lowered: group["initial_lr"] * (factors(step) * lowered))
+    rates = consistency.rates(files.log, lambda step, lowered: group["initial_lr"] * (factors(step) * lowered))
+    wrong = consistency.shortened(rates)
     count = sum("learning_rate" in record for record in files.log.of("train"))
-    proved = [f"learning rates of {count:,} records: those of the schedule"] if count and not found else []
-    return consistency.shortened(found), proved, []
-
-
-def _end(files: Files) -> int:
-    """The last step after which there is something to compare."""
-    return max([*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))])
-
-
-def _chosen(
-    files: Files, *, steps: Steps, windows: int, seed: int | None, end: int, step_s: float | None, since: int
-) -> list[Window]:
-    """Windows of what this program has made: all after step `since`."""
-    if steps == "auto":
-        soon = step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S
-        steps = "all" if soon else STEPS
-    points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
-    return planned(
-        sorted(step for step in files.checkpoints if step >= since),
-        sorted(points),
-        steps=None if steps == "all" else int(steps),
-        windows=windows,
-        seed=seed,
-    )
+    verdict.problems.extend(wrong)
+    if count and not wrong:
+        verdict.proved.append(f"learning rates of {count:,} records: those of the schedule")
 
 
 def _without_freezing(chosen: Sequence[Window], files: Files) -> tuple[list[Window], list[str]]:
@@ -228,14 +199,12 @@ def _without_freezing(chosen: Sequence[Window], files: Files) -> tuple[list[Wind
     windows, doubts = list(chosen), []
     for start, stop in pairwise(sorted(files.checkpoints)):
         if files.checkpoints[start].found.saved.trainable != files.checkpoints[stop].found.saved.trainable:
-            cut = [
-                (Window(each.start, min(each.stop, start)), Window(max(each.start, stop), each.stop))
-                for each in windows
-            ]
-            windows = [part for both in cut for part in both if part.start < part.stop]
-            doubts.append(
-                f"steps {start:,} to {stop:,}: the loop's own body froze or unfroze parameters, which is not done again"
-            )
+            before = [Window(each.start, min(each.stop, start)) for each in windows]
+            after = [Window(max(each.start, stop), each.stop) for each in windows]
+            both = [each for pair in zip(before, after, strict=True) for each in pair]
+            windows = [each for each in both if each.start < each.stop]
+            why = "the loop's own body froze or unfroze parameters, which is not done again"
+            doubts.append(f"steps {start:,} to {stop:,}: {why}")
     return windows, doubts
 
 
@@ -253,16 +222,6 @@ def _made(
         outcomes.append(made_again(parts, files, window, tolerance=tolerance, watch=seen, workers=parts.supply.workers))
         before += window.steps
     return outcomes
-
-
-def _with_those_of_steps(
-    problems: Sequence[Problem], parts: RunComponents, files: Files, outcomes: Sequence[Outcome]
-) -> list[Problem]:
-    """All that is wrong, with what steps that were made again have shown; nothing twice."""
-    found = [*problems, *(problem for outcome in outcomes for problem in outcome.problems)]
-    told_already = {(problem.step, problem.quantity) for problem in found}
-    more = _of_targets(parts, files, outcomes)
-    return [*found, *(problem for problem in more if (problem.step, problem.quantity) not in told_already)]
 
 
 def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:

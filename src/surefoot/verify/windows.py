@@ -1,4 +1,4 @@
-"""Which steps are made again: windows that begin where a checkpoint is and end where something can be compared. Pure."""
+"""Which steps are made again: windows that begin where a checkpoint is and end where something can be compared."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ from surefoot.checkpoint import state_dict
 from surefoot.replay.rerun import unlike
 from surefoot.run.components import RunComponents
 from surefoot.train.model_weights import file_name
-from surefoot.verify.compare import TOLERANCE, as_problem, drawn_anew, tensor
+from surefoot.verify.compare import TOLERANCE, drawn_anew, tensor
 from surefoot.verify.files import Files
-from surefoot.verify.verdict import Problem, Window
+from surefoot.verify.verdict import Problem, Verdict, Window, as_problem
 
 STEPS, WINDOWS = 100, 5  # where nobody says otherwise
 
 
 def planned(
-    starts: Sequence[int],
-    points: Sequence[int],
-    *,
-    steps: int | None,
-    windows: int,
-    seed: int | None = None,
+    starts: Sequence[int], points: Sequence[int], *, steps: int | None, windows: int, seed: int | None = None
 ) -> list[Window]:
     """At most so many windows of about so many steps; with `steps` None one of all steps after the first checkpoint.
 
@@ -91,22 +86,22 @@ def _apart(possible: Sequence[Window], *, end: int) -> list[Window]:
     return [*found, last]
 
 
-def begun(parts: RunComponents, files: Files) -> tuple[list[Problem], list[str], list[str]]:
-    """Compare the weights of step 0 with those of the run as it is built now; what is wrong, what is proved, and what is not.
+def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
+    """Compare the weights of step 0 with those of the run as it is built now.
 
     A model that is handed over ready-made, or that was made by another version of torch, comes out of another drawing, which
     proves nothing: then more than half of some tensor differs. One of which a few entries differ was changed.
     """
     if 0 not in files.checkpoints or parts.state.step:
-        return [], [], []
+        return
     start = files.checkpoints[0]
     init = start.described["init"]
     if init is not None:
-        return [], [], [f"the weights of step 0: they came from {init}, and are taken as they are saved"]
+        verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
+        return
     then = start.found.saved.machine
     other = unlike(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
-    problems: list[Problem] = []
-    drawn = False
+    problems, drawn = list[Problem](), False
     for name, model in parts.state.models.items():
         file = file_name("model", name)
         saved = start.found.tensors(file) if file in start.found.files else {}
@@ -121,13 +116,9 @@ def begun(parts: RunComponents, files: Files) -> tuple[list[Problem], list[str],
                 problems.append(as_problem(difference, step=0, what=start.path.name))
     if drawn:
         why = other or "a model that is not built under the run's seed, or from a file, or by code that has changed"
-        return (
-            [],
-            [],
-            [f"the weights of step 0: they are not those that are built now, and are taken as they are saved ({why})"],
-        )
-    return (
-        problems,
-        [] if problems else [f"step 0: the weights are those that seed {start.described['seed']} builds"],
-        [],
-    )
+        what = "they are not those that are built now, and are taken as they are saved"
+        verdict.not_proved.append(f"the weights of step 0: {what} ({why})")
+    elif problems:
+        verdict.problems.extend(problems)
+    else:
+        verdict.proved.append(f"step 0: the weights are those that seed {start.described['seed']} builds")

@@ -1,0 +1,3 @@
+from .schedule_plot import plot_schedules
+
+__all__ = ["plot_schedules"]
