@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_batch_script import PROGRAM, TESTS, weights
 
-from fake_slurm import Job, installed, submitted
+from fake_slurm import PROGRAM, Job, installed, submitted, weights
 from rank_processes import forks, on_ranks
 from surefoot.cli import main as command_line
 from surefoot.cli.main import main
@@ -25,7 +24,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where there is a Slurm; the test is there too, with a program."""
     for name, value in installed(tmp_path / "slurm").items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "program.py").write_text(PROGRAM.format(tests=str(TESTS)))
+    (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -61,7 +60,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
         "exclusive",
     ]
     Path("mine.toml").write_text("seed = 3\n")
-    main(["submit", "gpt", *TWO, *asked, "--keep", "2", "--config", "mine.toml"])
+    main(["submit", "gpt", *TWO, *asked, "--keep-last", "2", "--config", "mine.toml"])
     said = capsys.readouterr().out
     text = script(cluster, said)
     wanted = (

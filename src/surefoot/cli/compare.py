@@ -34,7 +34,6 @@ _OUT = "runs/compare"
 
 
 def compare(arguments: list[str]) -> None:
-    """Train variants, go on with a comparison, compare runs that are there, or draw schedules."""
     options, flags = verb_options(Compare, arguments, verb="compare")
     named, given = options.what, given_options(arguments)
     if options.schedules is not None:
@@ -70,7 +69,6 @@ def compare(arguments: list[str]) -> None:
 
 
 def _refuse(flags: Sequence[str], options: set[str]) -> None:
-    """Refuse settings of runs, and options that would not be looked at."""
     first = next(iter([*flags, *(f"--{name.replace('_', '-')}" for name in sorted(options))]), None)
     if first is not None:
         raise ConfigError(
@@ -129,7 +127,6 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Compare, *
 def _prepared(
     asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, asked: Compare, *, given: set[str]
 ) -> tuple[Planned, Chooser]:
-    """The plan, on disk, and who chooses what is trained next."""
     from surefoot.cli.compare_worker import what_building_tells
     from surefoot.compare.runner import InOrder
 
@@ -230,7 +227,6 @@ def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> st
 
 
 def _trained(plan: Planned, path: Path) -> list[Compared]:
-    """The runs of a comparison as they are."""
     from surefoot.compare.trained import Compared, read_run
 
     found = []

@@ -77,7 +77,6 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
 
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
-    """The variant that a trial of a search is."""
     program = program_again(plan.program, run=Path(name), run_changed=True)  # compare has looked
     assert program.config is not None
     flags = [part for setting, text in chosen.items() for part in typed(program.config, setting, text)]
@@ -181,7 +180,6 @@ def _repeat(setting: str, value: str) -> bool:
 
 
 def _named(varied: Sequence[Mapping[str, Any]], seeds: int) -> list[tuple[str, str]]:
-    """(name, group) of each combination."""
     if seeds == 1:
         return [(name, name) for name in names(varied)]
     groups = names([{key: value for key, value in one.items() if key != "seed"} for one in varied[::seeds]])

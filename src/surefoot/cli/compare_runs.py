@@ -30,7 +30,6 @@ _DIFFERENT = 8  # settings shown that runs differ in
 
 
 def compare_runs(asked: Compare) -> None:
-    """Compare runs that are there; nothing in them is changed."""
     _refuse_comparisons(asked.what)
     paths = [find_run(name) for name in asked.what]
     if len({path.resolve() for path in paths}) < len(paths):
@@ -115,7 +114,6 @@ def comparison_told(
     settled: Mapping[str, Any] | None = None,
     more: Sequence[str] = (),
 ) -> Comparison:
-    """The comparison, written as tables and drawn."""
     found = compared(runs, target=target, reference=reference, settled=settled)
     found = dataclasses.replace(found, notes=[*found.notes, *more])
     directory = RunDirectory(path)
@@ -126,5 +124,4 @@ def comparison_told(
 
 
 def files(path: Path) -> str:
-    """Where the tables and the picture of a comparison are."""
     return f"written: {path}/comparison.png, .svg, .md, .tsv, .json"

@@ -31,7 +31,6 @@ class Diagnose(RunOption):
 
 
 def diagnose(arguments: list[str]) -> None:
-    """Print the findings of a run."""
     options = only_options(Diagnose, arguments, verb="diagnose")
     from surefoot.diagnose.checks import verdicts
     from surefoot.diagnose.finding import Finding, Unclear, Well, worst_first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from surefoot.cli import processes
 from surefoot.cli.options import SavedRunOptions, find_run, run_options, without
 from surefoot.cli.settings import saved_settings
 from surefoot.config.paths import write_whole
-from surefoot.distributed.environment import placed
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.gpt.questions import named
 from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory, note
@@ -43,7 +41,6 @@ class Evaluate(processes.Several, SavedRunOptions):
 
 
 def evaluate(arguments: list[str]) -> None:
-    """Print the scores of a checkpoint, or write the run's panels."""
     options, flags = run_options(Evaluate, arguments, verb="evaluate")
     run_path, on = find_run(options.run), options.on
     program, config = saved_settings(run_path, options, flags, verb="evaluate")
@@ -59,8 +56,7 @@ def evaluate(arguments: list[str]) -> None:
     splits = [given for given in on if given not in of_files]
     if files:
         processes.refuse_several(arguments, verb="evaluate --on FILE")
-        if placed(os.environ).world_size > 1:
-            raise ConfigError("evaluate --on FILE works in one process: start it without torchrun or srun")
+        processes.refuse_launched("evaluate --on FILE")
     command = ["evaluate", *without(arguments, processes.NAMES)]
     processes.start_several(command, options, config=config, flags=arguments, out=run_path)
     chosen = choose_checkpoint(run_path, options.checkpoint)
@@ -86,7 +82,6 @@ def _scored(run: Path, which: str | None, chosen: Contents) -> tuple[str, str]:
 
 
 def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: str, key: str) -> None:
-    """Print the scores of a run's own splits, or of some of them."""
     scoring = run.parts.scoring
     unknown = [name for name in only if name not in scoring.splits]
     if unknown:
@@ -108,7 +103,6 @@ def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: 
 
 
 def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]:
-    """The files of `--on NAME=FILE` and `--on FILE` by name."""
     files = named(given, setting="--on")
     if files and "judged" not in program.names:
         raise ConfigError(

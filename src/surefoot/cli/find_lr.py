@@ -71,7 +71,6 @@ class FindLr(TriedRunOptions):
 
 
 def find_lr(arguments: list[str]) -> None:
-    """Print the rates tried and the one suggested; leave with 1 where none can be."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
     lowest, highest, count, out = options.from_, options.to, options.steps, options.out
     from surefoot.tune.lr_range_test import check_range, written
@@ -110,7 +109,6 @@ def find_lr(arguments: list[str]) -> None:
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
-    """The options of a verb that tries settings, and the settings."""
     examples = f"surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
     target(kind, arguments, verb=verb, missing=f"{verb} of what? {examples}")
     options, flags = verb_options(kind, arguments, verb=verb, help_goes_on=True)

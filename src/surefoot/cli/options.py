@@ -244,7 +244,6 @@ def _unboxed(text: str) -> str:
 
 
 def refuse_unknown(names: Sequence[str], known: Sequence[str], *, verb: str, flags: str = "settings") -> None:
-    """Raise where there are names of flags that are not known, with the nearest that are."""
     if names:
         meant = [(name.replace("_", "-"), nearest(name, known)) for name in names[:3]]
         cures = [f": did you mean --{close.replace('_', '-')}?" if close else "" for _, close in meant]

@@ -67,7 +67,6 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 
 def plan(arguments: list[str]) -> None:
-    """Print what `train` would run."""
     missing = "plan what? surefoot plan gpt, or surefoot plan FILE.py:build"
     program = find_program(target(Plan, arguments, verb="plan", missing=missing))
     options, flags = verb_options(Plan, arguments, verb="plan", but=among_settings(program), help_goes_on=True)

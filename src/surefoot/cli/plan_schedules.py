@@ -43,7 +43,6 @@ class Basis:
 
 
 def compare_schedules(options: Compare, flags: Sequence[str], *, given: Collection[str]) -> None:
-    """Draw the schedules of a list, and print their table; nothing is trained."""
     unused = sorted(set(given) - {"schedules", "out", "config"})
     if unused:
         raise ConfigError(f"--{unused[0].replace('_', '-')}: --schedules trains nothing\n  leave it out")

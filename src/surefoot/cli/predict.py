@@ -35,7 +35,6 @@ class Predict(SavedRunOptions):
 
 
 def predict(arguments: list[str]) -> None:
-    """Print what the model of a run answers."""
     options, flags = run_options(Predict, arguments, verb="predict", help_goes_on=True)
     run_path = find_run(options.run)
     program, config = program_and_config(run_path, run_changed=options.run_changed_program)

@@ -14,6 +14,7 @@ from surefoot.cli.options import flag_text, without
 from surefoot.config import parallel
 from surefoot.config.durations import seconds
 from surefoot.config.tree import flatten
+from surefoot.distributed.environment import placed
 from surefoot.distributed.parent_watch import started_by_launcher
 from surefoot.errors import ConfigError
 from surefoot.launch.process_count import Asked, Places, asked, sizes_of
@@ -64,10 +65,15 @@ def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, A
 
 
 def refuse_several(arguments: Sequence[str], *, verb: str) -> None:
-    """Raise where a verb that works in one process is asked for several."""
     for name in NAMES:
         if flag_text(arguments, name) is not None:
             raise ConfigError(f"{verb} works in one process: leave --{name.replace('_', '-')} out")
+
+
+def refuse_launched(verb: str) -> None:
+    """Raise where a launcher has started several processes of a verb that works in one."""
+    if placed(os.environ).world_size > 1:
+        raise ConfigError(f"{verb} works in one process: start it without torchrun or srun")
 
 
 def start_several(

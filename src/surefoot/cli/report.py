@@ -52,7 +52,6 @@ class Report:
 
 
 def report(arguments: list[str]) -> None:
-    """Write the page, or serve it."""
     missing = "report on which run? give its directory, its name under runs/, or latest; or several"
     options = only_options(Report, arguments, verb="report", missing=missing)
     runs = [find_run(given) for given in options.runs]
@@ -84,7 +83,6 @@ def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
 
 
 def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
-    """The charts of a picture, and what stands above them."""
     if len(runs) == 1:
         from surefoot.report.run_charts import charts
 

@@ -94,12 +94,10 @@ class Submit(AcceptChange, ProgramOptions):
 
     @property
     def tasks(self) -> int:
-        """Processes on each machine."""
         return self.tasks_per_node or max(self.gpus_per_node, 1)
 
 
 def submit(arguments: list[str]) -> None:
-    """Submit a job that trains what the arguments say."""
     missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large"
     what = target(Submit, arguments, verb="submit", missing=missing)
     of_train = ("config", "accept_change")  # which go on to it

@@ -40,7 +40,6 @@ class Train(AcceptChange, Several, ProgramOptions):
 
 
 def train(arguments: list[str]) -> None:
-    """Train what the arguments say."""
     missing = "train what? surefoot train gpt, or surefoot train FILE.py:build"
     program = find_program(target(Train, arguments, verb="train", missing=missing))
     options, flags = verb_options(Train, arguments, verb="train", but=among_settings(program), help_goes_on=True)

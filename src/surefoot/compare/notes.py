@@ -56,7 +56,6 @@ def of_differences(
     corrected: int,
     chosen: bool,
 ) -> list[str]:
-    """What "difference" and "inside the noise" mean."""
     together = f"{corrected} comparisons" if corrected > 1 else "1 comparison"
     why = ", all pairs, since the best was chosen by looking" if chosen and corrected > 1 else ""
     level = f"inside the noise: a t test at {LEVEL:.0%}, by Holm's method for {together}{why}"

@@ -47,7 +47,6 @@ class Planned:
 
     @property
     def names(self) -> list[str]:
-        """The names of the variants."""
         return [variant.name for variant in self.variants]
 
     @property
@@ -62,11 +61,9 @@ class Planned:
         )
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name."""
         return next(variant for variant in self.variants if variant.name == name)
 
     def settings(self, name: str) -> dict[str, Any]:
-        """All settings of a variant by dotted name."""
         return {**self.base, **self.variant(name).settings}
 
 

@@ -100,7 +100,6 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
 
 
 def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
-    """The same row with the time to the target."""
     times = [found for run in runs if (found := run.trained.reached(target)) is not None]
     if not times or len(times) < len(runs):
         return replace(row, reached=len(times))

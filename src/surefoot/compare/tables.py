@@ -24,7 +24,6 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """The same as a table of Markdown."""
     head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
     lines = [head, ["---", *["---:"] * (len(head) - 2), "---"], *rows]
     table = [f"| {' | '.join(line)} |" for line in lines]
@@ -185,7 +184,6 @@ def _rounded(value: float | None) -> str:
 
 
 def _values(row: Row) -> dict[str, Any]:
-    """The numbers of a row by name."""
     return {
         "variant": row.name,
         "label": row.label,

@@ -66,12 +66,10 @@ class Trained:
 
     @property
     def final(self) -> float | None:
-        """The last score."""
         return self.scores[-1][1] if self.scores else None
 
     @property
     def last_step(self) -> int:
-        """The last step that anything is recorded of."""
         return max((step for step, _ in [*self.times, *self.scores]), default=0)
 
     def reached(self, target: float) -> tuple[int, float] | None:

@@ -86,7 +86,6 @@ class Trials:
         self.running: dict[str, Trial] = {}
 
     def start(self, name: str) -> Trial:
-        """Begin a variant, or go on with it."""
         path = self.directory.path
         for folder in (RESULTS, LOGS):
             make_no_follow(path / folder)
@@ -131,7 +130,6 @@ class Trials:
             trial.process.terminate()
 
     def stop_all(self) -> None:
-        """Have all of them save and end."""
         for trial in self.running.values():
             self.stop(trial, "stopped")
 

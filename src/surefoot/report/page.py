@@ -232,7 +232,7 @@ def _environment() -> Environment:
     from jinja2 import DictLoader, Environment, StrictUndefined
     from markupsafe import Markup
 
-    here = resources.files("surefoot.reporting")
+    here = resources.files("surefoot.report")
     texts = {name: (here / name).read_text(encoding="utf-8") for name in _FILES}
     made = Environment(
         loader=DictLoader(texts), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

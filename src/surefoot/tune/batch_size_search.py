@@ -29,7 +29,6 @@ class Tried:
 
     @property
     def fits(self) -> bool:
-        """Whether steps of it were made within the limit."""
         return self.samples_per_s is not None
 
 
@@ -47,13 +46,11 @@ class FoundBatch:
 
     @property
     def flags(self) -> str:
-        """The recommendation as it is typed."""
         written = f"{self.batch_size}", f"{self.recommended.size}"
         batch, micro_batch = written if self.unit == "samples" else (f'"{size} tokens"' for size in written)
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"
 
     def __str__(self) -> str:
-        """The table, and the choice with its reason."""
         rows = [("micro-batch", "accumulation", "memory", "samples/s", "targets/s", "")]
         rows += [_row(tried) for tried in self.tried]
         return "\n".join([*text_table(rows, left=(5,)), "", f"recommended  {self.flags}", f"  {self.reason}"])
