@@ -69,7 +69,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
     for option in [*wanted.split(), "signal=TERM@120", "open-mode=append"]:
         assert f"#SBATCH --{option}\n" in text
     assert "--kill-on-bad-exit=0" in text
-    assert "surefoot train gpt --out run --keep 2 --config mine.toml" in said
+    assert "surefoot train gpt --out run --keep-last 2 --config mine.toml" in said
     assert "tail -f slurm/901593/901593_0_log.out" in said
     assert "scancel 901593" in said
     assert "2 x 4 processes, 1 hour, and again" in said

@@ -14,7 +14,7 @@ from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed
 from surefoot.compare.plan import Planned
 from surefoot.compare.search import corners, parameter, trial_name
-from surefoot.compare.variants import Variant, grid, labels, names, refuse_twins
+from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_twins
 from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, program_again
@@ -94,8 +94,7 @@ def check_reference(plan: Planned) -> None:
     """Refuse a reference that no variant will be called."""
     from surefoot.compare.results import refuse_reference
 
-    groups = list({variant.group: variant for variant in plan.variants}.values())
-    called = dict(zip((variant.group for variant in groups), labels(groups), strict=True))
+    called = group_labels(plan.variants)
     if plan.search is not None:
         called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}
     refuse_reference(plan.reference, called)
