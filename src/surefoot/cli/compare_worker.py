@@ -46,8 +46,8 @@ def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any
         said = process.stdout.read()
     if process.returncode:
         sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
-    found = json.loads(said.splitlines()[-1])
-    return {key: value for key, value in found.items() if value is not None}
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
 
 
 def train(plan: Planned, directory: Path, name: str) -> None:
@@ -89,15 +89,15 @@ def look(plan: Planned, directory: Path, name: str) -> None:
     run = _built(plan, directory, name)
     auto = settle_choices(run.parts)
     watch = run.parts.whole.watch
-    score = None if watch is None else f"{watch.direction} {watch.score}"
-    found: dict[str, Any] = {
+    found = {
         "precision": run.parts.whole.precision.name,
-        "score": score,
+        "score": None if watch is None else f"{watch.direction} {watch.score}",
         "splits": list(run.parts.scoring.splits),
+        "compile": None if auto.compile is None else run.parts.compiled,
+        "channels_last": True if run.parts.layout.channels_last else None,
+        "chosen": auto.precision,
     }
-    found |= {"compile": run.parts.compiled} if auto.compile is not None else {}
-    found |= {"channels_last": True} if run.parts.layout.channels_last else {}
-    print(json.dumps(found | ({"chosen": auto.precision} if auto.precision is not None else {})), flush=True)
+    print(json.dumps({name: value for name, value in found.items() if value is not None}), flush=True)
 
 
 def _built(plan: Planned, directory: Path, name: str) -> Run:
@@ -117,22 +117,21 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
         for key, origin in origins.items()
     }
     run = program.run(config)
-    precision = run.parts.whole.precision
+    # models of other sizes would choose otherwise, and then they would not be alike
+    precision, described = run.parts.whole.precision, run.parts.described
+    settled: dict[str, Any] = {}
     if precision.open and "precision" in plan.found:
-        # models of other sizes would choose otherwise, and then they would not be alike
         precision.settle(plan.found["precision"])
-        run.parts.described["precision"] = precision.name
         run.parts.layout.settle(bool(plan.found.get("channels_last", False)))
-        run.parts.described["channels_last"] = run.parts.layout.channels_last
-        if (values := flatten(config)).get("precision") == "auto":
-            config, _ = layered(program.config, [("comparison", {**values, "precision": precision.name})])
-            kept["precision"] = "auto"
-    if run.parts.compiling.open and "compile" in plan.found:  # likewise
+        described["channels_last"] = run.parts.layout.channels_last
+        settled["precision"] = described["precision"] = precision.name
+    if run.parts.compiling.open and "compile" in plan.found:
         run.parts.compiling.settle(plan.found["compile"])
-        run.parts.described["compile"] = run.parts.compiled
-        if (values := flatten(config)).get("compile") == "auto":
-            config, _ = layered(program.config, [("comparison", {**values, "compile": run.parts.compiled})])
-            kept["compile"] = "auto"
+        settled["compile"] = described["compile"] = run.parts.compiled
+    for name, value in settled.items():
+        if (values := flatten(config)).get(name) == "auto":
+            config, _ = layered(program.config, [("comparison", {**values, name: value})])
+            kept[name] = "auto"
     run.configuration = to_toml(config, kept, program.described)
     run.parts.scoring.leave_out_end()
     return run

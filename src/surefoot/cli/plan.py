@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -130,20 +131,13 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> Assumed:
     from surefoot.train.precision import FORMATS
 
     usual = {"flops": (FORMATS[precision].h100_flops, f"{_H100}, dense {precision}"), **_USUAL}
-    values = {name: value for name, (value, _) in usual.items()} | dict(numbers)
+    values: dict[str, Any] = {name: value for name, (value, _) in usual.items()} | dict(numbers)
+    values |= {"memory_bytes": int(values.pop("gpu_memory")), "node_size": int(values["node_size"])}
     origins = {
         name: f"--{name.replace('_', '-')}" + ("" if name in numbers else f" absent: {origin}")
         for name, (_, origin) in usual.items()
     }
-    machine = Machine(
-        flops=values["flops"],
-        mfu=values["mfu"],
-        memory_bytes=int(values["gpu_memory"]),
-        bandwidth=values["bandwidth"],
-        node_bandwidth=values["node_bandwidth"],
-        node_size=int(values["node_size"]),
-    )
-    return Assumed(machine, origins)
+    return Assumed(Machine(**values), origins)
 
 
 def _numbers(options: MachineOptions) -> dict[str, float]:
@@ -154,13 +148,13 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
         raise ConfigError(
             f"--{next(iter(given)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world 8"
         )
-    if not given:
-        return {}
     from surefoot.memory import parsed_bytes  # imports torch
 
     readers: dict[str, Callable[[Any], float]] = {
-        "flops": _flops,
-        "mfu": _fraction,
+        "flops": lambda number: _above_0("--flops", number, "how many a second, such as 989e12"),
+        "mfu": lambda number: _above_0(
+            "--mfu", number, "which fraction of the FLOP/s is used, above 0 and at most 1", limit=1.0
+        ),
         "gpu_memory": lambda text: parsed_bytes(text, setting="--gpu-memory"),
         "bandwidth": lambda text: bytes_per_s("--bandwidth", text),
         "node_bandwidth": lambda text: bytes_per_s("--node-bandwidth", text),
@@ -177,15 +171,9 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
     return numbers
 
 
-def _flops(number: float) -> float:
-    if number <= 0:
-        raise ConfigError(f"--flops '{number:g}': how many a second, such as 989e12")
-    return number
-
-
-def _fraction(number: float) -> float:
-    if not 0 < number <= 1:
-        raise ConfigError(f"--mfu '{number:g}': which fraction of the FLOP/s is used, above 0 and at most 1")
+def _above_0(option: str, number: float, meaning: str, *, limit: float = math.inf) -> float:
+    if not 0 < number <= limit:
+        raise ConfigError(f"{option} '{number:g}': {meaning}")
     return number
 
 

@@ -39,9 +39,8 @@ class Standing:
 
     def values(self) -> list[str]:
         shown = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
-        shown += [f"loss={number(self.loss)}"] * (self.loss is not None) if self.loss is not None else []
-        shown += [f"score={number(self.score)}"] if self.score is not None else []
-        return shown + ([f"left={duration(self.left_s)}"] if self.left_s is not None else [])
+        known = (("loss", self.loss, number), ("score", self.score, number), ("left", self.left_s, duration))
+        return shown + [f"{name}={form(value)}" for name, value, form in known if value is not None]
 
 
 class Screen(Protocol):
@@ -71,11 +70,8 @@ class Lines:
                 self.printed[name] = (self.now(), values)
                 self.say(" ".join([f"variant={in_line(name)}", *values]))
 
-    def leave(self) -> None:
-        """Nothing is drawn over."""
-
-    def close(self) -> None:
-        """Nothing is held back."""
+    def leave(self) -> None: ...  # nothing is drawn over
+    def close(self) -> None: ...  # nothing is held back
 
 
 class Board:
@@ -106,8 +102,7 @@ class Board:
             for name, shown in values.items()
         ]
         if lines != self.drawn:
-            start = self._start()
-            self._draw(lines, start)
+            self._draw(lines, self._start())
 
     def close(self) -> None:
         self.said.put(self._start())
