@@ -76,5 +76,7 @@ def test_only_nine_files_stand_at_the_top() -> None:
 
 
 def test_what_a_run_imports_holds_no_tool() -> None:
-    tools = {name for name in loaded_by("surefoot.run.run") if name.split(".")[1:2] in (["diagnose"], ["report"], ["replay"])}
+    tools = {
+        name for name in loaded_by("surefoot.run.run") if name.split(".")[1:2] in (["diagnose"], ["report"], ["replay"])
+    }
     assert not tools

@@ -54,11 +54,10 @@ def compare_runs(asked: Compare) -> None:
         told = [f"{run.variant.name}: {_typed(run.variant.settings, unlike[:_DIFFERENT])}" for run in found if unlike]
         if len(unlike) > _DIFFERENT:
             told.append(f"and {len(unlike) - _DIFFERENT} more settings that differ: see config.toml of each")
-        comparison = comparison_told(found, out.path, target=asked.target, reference=asked.reference, more=told)
+        over = ", over those of an earlier comparison" if overwritten else ""
+        tell(compared(found, target=asked.target, reference=asked.reference), out.path, more=told, over=over)
     finally:
         out.close()
-    over = ", over those of an earlier comparison" if overwritten else ""
-    Said(None).put(f"{text(comparison)}\n{files(out.path)}{over}\n")
 
 
 def _refuse_comparisons(names: Sequence[str]) -> None:
@@ -105,23 +104,11 @@ def _scored_again(path: Path, run: Any, *, run_changed: bool) -> dict[str, Any]:
         return {"why": f"{path} cannot be built again: {str(problem).splitlines()[0]}"}
 
 
-def comparison_told(
-    runs: Sequence[Compared],
-    path: Path,
-    *,
-    target: float | None,
-    reference: str,
-    settled: Mapping[str, Any] | None = None,
-    more: Sequence[str] = (),
-) -> Comparison:
-    found = compared(runs, target=target, reference=reference, settled=settled)
-    found = dataclasses.replace(found, notes=[*found.notes, *more])
+def tell(comparison: Comparison, path: Path, *, more: Sequence[str], over: str = "") -> None:
+    """Write a comparison as tables and as a picture, with `more` notes, and print it."""
+    comparison = dataclasses.replace(comparison, notes=[*comparison.notes, *more])
     directory = RunDirectory(path)
-    for name, written in (("json", as_json(found)), ("tsv", tsv(found)), ("md", markdown(found))):
-        directory.write_text(f"comparison.{name}", written)
-    draw(found, path / "comparison")
-    return found
-
-
-def files(path: Path) -> str:
-    return f"written: {path}/comparison.png, .svg, .md, .tsv, .json"
+    for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
+        directory.write_text(f"comparison.{name}", written(comparison))
+    draw(comparison, path / "comparison")
+    Said(None).put(f"{text(comparison)}\nwritten: {path}/comparison.png, .svg, .md, .tsv, .json{over}\n")

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.cli.compare_plan import program_of
 from surefoot.cli.main import answered
 from surefoot.compare import plan as planned
 from surefoot.config.toml import to_toml
 from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import program_again
 
 if TYPE_CHECKING:
     from surefoot.compare.plan import Planned
@@ -105,13 +105,11 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
     import torch
 
     torch.set_num_threads(plan.threads)
-    program = program_again(plan.program, run=directory / name, run_changed=True)  # compare has looked
-    if program.config is None:
-        raise ConfigError(f"{program.described['path']}: build() takes no settings any more")
+    program, kind = program_of(plan, run=directory / name)
     settings: dict[str, Any] = dict(plan.variant(name).settings) if name in plan.names else {}
     own = {**settings, "out": str(directory / name)}
     # one layer, not two: what another optimizer makes fall away fell away when this was planned
-    config, origins = layered(program.config, [("comparison", {**plan.base, **own})])
+    config, origins = layered(kind, [("comparison", {**plan.base, **own})])
     kept = {
         key: "variant" if key in own else plan.origins.get(key, "default") if origin == "comparison" else origin
         for key, origin in origins.items()
@@ -128,10 +126,10 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
     if run.parts.compiling.open and "compile" in plan.found:
         run.parts.compiling.settle(plan.found["compile"])
         settled["compile"] = described["compile"] = run.parts.compiled
-    for name, value in settled.items():
-        if (values := flatten(config)).get(name) == "auto":
-            config, _ = layered(program.config, [("comparison", {**values, name: value})])
-            kept[name] = "auto"
+    for setting, value in settled.items():
+        if (values := flatten(config)).get(setting) == "auto":
+            config, _ = layered(kind, [("comparison", {**values, setting: value})])
+            kept[setting] = "auto"
     run.configuration = to_toml(config, kept, program.described)
     run.parts.scoring.leave_out_end()
     return run

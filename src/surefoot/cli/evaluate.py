@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
-from surefoot.cli.options import SavedRunOptions, find_run, run_options, without
+from surefoot.cli.options import WHICH_RUN, SavedRunOptions, find_run, verb_options, without
 from surefoot.cli.settings import saved_settings
 from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError, ConfigError
@@ -41,7 +41,7 @@ class Evaluate(processes.Several, SavedRunOptions):
 
 
 def evaluate(arguments: list[str]) -> None:
-    options, flags = run_options(Evaluate, arguments, verb="evaluate")
+    options, flags = verb_options(Evaluate, arguments, verb="evaluate", missing=WHICH_RUN)
     run_path, on = find_run(options.run), options.on
     program, config = saved_settings(run_path, options, flags, verb="evaluate")
     config_here = in_directory(config, run_path)  # whose tokenizer it is; nothing is opened or written

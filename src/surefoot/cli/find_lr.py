@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import (
-    ChangedProgramOption,
-    ProgramOptions,
-    find_run,
-    flag_text,
-    limited,
-    target,
-    verb_options,
-)
+from surefoot.cli.options import ChangedProgramOption, ProgramOptions, find_run, flag_text, limited, verb_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu, saved_settings
 from surefoot.config.paths import file_text, local_path
@@ -110,8 +102,8 @@ def find_lr(arguments: list[str]) -> None:
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
     examples = f"surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
-    target(kind, arguments, verb=verb, missing=f"{verb} of what? {examples}")
-    options, flags = verb_options(kind, arguments, verb=verb, help_goes_on=True)
+    missing = f"{verb} of what? {examples}"
+    options, flags = verb_options(kind, arguments, verb=verb, missing=missing, help_goes_on=True)
     refuse_several(flags, verb=verb)
     return options, flags
 

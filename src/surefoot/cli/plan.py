@@ -79,8 +79,7 @@ def plan(arguments: list[str]) -> None:
         _print_configuration(config, origins)
         _plan_on_paper(program, config, numbers, world=options.world)
         return
-    if config is not None:
-        program.check(config)
+    program.check(config)
     run = _planned(program, config, settled(options, config))
     if config is not None:
         refuse_fp16_on_a_cpu(run)

@@ -92,9 +92,8 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
     first, *others = text.split("+")
     if not others:
         return _single(first, shared)
-    warmup = in_steps(
-        str(shared.get("warmup", "5%")), length=length, setting="warmup"
-    )  # of the whole run, as all others
+    # of the whole run, as all others
+    warmup = in_steps(str(shared.get("warmup", "5%")), length=length, setting="warmup")
     begun: Single | Joined = _single(first, {**shared, "warmup": f"{warmup} steps"})
     for other in others:
         shape, mark, at = other.rpartition("@")

@@ -38,8 +38,7 @@ class Several:
         >>> Several(nproc=2).recorded(), Several().recorded()
         ({'nproc': 2}, {})
         """
-        defaults = Several()
-        return {name: getattr(self, name) for name in NAMES if getattr(self, name) != getattr(defaults, name)}
+        return {name: getattr(self, name) for name in NAMES if getattr(self, name) != getattr(Several, name)}
 
 
 def among_settings(program: Program) -> tuple[str, ...]:
@@ -61,7 +60,7 @@ def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, A
     Several(nproc=2, max_restarts=0)
     """
     absent = {name: before[name] for name in NAMES if name in before and flag_text(arguments, name) is None}
-    return Several(**{name: getattr(several, name) for name in NAMES} | absent)
+    return dataclasses.replace(several, **absent)
 
 
 def refuse_several(arguments: Sequence[str], *, verb: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.cli.options import ChangedProgramOption, RunOption, find_run, limited, run_options
+from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, find_run, limited, verb_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
 from surefoot.errors import CheckpointError, ConfigError
@@ -40,7 +40,7 @@ class Replay(ChangedProgramOption, RunOption):
 
 def replay(arguments: list[str]) -> None:
     """Print a step that is made again. What is said beforehand goes to standard error, so that the page can be kept."""
-    options, flags = run_options(Replay, arguments, verb="replay")
+    options, flags = verb_options(Replay, arguments, verb="replay", missing=WHICH_RUN)
     refuse_several(arguments, verb="replay")
     path, step = find_run(options.run), options.step
     if (step is None) is not options.bisect_nan:

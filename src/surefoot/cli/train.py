@@ -66,8 +66,7 @@ def start(
     """
     if only is not None:
         program.refuse_changed_files(config, run=only, resuming=True)
-    if config is not None:
-        program.check(config)
+    program.check(config)
     accept_change = _accepted(accepted)
     start_several(command, settled(several, config), config=config, flags=flags, out=only)
     run = build_run(program, config, of=only)

@@ -11,7 +11,7 @@ from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.cli.options import ChangedProgramOption, RunOption, find_run, limited, run_options
+from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, find_run, limited, verb_options
 from surefoot.cli.processes import refuse_launched, refuse_several
 from surefoot.cli.settings import saved_run
 from surefoot.errors import ConfigError
@@ -51,7 +51,7 @@ class Verify(ChangedProgramOption, RunOption):
 
 
 def verify(arguments: list[str]) -> None:
-    options, flags = run_options(Verify, arguments, verb="verify")
+    options, flags = verb_options(Verify, arguments, verb="verify", missing=WHICH_RUN)
     refuse_several(arguments, verb="verify")
     refuse_launched("verify")
     saved, asked = saved_run(find_run(options.run), options, flags, verb="verify"), _asked(options)

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.compare.variants import Variant, flags
 from surefoot.config.paths import read_regular
@@ -17,6 +17,10 @@ from surefoot.config.toml import origins, program, to_toml, values
 from surefoot.config.user_code import is_resolved
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
+from surefoot.train.early_stopping import parsed
+
+if TYPE_CHECKING:
+    from surefoot.compare.trained import Direction  # imports torch
 
 FILE = "compare.toml"
 _TABLE = "comparison"
@@ -58,6 +62,12 @@ class Planned:
         marks = {"precision": "chosen", "compile": "compile"}
         open_ones = [name for name, mark in marks.items() if mark in self.found and self.base.get(name) == "auto"]
         return {name: self.found[name] for name in open_ones}
+
+    @property
+    def watch(self) -> tuple[Direction, str] | None:
+        """Direction and name of the score that is judged by; None where there is none."""
+        score = self.score or self.found.get("score")
+        return None if score is None else parsed(score)
 
     def variant(self, name: str) -> Variant:
         return next(variant for variant in self.variants if variant.name == name)
