@@ -17,6 +17,7 @@ from surefoot.compare.search import corners, parameter, trial_name
 from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_twins
 from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError
+from surefoot.launch.process_count import cores_each
 from surefoot.recipes.program import Program, program_again
 
 _SHOWN = 3  # combinations that cannot be
@@ -206,6 +207,5 @@ def _plain(texts: Mapping[str, Any]) -> list[str]:
 
 def _cores() -> int:
     """The cores that this process may use; as many threads at most as OMP_NUM_THREADS says."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    told = os.environ.get("OMP_NUM_THREADS", "")
+    cores, told = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(told)) if told.isdigit() and int(told) else cores

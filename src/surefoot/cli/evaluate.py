@@ -52,7 +52,12 @@ def evaluate(arguments: list[str]) -> None:
         _write_panels(program, config_here, run_path)
         return
     of_files = [given for given in on if "=" in given or (Path(given).suffix and Path(given).is_file())]
-    files = _files(program, of_files, run_path)
+    files = named(of_files, setting="--on")
+    if files and "judged" not in program.names:
+        raise ConfigError(
+            f"--on {of_files[0]}: files of questions are scored by runs of gpt, and {run_path} is none\n"
+            "  --on SPLIT names one of the run's own splits"
+        )
     splits = [given for given in on if given not in of_files]
     if files:
         processes.refuse_several(arguments, verb="evaluate --on FILE")
@@ -100,16 +105,6 @@ def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: 
     if run.parts.world.is_main:
         for name, value in scores.items():
             print(f"{key} {name}={value!r}")
-
-
-def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]:
-    files = named(given, setting="--on")
-    if files and "judged" not in program.names:
-        raise ConfigError(
-            f"--on {given[0]}: files of questions are scored by runs of gpt, and {run} is none\n"
-            "  --on SPLIT names one of the run's own splits"
-        )
-    return files
 
 
 def _write_panels(program: Program, config: Any, run_path: Path) -> None:
