@@ -42,11 +42,12 @@ def compare_runs(asked: Compare) -> None:
     ]
     found = []
     for path, run in zip(paths, runs, strict=True):
-        settings = {name: run.settings.get(name) for name in unlike}
-        batches = (
-            _scored_again(path, run, run_changed=asked.run_changed_program) if asked.paired else _scored_then(path, run)
-        )
-        found.append(Compared(Variant(str(path), str(path), {}, settings), run, batches=batches))
+        variant = Variant(str(path), str(path), {}, {name: run.settings.get(name) for name in unlike})
+        if asked.paired:
+            batches: Mapping[str, Any] = _scored_again(path, run, run_changed=asked.run_changed_program)
+        else:
+            batches = _scored_then(path, run)
+        found.append(Compared(variant, run, batches=batches))
     out = RunDirectory(local_path(asked.out or _OUT, setting="--out"))
     out.open()
     overwritten = (out.path / "comparison.json").exists()
@@ -65,8 +66,7 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
     problems = []
     for name in dict.fromkeys(names):
         path = next((path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()), None)
-        plan = None if path is None else planned.read(path)
-        if plan is not None:
+        if path is not None and (plan := planned.read(path)) is not None:
             there = [f"{path}/{run}" for run in plan.names[:_NAMED]]
             more = f" and {len(plan.names) - _NAMED} more" if len(plan.names) > _NAMED else ""
             problems.append(f"{name} is a comparison; its runs: {', '.join(there) or 'none yet'}{more}")
