@@ -142,7 +142,6 @@ def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, ve
 
 
 def _refuse_another_optimizer(run: Path, flags: Sequence[str]) -> None:
-    """Raise where a run that is there is to be tried with an optimizer whose state it does not hold."""
     asked = flag_text(flags, "optimizer.name")
     trained_with = values(file_text(run / "config.toml")).get("optimizer.name")
     if asked is not None and trained_with is not None and asked != trained_with:

@@ -49,10 +49,7 @@ def as_json(comparison: Comparison) -> str:
             "status": run.status,
             "said": run.said,
             **dict(zip(("best_step", "best"), run.trained.best or (None, None), strict=True)),
-            "final": run.trained.final,
-            "training_s": run.trained.training_s,
-            "targets_per_s": run.trained.targets_per_s,
-            "scores": run.trained.scores,
+            **{name: getattr(run.trained, name) for name in ("final", "training_s", "targets_per_s", "scores")},
         }
         for run in comparison.runs
     ]
