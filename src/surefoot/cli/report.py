@@ -92,16 +92,15 @@ def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
 
 def _could_have_panels(run: Path) -> bool:
     """Whether a run has left no panels, is over, and can be built again by a program that may have some."""
-    from surefoot.report.headline import state_of
     from surefoot.report.series import read_reported_run
     from surefoot.report.write import is_running
     from surefoot.tracking.panels import FILE
 
     reported = read_reported_run(run)
-    state, kind = state_of(reported, running=is_running(run)), reported.files.config.program.get("kind")
-    has_panels = kind == "recipe" or (kind == "file" and state != "finished")  # which has made them, if there are any
+    kind, finished = reported.files.config.program.get("kind"), (reported.recorded.over or "").startswith("finished")
+    has_panels = kind == "recipe" or (kind == "file" and not finished)  # a finished one has made them, if it has any
     has_checkpoint = any((run / "checkpoints").glob("step-*"))
-    return has_panels and has_checkpoint and not (run / FILE).exists() and state != "running"
+    return has_panels and has_checkpoint and not (run / FILE).exists() and not is_running(run)
 
 
 def _watch(runs: Sequence[Path], *, port: int) -> None:
