@@ -13,12 +13,30 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from waiting import wait_until
 
 _COMMANDS = ("sbatch", "srun", "scontrol", "scancel")
 _FIRST_JOB = 901593
+PROGRAM = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from dataclasses import dataclass
+import small_runs
+
+@dataclass(frozen=True)
+class Config:
+    out: str
+    pause_s: float = 0.0
+
+def build(config: Config):
+    def loss(model, batch):
+        time.sleep(config.pause_s)
+        return small_runs.loss(model, batch)
+    return small_runs.build(config.out, loss=loss, console=True, save_every="1000 steps", log_every="1 step", settings={{}})
+"""
 
 # `srun -N1 -n4` on one machine, as HPX's tracker shows it (TheHPXProject/hpx#692), the place of its second task
 ONE_MACHINE = {
@@ -80,6 +98,11 @@ def installed(place: Path) -> dict[str, str]:
         file.chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SUBMITIT"))}
     return kept | {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "FAKE_SLURM": str(place)}
+
+
+def weights(run: Path) -> tuple[str, dict[str, str]]:
+    newest = max((run / "checkpoints").glob("step-*"))
+    return newest.name, {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
 
 
 class Job:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from surefoot.diagnose.finding import Finding
     from surefoot.export.export import Exported, Layout, Weights
+    from surefoot.recipes.program import Program
     from surefoot.replay.replay import Replay
     from surefoot.report.headline import State
     from surefoot.report.series import ReportedRun
@@ -88,6 +89,7 @@ class SavedRun:
     path: Path
     run_changed_program: bool = field(default=False, kw_only=True)
     built: Run | None = field(default=None, kw_only=True, repr=False)
+    read_program: Callable[[], tuple[Program, Any]] | None = field(default=None, kw_only=True, repr=False)
 
     # --- what the directory says: no program is executed ---------------------------------------------------------
 
@@ -297,6 +299,11 @@ class SavedRun:
             run = self._rebuild(one_process=True)
         except DataError as problem:
             return verify_without_data(files, problem)
+        except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
+            problem.add_note(str(verify_files(files, why="it cannot be built again")))
+            raise
+        if run.parts.directory is None:
+            raise ConfigError(f"what made {self.path} builds a run without a directory now: was `out` changed?")
         return verify(
             run,
             steps=steps,
@@ -319,6 +326,9 @@ class SavedRun:
             return self.built
         from surefoot.recipes.program import build_run, for_one_process, in_directory, program_and_config
 
-        program, config = program_and_config(self.path, run_changed=self.run_changed_program)
+        if self.read_program is not None:
+            program, config = self.read_program()
+        else:
+            program, config = program_and_config(self.path, run_changed=self.run_changed_program)
         config = (for_one_process if one_process else in_directory)(config, self.path)
         return build_run(program, config, of=self.path)

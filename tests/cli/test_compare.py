@@ -391,9 +391,9 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     asked, rest = verb_options(
         Compare, [*shared, "--vary", "optimizer.name=adamw,lion", "--out", "out"], verb="compare"
     )
-    plan, _ = planned_of(program, rest, asked, verb="compare")
+    plan = planned_of(program, rest, asked, verb="compare")
     asked_search = replace(asked, search=2)
-    search, _ = planned_of(program, rest, asked_search, verb="compare")
+    search = planned_of(program, rest, asked_search, verb="compare")
     trials = [trial(search, name, {"optimizer.name": name}) for name in ("adamw", "lion")]
     for each in (plan, replace(search, variants=trials)):
         for name in each.names:
@@ -462,7 +462,7 @@ def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Pat
     (here / "program.py").write_text(changed.replace("width: int = 8", 'width: int = 8\n    precision: str = "auto"'))
     program = find_program("program.py")
     asked, rest = verb_options(Compare, ["--vary", "optimizer.lr=0.01,0.02", "--out", "out"], verb="compare")
-    plan, _ = planned_of(program, rest, asked, verb="compare")
+    plan = planned_of(program, rest, asked, verb="compare")
     plan = replace(plan, found={"precision": "bf16", "chosen": "1.3 times as fast as fp32"})
     run = compare_worker._built(plan, here / "out", "lr=0.02")
     assert run.parts.described["precision"] == "bf16"

@@ -151,7 +151,7 @@ def test_the_run_of_a_script_is_replayed_in_that_script(command: Ran) -> None:
     run.train()
     status, _, error = command("replay", "script", "--step", "2")
     assert status == 2
-    assert "print(surefoot.load(run).replay(N))" in error
+    assert "surefoot.load(run) has evaluate(), replay(step)" in error
     again = sf.load(faulty_runs.build(faulty_runs.Config(out="script", length="4 steps"))).replay(step=2)
     assert again.logged is not None
     assert again.logged.equal

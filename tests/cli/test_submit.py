@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fake_slurm import Job, installed, submitted
-from launch.test_batch_script import PROGRAM, TESTS, weights
+from fake_slurm import PROGRAM, Job, installed, submitted, weights
 from rank_processes import forks, on_ranks
 from surefoot.cli import main as command_line
 from surefoot.cli.main import main
@@ -25,7 +24,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where there is a Slurm; the test is there too, with a program."""
     for name, value in installed(tmp_path / "slurm").items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "program.py").write_text(PROGRAM.format(tests=str(TESTS)))
+    (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -70,7 +69,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
     for option in [*wanted.split(), "signal=TERM@120", "open-mode=append"]:
         assert f"#SBATCH --{option}\n" in text
     assert "--kill-on-bad-exit=0" in text
-    assert "surefoot train gpt --out run --keep 2 --config mine.toml" in said
+    assert "surefoot train gpt --out run --keep-last 2 --config mine.toml" in said
     assert "tail -f slurm/901593/901593_0_log.out" in said
     assert "scancel 901593" in said
     assert "2 x 4 processes, 1 hour, and again" in said

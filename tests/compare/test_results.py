@@ -221,7 +221,7 @@ def test_every_form_of_the_table_holds_the_same_numbers(tmp_path: Path) -> None:
     held = json.loads(as_json(found))
     assert held["variants"][1]["best"] == 3.0
     lines = [row.split("\t") for row in tsv(found).splitlines()]
-    assert lines[2][lines[0].index("best")] == "3.0"
+    assert lines[2][lines[0].index("best")] == "3"
     assert "| lr=2\\| |" in markdown(found)
     assert "held-out/loss: lower is better" in text(found)
     assert json.loads(as_json(compared([run("a", [(10, float("inf"))])])))["variants"][0]["best"] is None

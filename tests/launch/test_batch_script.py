@@ -5,33 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from fake_slurm import Job, installed, submitted
+from fake_slurm import PROGRAM, Job, installed, submitted, weights
 from waiting import wait_until
 
-TESTS = Path(__file__).parents[1]
-SCRIPT = TESTS.parent / "examples" / "slurm.sh"
-PROGRAM = """
-import sys, time
-sys.path.insert(0, {tests!r})
-from dataclasses import dataclass
-import small_runs
-
-@dataclass(frozen=True)
-class Config:
-    out: str
-    pause_s: float = 0.0
-
-def build(config: Config):
-    def loss(model, batch):
-        time.sleep(config.pause_s)
-        return small_runs.loss(model, batch)
-    return small_runs.build(config.out, loss=loss, console=True, save_every="1000 steps", log_every="1 step", settings={{}})
-"""
+SCRIPT = Path(__file__).parents[2] / "examples" / "slurm.sh"
 
 
 class Cluster:
@@ -39,7 +20,7 @@ class Cluster:
 
     def __init__(self, place: Path) -> None:
         self.place, self.environment = place / "slurm", installed(place / "slurm")
-        (place / "program.py").write_text(PROGRAM.format(tests=str(TESTS)))
+        (place / "program.py").write_text(PROGRAM)
         text = (
             SCRIPT.read_text()
             .replace("--ntasks-per-node=8", "--ntasks-per-node=1")
@@ -65,11 +46,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     yield found
     for job in found.jobs:
         job.signal_tasks(signal.SIGKILL)
-
-
-def weights(run: Path) -> tuple[str, dict[str, str]]:
-    newest = max((run / "checkpoints").glob("step-*"))
-    return newest.name, {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
 
 
 @pytest.mark.slow

@@ -281,15 +281,15 @@ def test_windows_of_tokens_are_samples_of_one_length() -> None:
 def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a loss that takes 2 ms whatever its batch, and an update of 4 ms, by a clock that nothing else moves."""
     from surefoot.train import scratch
-    from surefoot.tune import find_batch
+    from surefoot.tune import micro_batch_trial
 
     def updated(step: Any) -> None:
         now[0] += 0.004
         update(step)
 
-    update, now = find_batch.update, [0.0]
-    monkeypatch.setattr(find_batch, "update", updated)
-    for module, clock in ((find_batch, "perf_counter"), (scratch, "perf_counter"), (scratch, "process_time")):
+    update, now = micro_batch_trial.update, [0.0]
+    monkeypatch.setattr(micro_batch_trial, "update", updated)
+    for module, clock in ((micro_batch_trial, "perf_counter"), (scratch, "perf_counter"), (scratch, "process_time")):
         monkeypatch.setattr(module, clock, lambda: now[0])
 
     def slow(model: Any, batch: Any) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.cli.compare_options import Compare, check_score, given_options
-from surefoot.cli.compare_plan import check_reference, planned_of, trial
+from surefoot.cli.compare_plan import check_reference, planned_of, program_of, trial
 from surefoot.cli.options import verb_options
 from surefoot.compare import plan as planned
 from surefoot.compare import progress
@@ -34,7 +34,6 @@ _OUT = "runs/compare"
 
 
 def compare(arguments: list[str]) -> None:
-    """Train variants, go on with a comparison, compare runs that are there, or draw schedules."""
     options, flags = verb_options(Compare, arguments, verb="compare")
     named, given = options.what, given_options(arguments)
     if options.schedules is not None:
@@ -70,7 +69,6 @@ def compare(arguments: list[str]) -> None:
 
 
 def _refuse(flags: Sequence[str], options: set[str]) -> None:
-    """Refuse settings of runs, and options that would not be looked at."""
     first = next(iter([*flags, *(f"--{name.replace('_', '-')}" for name in sorted(options))]), None)
     if first is not None:
         raise ConfigError(
@@ -81,17 +79,16 @@ def _refuse(flags: Sequence[str], options: set[str]) -> None:
 # --- trained here ----------------------------------------------------------------------------------------------------
 
 
-def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Compare, *, given: set[str]) -> None:
+def _train(asked_plan: Planned | None, path: Path, asked: Compare, *, given: set[str]) -> None:
     """Train what is not yet trained of a comparison, in the directory that it holds meanwhile, and tell how they compare."""
-    from surefoot.cli.compare_runs import comparison_told, files
+    from surefoot.cli.compare_runs import tell
+    from surefoot.cli.compare_worker import command
+    from surefoot.compare.results import compared
     from surefoot.compare.runner import Sitting
-    from surefoot.compare.tables import text
     from surefoot.tracking.run_directory import RunDirectory
 
-    from surefoot.cli.compare_worker import command  # isort: skip
-
     if asked_plan is not None:
-        check_reference(asked_plan[0])
+        check_reference(asked_plan)
     directory = RunDirectory(path)
     directory.open()
     screen = progress.screen()
@@ -99,37 +96,37 @@ def _train(asked_plan: tuple[Planned, Any] | None, path: Path, asked: Compare, *
     try:
         plan, chooser = _prepared(asked_plan, directory, asked, given=given)
         screen.say(_said_first(plan, path, chooser, jobs=asked.jobs))
-        shown = run_labels(plan.variants)
         trials = Trials(directory, lambda name: command("train", path, name), threads=plan.threads, cwd=plan.started_in)
-        score = _score(plan)
+        sitting = Sitting(
+            chooser,
+            trials,
+            jobs=asked.jobs,
+            score=plan.watch,
+            screen=screen,
+            stopping=lambda: signals.stop is not None,
+            shown=run_labels(plan.variants),
+        )
         signals.install()
         try:
-            stopping = lambda: signals.stop is not None  # noqa: E731
-            Sitting(
-                chooser, trials, jobs=asked.jobs, score=score, screen=screen, stopping=stopping, shown=shown
-            ).train()
+            sitting.train()
         finally:
             signals.restore()
         if signals.stop is not None:
             Said(None).put(f"stopped; go on with: surefoot compare {path}\n")
             raise SystemExit(128 + signals.stop)
         plan = planned.read(path) or plan
-        runs = _trained(plan, path)
-        more = of_what_was_open(plan.found, settings=plan.base)
-        told = comparison_told(
-            runs, path, target=plan.target, reference=plan.reference, settled=plan.settled, more=more
-        )
-        Said(None).put(f"\n{text(told)}\n{files(path)}\n")
-        if not any(row.status == "finished" for row in told.rows):
+        found = compared(_trained(plan, path), target=plan.target, reference=plan.reference, settled=plan.settled)
+        Said(None).put("\n")
+        tell(found, path, more=of_what_was_open(plan.found, settings=plan.base))
+        if not any(row.status == "finished" for row in found.rows):
             raise SystemExit(1)
     finally:
         directory.close()
 
 
 def _prepared(
-    asked_plan: tuple[Planned, Any] | None, directory: RunDirectory, asked: Compare, *, given: set[str]
+    asked_plan: Planned | None, directory: RunDirectory, asked: Compare, *, given: set[str]
 ) -> tuple[Planned, Chooser]:
-    """The plan, on disk, and who chooses what is trained next."""
     from surefoot.cli.compare_worker import what_building_tells
     from surefoot.compare.runner import InOrder
 
@@ -149,11 +146,11 @@ def _prepared(
             )
         plan = dataclasses.replace(held, **changes)
     else:
-        plan = asked_plan[0]
+        plan = asked_plan
         if held is not None:
             plan = planned.going_on(held, plan, where=directory.path, threads_given=asked.threads is not None)
-    judged = None if held is None or held.search is None or not held.found else _score(held)
-    if judged is not None and _score(plan) != judged:
+    judged = None if held is None or held.search is None or not held.found else held.watch
+    if judged is not None and plan.watch != judged:
         raise ConfigError(
             f"--score {plan.score!r}: what this search has tried was judged by {' '.join(judged)}\n"
             "  another search: --out DIR"
@@ -172,7 +169,6 @@ def _prepared(
 
 def _search(plan: Planned, directory: RunDirectory) -> Chooser:
     """The search of a plan; the settings of each trial are in the plan before it begins."""
-
     assert plan.search is not None
 
     def begin(name: str, chosen: dict[str, str]) -> None:
@@ -180,8 +176,7 @@ def _search(plan: Planned, directory: RunDirectory) -> Chooser:
         if name not in held.names:
             _write(dataclasses.replace(held, variants=[*held.variants, trial(plan, name, chosen)]), directory)
 
-    watch = _score(plan)
-    if watch is None:
+    if plan.watch is None:
         raise ConfigError(
             "these runs watch no score, so a search would not know what is better\n  say it: --score 'min SPLIT/SCORE'"
         )
@@ -189,23 +184,14 @@ def _search(plan: Planned, directory: RunDirectory) -> Chooser:
         directory.path,
         plan.search["space"],
         **{name: plan.search[name] for name in ("trials", "seed", "sampler", "pruner")},
-        direction=watch[0],
+        direction=plan.watch[0],
         begin=begin,
     )
 
 
 def _write(plan: Planned, directory: RunDirectory) -> None:
-
-    program = program_again(plan.program, run=directory.path, run_changed=True)  # `_plan` has looked
-    assert program.config is not None
-    config = layered(program.config, [("comparison", plan.base)])[0]
+    config = layered(program_of(plan, run=directory.path)[1], [("comparison", plan.base)])[0]
     directory.write_text(planned.FILE, planned.to_text(plan, config))
-
-
-def _score(plan: Planned) -> Any:
-    """Direction and name of the score that is judged by; None where there is none."""
-    score = plan.score or plan.found.get("score")
-    return None if score is None else parsed(score)
 
 
 def _check_score(plan: Planned, path: Path) -> None:
@@ -230,7 +216,6 @@ def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> st
 
 
 def _trained(plan: Planned, path: Path) -> list[Compared]:
-    """The runs of a comparison as they are."""
     from surefoot.compare.trained import Compared, read_run
 
     found = []

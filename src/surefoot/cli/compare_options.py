@@ -79,12 +79,10 @@ class Compare(ChangedProgramOption):
 
 
 def given_options(arguments: Sequence[str]) -> set[str]:
-    """The names of the options that are there, whatever their values."""
     return {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
 
 
 def check_score(text: str | None) -> None:
-    """Raise `ConfigError` where the score to judge by is none."""
     try:
         direction, score = (None, None) if text is None else parsed(text)
     except ConfigError as problem:

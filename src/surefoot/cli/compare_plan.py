@@ -14,16 +14,17 @@ from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed
 from surefoot.compare.plan import Planned
 from surefoot.compare.search import corners, parameter, trial_name
-from surefoot.compare.variants import Variant, grid, labels, names, refuse_twins
+from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_twins
 from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError
+from surefoot.launch.process_count import cores_each
 from surefoot.recipes.program import Program, program_again
 
 _SHOWN = 3  # combinations that cannot be
 
 
-def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: str) -> tuple[Planned, Any]:
-    """The plan, and the configuration that its base is; `ConfigError` with every combination that cannot be trained."""
+def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: str) -> Planned:
+    """The plan; `ConfigError` with every combination that cannot be trained."""
     if program.config is None:
         raise ConfigError(
             f"{program.described.get('path')}: build() takes no settings, so there is nothing to vary\n"
@@ -43,6 +44,7 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
         raise ConfigError(
             "these runs have no setting `out`, so all variants would be one directory\n  add out: str to the settings"
         )
+    search = {"trials": asked.search, "sampler": asked.sampler, "pruner": asked.pruner}
     varied = [{setting: values[setting] for setting in _plain(text)} for values, text in zip(flat, texts, strict=True)]
     if space is None:
         refuse_twins(varied, flat)
@@ -53,7 +55,7 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
     settings = [{key: values[key] for key in kept} for values in flat]
     named = _named(varied, repeats)
     variants = [Variant(*pair, one, own) for pair, one, own in zip(named, shown, settings, strict=True)]
-    plan = Planned(
+    return Planned(
         program=program.described,
         base=flat[0],
         origins={**configurations[0][1], **dict.fromkeys(kept, "varied"), "out": "of each its own"},
@@ -63,40 +65,36 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
         target=asked.target,
         score=asked.score,
         reference=asked.reference,
-        search=None
-        if space is None
-        else {
-            "trials": asked.search,
-            "sampler": asked.sampler,
-            "pruner": asked.pruner,
-            "seed": flat[0].get("seed", 0),
-            "space": space,
-        },
+        search=None if space is None else search | {"seed": flat[0].get("seed", 0), "space": space},
     )
-    return plan, configurations[0][0]
 
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
-    """The variant that a trial of a search is."""
-    program = program_again(plan.program, run=Path(name), run_changed=True)  # compare has looked
-    assert program.config is not None
-    flags = [part for setting, text in chosen.items() for part in typed(program.config, setting, text)]
-    meant = flatten(configured(program.config, [("comparison", plan.base)], flags, verb="compare")[0])
+    _, kind = program_of(plan, run=Path(name))
+    flags = [part for setting, text in chosen.items() for part in typed(kind, setting, text)]
+    meant = flatten(configured(kind, [("comparison", plan.base)], flags, verb="compare")[0])
     varied = {setting: meant[setting] for setting in _plain(chosen)}
     # what was typed for all trials stands beside what varies: no other optimizer makes it fall away
     by_hand = {setting: value for setting, value in plan.base.items() if plan.origins.get(setting) == "flag"}
     below = {setting: value for setting, value in plan.base.items() if setting not in by_hand}
-    values = flatten(layered(program.config, [("comparison", below), ("flag", by_hand | varied)])[0])
+    values = flatten(layered(kind, [("comparison", below), ("flag", by_hand | varied)])[0])
     unlike = {setting: value for setting, value in values.items() if value != plan.base.get(setting)}
     return Variant(name, name, varied, unlike | varied)
+
+
+def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
+    """What builds a comparison's runs, and the dataclass of its settings; that it is unchanged was looked at before."""
+    program = program_again(plan.program, run=run, run_changed=True)
+    if program.config is None:
+        raise ConfigError(f"{plan.program['path']}: build() takes no settings any more")
+    return program, program.config
 
 
 def check_reference(plan: Planned) -> None:
     """Refuse a reference that no variant will be called."""
     from surefoot.compare.results import refuse_reference
 
-    groups = list({variant.group: variant for variant in plan.variants}.values())
-    called = dict(zip((variant.group for variant in groups), labels(groups), strict=True))
+    called = group_labels(plan.variants)
     if plan.search is not None:
         called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}
     refuse_reference(plan.reference, called)
@@ -147,7 +145,7 @@ def _configurations(
 
     for combination in texts:
         text = dict(combination)
-        alone = {setting: value for setting, value in text.items() if not _repeat(setting, value)}
+        alone = {setting: value for setting, value in text.items() if (setting, value[:1]) != ("seed", "+")}
         try:
             if len(alone) < len(text):
                 if repr(alone) not in seeds:
@@ -176,12 +174,7 @@ def _seed(config: Any) -> int:
     return seed
 
 
-def _repeat(setting: str, value: str) -> bool:
-    return setting == "seed" and value.startswith("+")
-
-
 def _named(varied: Sequence[Mapping[str, Any]], seeds: int) -> list[tuple[str, str]]:
-    """(name, group) of each combination."""
     if seeds == 1:
         return [(name, name) for name in names(varied)]
     groups = names([{key: value for key, value in one.items() if key != "seed"} for one in varied[::seeds]])
@@ -214,6 +207,5 @@ def _plain(texts: Mapping[str, Any]) -> list[str]:
 
 def _cores() -> int:
     """The cores that this process may use; as many threads at most as OMP_NUM_THREADS says."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    told = os.environ.get("OMP_NUM_THREADS", "")
+    cores, told = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(told)) if told.isdigit() and int(told) else cores

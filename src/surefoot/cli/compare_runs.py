@@ -30,7 +30,6 @@ _DIFFERENT = 8  # settings shown that runs differ in
 
 
 def compare_runs(asked: Compare) -> None:
-    """Compare runs that are there; nothing in them is changed."""
     _refuse_comparisons(asked.what)
     paths = [find_run(name) for name in asked.what]
     if len({path.resolve() for path in paths}) < len(paths):
@@ -43,11 +42,12 @@ def compare_runs(asked: Compare) -> None:
     ]
     found = []
     for path, run in zip(paths, runs, strict=True):
-        settings = {name: run.settings.get(name) for name in unlike}
-        batches = (
-            _scored_again(path, run, run_changed=asked.run_changed_program) if asked.paired else _scored_then(path, run)
-        )
-        found.append(Compared(Variant(str(path), str(path), {}, settings), run, batches=batches))
+        variant = Variant(str(path), str(path), {}, {name: run.settings.get(name) for name in unlike})
+        if asked.paired:
+            batches: Mapping[str, Any] = _scored_again(path, run, run_changed=asked.run_changed_program)
+        else:
+            batches = _scored_then(path, run)
+        found.append(Compared(variant, run, batches=batches))
     out = RunDirectory(local_path(asked.out or _OUT, setting="--out"))
     out.open()
     overwritten = (out.path / "comparison.json").exists()
@@ -55,11 +55,10 @@ def compare_runs(asked: Compare) -> None:
         told = [f"{run.variant.name}: {_typed(run.variant.settings, unlike[:_DIFFERENT])}" for run in found if unlike]
         if len(unlike) > _DIFFERENT:
             told.append(f"and {len(unlike) - _DIFFERENT} more settings that differ: see config.toml of each")
-        comparison = comparison_told(found, out.path, target=asked.target, reference=asked.reference, more=told)
+        over = ", over those of an earlier comparison" if overwritten else ""
+        tell(compared(found, target=asked.target, reference=asked.reference), out.path, more=told, over=over)
     finally:
         out.close()
-    over = ", over those of an earlier comparison" if overwritten else ""
-    Said(None).put(f"{text(comparison)}\n{files(out.path)}{over}\n")
 
 
 def _refuse_comparisons(names: Sequence[str]) -> None:
@@ -67,8 +66,7 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
     problems = []
     for name in dict.fromkeys(names):
         path = next((path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()), None)
-        plan = None if path is None else planned.read(path)
-        if plan is not None:
+        if path is not None and (plan := planned.read(path)) is not None:
             there = [f"{path}/{run}" for run in plan.names[:_NAMED]]
             more = f" and {len(plan.names) - _NAMED} more" if len(plan.names) > _NAMED else ""
             problems.append(f"{name} is a comparison; its runs: {', '.join(there) or 'none yet'}{more}")
@@ -106,25 +104,11 @@ def _scored_again(path: Path, run: Any, *, run_changed: bool) -> dict[str, Any]:
         return {"why": f"{path} cannot be built again: {str(problem).splitlines()[0]}"}
 
 
-def comparison_told(
-    runs: Sequence[Compared],
-    path: Path,
-    *,
-    target: float | None,
-    reference: str,
-    settled: Mapping[str, Any] | None = None,
-    more: Sequence[str] = (),
-) -> Comparison:
-    """The comparison, written as tables and drawn."""
-    found = compared(runs, target=target, reference=reference, settled=settled)
-    found = dataclasses.replace(found, notes=[*found.notes, *more])
+def tell(comparison: Comparison, path: Path, *, more: Sequence[str], over: str = "") -> None:
+    """Write a comparison as tables and as a picture, with `more` notes, and print it."""
+    comparison = dataclasses.replace(comparison, notes=[*comparison.notes, *more])
     directory = RunDirectory(path)
-    for name, written in (("json", as_json(found)), ("tsv", tsv(found)), ("md", markdown(found))):
-        directory.write_text(f"comparison.{name}", written)
-    draw(found, path / "comparison")
-    return found
-
-
-def files(path: Path) -> str:
-    """Where the tables and the picture of a comparison are."""
-    return f"written: {path}/comparison.png, .svg, .md, .tsv, .json"
+    for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
+        directory.write_text(f"comparison.{name}", written(comparison))
+    draw(comparison, path / "comparison")
+    Said(None).put(f"{text(comparison)}\nwritten: {path}/comparison.png, .svg, .md, .tsv, .json{over}\n")

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.cli.compare_plan import program_of
 from surefoot.cli.main import answered
 from surefoot.compare import plan as planned
 from surefoot.config.toml import to_toml
 from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import program_again
 
 if TYPE_CHECKING:
     from surefoot.compare.plan import Planned
@@ -46,8 +46,8 @@ def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any
         said = process.stdout.read()
     if process.returncode:
         sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
-    found = json.loads(said.splitlines()[-1])
-    return {key: value for key, value in found.items() if value is not None}
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
 
 
 def train(plan: Planned, directory: Path, name: str) -> None:
@@ -89,15 +89,15 @@ def look(plan: Planned, directory: Path, name: str) -> None:
     run = _built(plan, directory, name)
     auto = settle_choices(run.parts)
     watch = run.parts.whole.watch
-    score = None if watch is None else f"{watch.direction} {watch.score}"
-    found: dict[str, Any] = {
+    found = {
         "precision": run.parts.whole.precision.name,
-        "score": score,
+        "score": None if watch is None else f"{watch.direction} {watch.score}",
         "splits": list(run.parts.scoring.splits),
+        "compile": None if auto.compile is None else run.parts.compiled,
+        "channels_last": True if run.parts.layout.channels_last else None,
+        "chosen": auto.precision,
     }
-    found |= {"compile": run.parts.compiled} if auto.compile is not None else {}
-    found |= {"channels_last": True} if run.parts.layout.channels_last else {}
-    print(json.dumps(found | ({"chosen": auto.precision} if auto.precision is not None else {})), flush=True)
+    print(json.dumps({name: value for name, value in found.items() if value is not None}), flush=True)
 
 
 def _built(plan: Planned, directory: Path, name: str) -> Run:
@@ -105,34 +105,31 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
     import torch
 
     torch.set_num_threads(plan.threads)
-    program = program_again(plan.program, run=directory / name, run_changed=True)  # compare has looked
-    if program.config is None:
-        raise ConfigError(f"{program.described['path']}: build() takes no settings any more")
+    program, kind = program_of(plan, run=directory / name)
     settings: dict[str, Any] = dict(plan.variant(name).settings) if name in plan.names else {}
     own = {**settings, "out": str(directory / name)}
     # one layer, not two: what another optimizer makes fall away fell away when this was planned
-    config, origins = layered(program.config, [("comparison", {**plan.base, **own})])
+    config, origins = layered(kind, [("comparison", {**plan.base, **own})])
     kept = {
         key: "variant" if key in own else plan.origins.get(key, "default") if origin == "comparison" else origin
         for key, origin in origins.items()
     }
     run = program.run(config)
-    precision = run.parts.whole.precision
+    # models of other sizes would choose otherwise, and then they would not be alike
+    precision, described = run.parts.whole.precision, run.parts.described
+    settled: dict[str, Any] = {}
     if precision.open and "precision" in plan.found:
-        # models of other sizes would choose otherwise, and then they would not be alike
         precision.settle(plan.found["precision"])
-        run.parts.described["precision"] = precision.name
         run.parts.layout.settle(bool(plan.found.get("channels_last", False)))
-        run.parts.described["channels_last"] = run.parts.layout.channels_last
-        if (values := flatten(config)).get("precision") == "auto":
-            config, _ = layered(program.config, [("comparison", {**values, "precision": precision.name})])
-            kept["precision"] = "auto"
-    if run.parts.compiling.open and "compile" in plan.found:  # likewise
+        described["channels_last"] = run.parts.layout.channels_last
+        settled["precision"] = described["precision"] = precision.name
+    if run.parts.compiling.open and "compile" in plan.found:
         run.parts.compiling.settle(plan.found["compile"])
-        run.parts.described["compile"] = run.parts.compiled
-        if (values := flatten(config)).get("compile") == "auto":
-            config, _ = layered(program.config, [("comparison", {**values, "compile": run.parts.compiled})])
-            kept["compile"] = "auto"
+        settled["compile"] = described["compile"] = run.parts.compiled
+    for setting, value in settled.items():
+        if (values := flatten(config)).get(setting) == "auto":
+            config, _ = layered(kind, [("comparison", {**values, setting: value})])
+            kept[setting] = "auto"
     run.configuration = to_toml(config, kept, program.described)
     run.parts.scoring.leave_out_end()
     return run

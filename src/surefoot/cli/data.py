@@ -39,7 +39,6 @@ class Prepare:
 
 
 def data(arguments: list[str]) -> None:
-    """Write shards of text, or go on with what was begun."""
     form = "surefoot data prepare OUT INPUT... --tokenizer NAME"
     if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
         said = f"no {arguments[0]!r}" if arguments else "data what?"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from surefoot.cli.options import RunOption, find_run, only_options
 
@@ -31,7 +32,6 @@ class Diagnose(RunOption):
 
 
 def diagnose(arguments: list[str]) -> None:
-    """Print the findings of a run."""
     options = only_options(Diagnose, arguments, verb="diagnose")
     from surefoot.diagnose.checks import verdicts
     from surefoot.diagnose.finding import Finding, Unclear, Well, worst_first
@@ -43,16 +43,14 @@ def diagnose(arguments: list[str]) -> None:
     all_verdicts = verdicts(history, broken=_warn_of)
     findings = worst_first([verdict for verdict in all_verdicts if isinstance(verdict, Finding)])
     if options.json:
-        well = {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Well)}
-        unclear = {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Unclear)}
-        report = {
+        report: dict[str, Any] = {
             "run": str(run),
             "steps_made": history.step,
             "steps": history.described.steps,
             "findings": [finding.as_json() for finding in findings],
-            "well": well,
-            "unclear": unclear,
         }
+        for name, kind in (("well", Well), ("unclear", Unclear)):
+            report[name] = {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, kind)}
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:
         print(told(history, all_verdicts, every=options.all))

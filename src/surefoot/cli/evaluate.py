@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
-from surefoot.cli.options import SavedRunOptions, find_run, run_options, without
+from surefoot.cli.options import WHICH_RUN, SavedRunOptions, find_run, verb_options, without
 from surefoot.cli.settings import saved_settings
 from surefoot.config.paths import write_whole
-from surefoot.distributed.environment import placed
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.gpt.questions import named
 from surefoot.recipes.optimizer_settings import note
@@ -44,8 +42,7 @@ class Evaluate(processes.Several, SavedRunOptions):
 
 
 def evaluate(arguments: list[str]) -> None:
-    """Print the scores of a checkpoint, or write the run's panels."""
-    options, flags = run_options(Evaluate, arguments, verb="evaluate")
+    options, flags = verb_options(Evaluate, arguments, verb="evaluate", missing=WHICH_RUN)
     run_path, on = find_run(options.run), options.on
     program, config = saved_settings(run_path, options, flags, verb="evaluate")
     config_here = in_directory(config, run_path)  # whose tokenizer it is; nothing is opened or written
@@ -56,12 +53,16 @@ def evaluate(arguments: list[str]) -> None:
         _write_panels(program, config_here, run_path)
         return
     of_files = [given for given in on if "=" in given or (Path(given).suffix and Path(given).is_file())]
-    files = _files(program, of_files, run_path)
+    files = named(of_files, setting="--on")
+    if files and "judged" not in program.names:
+        raise ConfigError(
+            f"--on {of_files[0]}: files of questions are scored by runs of gpt, and {run_path} is none\n"
+            "  --on SPLIT names one of the run's own splits"
+        )
     splits = [given for given in on if given not in of_files]
     if files:
         processes.refuse_several(arguments, verb="evaluate --on FILE")
-        if placed(os.environ).world_size > 1:
-            raise ConfigError("evaluate --on FILE works in one process: start it without torchrun or srun")
+        processes.refuse_launched("evaluate --on FILE")
     command = ["evaluate", *without(arguments, processes.NAMES)]
     processes.start_several(command, options, config=config, flags=arguments, out=run_path)
     chosen = choose_checkpoint(run_path, options.checkpoint)
@@ -87,7 +88,6 @@ def _scored(run: Path, which: str | None, chosen: Contents) -> tuple[str, str]:
 
 
 def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: str, key: str) -> None:
-    """Print the scores of a run's own splits, or of some of them."""
     scoring = run.parts.scoring
     unknown = [name for name in only if name not in scoring.splits]
     if unknown:
@@ -106,17 +106,6 @@ def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: 
     if run.parts.world.is_main:
         for name, value in scores.items():
             print(f"{key} {name}={value!r}")
-
-
-def _files(program: Program, given: Sequence[str], run: Path) -> dict[str, Path]:
-    """The files of `--on NAME=FILE` and `--on FILE` by name."""
-    files = named(given, setting="--on")
-    if files and "judged" not in program.names:
-        raise ConfigError(
-            f"--on {given[0]}: files of questions are scored by runs of gpt, and {run} is none\n"
-            "  --on SPLIT names one of the run's own splits"
-        )
-    return files
 
 
 def _write_panels(program: Program, config: Any, run_path: Path) -> None:

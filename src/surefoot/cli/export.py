@@ -36,7 +36,6 @@ class Export(RunOption):
 
 
 def export(arguments: list[str]) -> None:
-    """Write the weights of a run, and print what was written."""
     options = only_options(Export, arguments, verb="export")
     from surefoot.export import export as exporting
     from surefoot.memory import in_words

@@ -26,7 +26,6 @@ class FindBatchSize(TriedRunOptions):
 
 
 def find_batch_size(arguments: list[str]) -> None:
-    """Print what was measured, and the sizes that are recommended."""
     options, flags = tried_options(FindBatchSize, arguments, verb="find-batch-size")
     if options.target_batch is not None:
         batching(options.target_batch, None)

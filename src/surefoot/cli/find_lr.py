@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import (
-    ChangedProgramOption,
-    ProgramOptions,
-    find_run,
-    flag_text,
-    limited,
-    target,
-    verb_options,
-)
+from surefoot.cli.options import ChangedProgramOption, ProgramOptions, find_run, flag_text, limited, verb_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu, saved_settings
 from surefoot.config.paths import file_text, local_path
@@ -71,7 +63,6 @@ class FindLr(TriedRunOptions):
 
 
 def find_lr(arguments: list[str]) -> None:
-    """Print the rates tried and the one suggested; leave with 1 where none can be."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
     lowest, highest, count, out = options.from_, options.to, options.steps, options.out
     from surefoot.tune.lr_range_test import check_range, written
@@ -110,10 +101,9 @@ def find_lr(arguments: list[str]) -> None:
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
-    """The options of a verb that tries settings, and the settings."""
     examples = f"surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
-    target(kind, arguments, verb=verb, missing=f"{verb} of what? {examples}")
-    options, flags = verb_options(kind, arguments, verb=verb, help_goes_on=True)
+    missing = f"{verb} of what? {examples}"
+    options, flags = verb_options(kind, arguments, verb=verb, missing=missing, help_goes_on=True)
     refuse_several(flags, verb=verb)
     return options, flags
 
@@ -152,7 +142,6 @@ def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, ve
 
 
 def _refuse_another_optimizer(run: Path, flags: Sequence[str]) -> None:
-    """Raise where a run that is there is to be tried with an optimizer whose state it does not hold."""
     asked = flag_text(flags, "optimizer.name")
     trained_with = values(file_text(run / "config.toml")).get("optimizer.name")
     if asked is not None and trained_with is not None and asked != trained_with:

@@ -67,9 +67,8 @@ def _unread() -> bool:
     look.register(sys.stdout, 0)
     if not look.poll(0):
         return False
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return True
 
 
@@ -87,31 +86,24 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
     """Call, and leave as the command line does where that fails: with a message, and the exit status of what happened."""
     try:
         call()
-    except SurefootError as problem:
-        error = _told_to_ranks(problem) or problem
-        if _speaks_of(error):
-            _say(error, shown)
-        sys.exit(error.exit_status)
     except KeyboardInterrupt:
         if "surefoot.run.session" not in sys.modules and not started_by_launcher():  # which says it for all
             print("\nnothing was begun", file=sys.stderr)
         sys.exit(130)
     except Exception as problem:
-        lost = _told_to_ranks(problem)
-        if lost is not None:
-            if _speaks_of(lost):
-                _say(lost, shown)
-            sys.exit(lost.exit_status)
-        if type(problem).__name__ == "OutOfMemoryError":
-            if _speaks_of(problem):
-                _say(problem, shown)
+        error = _told_to_ranks(problem) or problem
+        out_of_memory = type(error).__name__ == "OutOfMemoryError"
+        if not isinstance(error, SurefootError) and not out_of_memory:
+            raise
+        if _speaks_of(error):
+            _say(error, shown)
+            if out_of_memory:
                 print(
                     "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same),"
                     " or --precision bf16",
                     file=sys.stderr,
                 )
-            sys.exit(6)
-        raise
+        sys.exit(error.exit_status if isinstance(error, SurefootError) else 6)
 
 
 def _told_to_ranks(problem: Exception) -> SurefootError | None:

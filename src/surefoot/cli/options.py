@@ -38,7 +38,7 @@ _WORDS = {  # how tyro and Python say it -> how a person does
     r"Missing value for argument '?(--[\w.-]+)'?\.? Expected \d+ values?\.?": r"\1 needs a value",
     r"Unrecognized options?: ": "what is meant by: ",
 }
-_WHICH_RUN = "which run? give its directory, its name under runs/, or latest"
+WHICH_RUN = "which run? give its directory, its name under runs/, or latest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def flag_text(arguments: Sequence[str], name: str) -> str | None:
     return text
 
 
-def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str = _WHICH_RUN) -> str:
+def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> str:
     """The first argument, what the verb is about; where there is none, help if that is asked for, else `ConfigError`."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0]
@@ -130,13 +130,22 @@ def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str
 
 
 def verb_options(
-    kind: type[T], arguments: Sequence[str], *, verb: str, but: Collection[str] = (), help_goes_on: bool = False
+    kind: type[T],
+    arguments: Sequence[str],
+    *,
+    verb: str,
+    missing: str | None = None,
+    but: Collection[str] = (),
+    help_goes_on: bool = False,
 ) -> tuple[T, list[str]]:
     """The options of a verb, and the other arguments, which are settings. Options `but` some, which are settings here.
 
+    `missing` is what a verb says that must have a first argument.
     Help of the verb is printed where it is asked for; then this leaves with 0, or `help_goes_on` with that of the settings.
     Raises `ConfigError`.
     """
+    if missing is not None:
+        target(kind, arguments, verb=verb, missing=missing)
     groups = by_flag(arguments)
     own = {"", *option_names(kind)} - set(but)
     if "help" in dict(groups):
@@ -151,18 +160,9 @@ def verb_options(
     return options, without(arguments, own)
 
 
-def run_options(
-    kind: type[T], arguments: Sequence[str], *, verb: str, help_goes_on: bool = False
-) -> tuple[T, list[str]]:
-    """The same for a verb that is about a run that is there."""
-    target(kind, arguments, verb=verb)
-    return verb_options(kind, arguments, verb=verb, help_goes_on=help_goes_on)
-
-
-def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = _WHICH_RUN) -> T:
+def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> T:
     """The options of a verb that takes no settings."""
-    target(kind, arguments, verb=verb, missing=missing)
-    options, rest = verb_options(kind, arguments, verb=verb)
+    options, rest = verb_options(kind, arguments, verb=verb, missing=missing)
     refuse_unknown([name for name, _ in by_flag(rest) if name], option_names(kind), verb=verb, flags="options")
     return options
 
@@ -244,7 +244,6 @@ def _unboxed(text: str) -> str:
 
 
 def refuse_unknown(names: Sequence[str], known: Sequence[str], *, verb: str, flags: str = "settings") -> None:
-    """Raise where there are names of flags that are not known, with the nearest that are."""
     if names:
         meant = [(name.replace("_", "-"), nearest(name, known)) for name in names[:3]]
         cures = [f": did you mean --{close.replace('_', '-')}?" if close else "" for _, close in meant]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,7 +68,6 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 
 def plan(arguments: list[str]) -> None:
-    """Print what `train` would run."""
     missing = "plan what? surefoot plan gpt, or surefoot plan FILE.py:build"
     program = find_program(target(Plan, arguments, verb="plan", missing=missing))
     options, flags = verb_options(Plan, arguments, verb="plan", but=among_settings(program), help_goes_on=True)
@@ -79,8 +79,7 @@ def plan(arguments: list[str]) -> None:
         _print_configuration(config, origins)
         _plan_on_paper(program, config, numbers, world=options.world)
         return
-    if config is not None:
-        program.check(config)
+    program.check(config)
     run = _planned(program, config, settled(options, config))
     if config is not None:
         refuse_fp16_on_a_cpu(run)
@@ -131,20 +130,13 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> Assumed:
     from surefoot.train.precision import FORMATS
 
     usual = {"flops": (FORMATS[precision].h100_flops, f"{_H100}, dense {precision}"), **_USUAL}
-    values = {name: value for name, (value, _) in usual.items()} | dict(numbers)
+    values: dict[str, Any] = {name: value for name, (value, _) in usual.items()} | dict(numbers)
+    values |= {"memory_bytes": int(values.pop("gpu_memory")), "node_size": int(values["node_size"])}
     origins = {
         name: f"--{name.replace('_', '-')}" + ("" if name in numbers else f" absent: {origin}")
         for name, (_, origin) in usual.items()
     }
-    machine = Machine(
-        flops=values["flops"],
-        mfu=values["mfu"],
-        memory_bytes=int(values["gpu_memory"]),
-        bandwidth=values["bandwidth"],
-        node_bandwidth=values["node_bandwidth"],
-        node_size=int(values["node_size"]),
-    )
-    return Assumed(machine, origins)
+    return Assumed(Machine(**values), origins)
 
 
 def _numbers(options: MachineOptions) -> dict[str, float]:
@@ -155,13 +147,13 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
         raise ConfigError(
             f"--{next(iter(given)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world 8"
         )
-    if not given:
-        return {}
     from surefoot.memory import parsed_bytes  # imports torch
 
     readers: dict[str, Callable[[Any], float]] = {
-        "flops": _flops,
-        "mfu": _fraction,
+        "flops": lambda number: _above_0("--flops", number, "how many a second, such as 989e12"),
+        "mfu": lambda number: _above_0(
+            "--mfu", number, "which fraction of the FLOP/s is used, above 0 and at most 1", limit=1.0
+        ),
         "gpu_memory": lambda text: parsed_bytes(text, setting="--gpu-memory"),
         "bandwidth": lambda text: bytes_per_s("--bandwidth", text),
         "node_bandwidth": lambda text: bytes_per_s("--node-bandwidth", text),
@@ -178,15 +170,9 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
     return numbers
 
 
-def _flops(number: float) -> float:
-    if number <= 0:
-        raise ConfigError(f"--flops '{number:g}': how many a second, such as 989e12")
-    return number
-
-
-def _fraction(number: float) -> float:
-    if not 0 < number <= 1:
-        raise ConfigError(f"--mfu '{number:g}': which fraction of the FLOP/s is used, above 0 and at most 1")
+def _above_0(option: str, number: float, meaning: str, *, limit: float = math.inf) -> float:
+    if not 0 < number <= limit:
+        raise ConfigError(f"{option} '{number:g}': {meaning}")
     return number
 
 

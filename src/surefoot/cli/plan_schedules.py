@@ -43,7 +43,6 @@ class Basis:
 
 
 def compare_schedules(options: Compare, flags: Sequence[str], *, given: Collection[str]) -> None:
-    """Draw the schedules of a list, and print their table; nothing is trained."""
     unused = sorted(set(given) - {"schedules", "out", "config"})
     if unused:
         raise ConfigError(f"--{unused[0].replace('_', '-')}: --schedules trains nothing\n  leave it out")
@@ -93,9 +92,8 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
     first, *others = text.split("+")
     if not others:
         return _single(first, shared)
-    warmup = in_steps(
-        str(shared.get("warmup", "5%")), length=length, setting="warmup"
-    )  # of the whole run, as all others
+    # of the whole run, as all others
+    warmup = in_steps(str(shared.get("warmup", "5%")), length=length, setting="warmup")
     begun: Single | Joined = _single(first, {**shared, "warmup": f"{warmup} steps"})
     for other in others:
         shape, mark, at = other.rpartition("@")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import SavedRunOptions, find_run, option_names, run_options
+from surefoot.cli.options import WHICH_RUN, SavedRunOptions, find_run, option_names, verb_options
 from surefoot.cli.settings import configured
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import choose_checkpoint, program_and_config
@@ -35,8 +35,7 @@ class Predict(SavedRunOptions):
 
 
 def predict(arguments: list[str]) -> None:
-    """Print what the model of a run answers."""
-    options, flags = run_options(Predict, arguments, verb="predict", help_goes_on=True)
+    options, flags = verb_options(Predict, arguments, verb="predict", missing=WHICH_RUN, help_goes_on=True)
     run_path = find_run(options.run)
     program, config = program_and_config(run_path, run_changed=options.run_changed_program)
     if "predict" not in program.names or "Predict" not in program.names:

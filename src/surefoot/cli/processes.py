@@ -14,7 +14,7 @@ from surefoot.cli.options import flag_text, without
 from surefoot.config import parallel
 from surefoot.config.durations import seconds
 from surefoot.config.tree import flatten
-from surefoot.distributed.environment import started_by_launcher
+from surefoot.distributed.environment import placed, started_by_launcher
 from surefoot.errors import ConfigError
 from surefoot.launch.process_count import Asked, Places, asked, sizes_of
 from surefoot.recipes.program import Program
@@ -37,8 +37,7 @@ class Several:
         >>> Several(nproc=2).recorded(), Several().recorded()
         ({'nproc': 2}, {})
         """
-        defaults = Several()
-        return {name: getattr(self, name) for name in NAMES if getattr(self, name) != getattr(defaults, name)}
+        return {name: getattr(self, name) for name in NAMES if getattr(self, name) != getattr(Several, name)}
 
 
 def among_settings(program: Program) -> tuple[str, ...]:
@@ -60,14 +59,19 @@ def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, A
     Several(nproc=2, max_restarts=0)
     """
     absent = {name: before[name] for name in NAMES if name in before and flag_text(arguments, name) is None}
-    return Several(**{name: getattr(several, name) for name in NAMES} | absent)
+    return dataclasses.replace(several, **absent)
 
 
 def refuse_several(arguments: Sequence[str], *, verb: str) -> None:
-    """Raise where a verb that works in one process is asked for several."""
     for name in NAMES:
         if flag_text(arguments, name) is not None:
             raise ConfigError(f"{verb} works in one process: leave --{name.replace('_', '-')} out")
+
+
+def refuse_launched(verb: str) -> None:
+    """Raise where a launcher has started several processes of a verb that works in one."""
+    if placed(os.environ).world_size > 1:
+        raise ConfigError(f"{verb} works in one process: start it without torchrun or srun")
 
 
 def start_several(

@@ -37,7 +37,6 @@ class Profile(TriedRunOptions):
 
 
 def profile(arguments: list[str]) -> None:
-    """Print the profile of a run."""
     options, flags = tried_options(Profile, arguments, verb="profile")
     from surefoot.profile.flops import given_peak
     from surefoot.profile.variants import tries_of

@@ -8,11 +8,9 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.cli.options import ChangedProgramOption, RunOption, find_run, limited, run_options
+from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, find_run, limited, verb_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
-from surefoot.config.paths import file_text
-from surefoot.config.toml import program as program_of
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.program import build_run, for_one_process
 
@@ -42,7 +40,7 @@ class Replay(ChangedProgramOption, RunOption):
 
 def replay(arguments: list[str]) -> None:
     """Print a step that is made again. What is said beforehand goes to standard error, so that the page can be kept."""
-    options, flags = run_options(Replay, arguments, verb="replay")
+    options, flags = verb_options(Replay, arguments, verb="replay", missing=WHICH_RUN)
     refuse_several(arguments, verb="replay")
     path, step = find_run(options.run), options.step
     if (step is None) is not options.bisect_nan:
@@ -70,19 +68,12 @@ def replay(arguments: list[str]) -> None:
 
 
 def _refuse_early(path: Path, step: int | None) -> None:
-    """Raise what can be told without the run's data: that a script made it, that there is no checkpoint, or no such step."""
-    made_by = program_of(file_text(path / "config.toml"), where=str(path / "config.toml"))
-    if made_by.get("kind") == "script":
-        raise ConfigError(
-            f"{path} was made by a script, and only that can build it again; there, in place of run.train() or the loop:\n"
-            "  print(surefoot.load(run).replay(N))"
-        )
+    """Raise what can be told without the run's program: that there is no checkpoint, or no such step."""
     from surefoot.checkpoint import Store
     from surefoot.replay.replay import refuse_step
 
     store = Store(path / "checkpoints")
-    steps = store.steps()
-    if not steps:
+    if not store.steps():
         raise CheckpointError(f"{path} holds no checkpoint, so none of its steps can be made again")
     newest = store.newest_intact(only=())
     if step is not None and newest is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from surefoot.cli.options import find_run, limited, only_options
-from surefoot.config.paths import local_path, open_regular, read_regular
+from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
     from surefoot.report.charts import Chart
     from surefoot.report.series import ReportedRun
-
-_LAST_BYTES = 4096  # of the records, more than their last lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,6 @@ class Report:
 
 
 def report(arguments: list[str]) -> None:
-    """Write the page, or serve it."""
     missing = "report on which run? give its directory, its name under runs/, or latest; or several"
     options = only_options(Report, arguments, verb="report", missing=missing)
     runs = [find_run(given) for given in options.runs]
@@ -84,7 +80,6 @@ def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
 
 
 def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
-    """The charts of a picture, and what stands above them."""
     if len(runs) == 1:
         from surefoot.report.run_charts import charts
 
@@ -97,27 +92,15 @@ def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
 
 def _could_have_panels(run: Path) -> bool:
     """Whether a run has left no panels, is over, and can be built again by a program that may have some."""
-    from surefoot.config.toml import program
+    from surefoot.report.series import read_reported_run
     from surefoot.tracking.panels_file import FILE
     from surefoot.tracking.run_reader import is_running
 
-    try:
-        made_by = program(read_regular(run / "config.toml").decode())
-    except (OSError, UnicodeDecodeError, ConfigError):  # the page names it
-        return False
-    has_panels = {"recipe": True, "file": not _is_finished(run)}.get(str(made_by.get("kind")), False)
+    reported = read_reported_run(run)
+    kind, finished = reported.files.config.program.get("kind"), (reported.recorded.over or "").startswith("finished")
+    has_panels = kind == "recipe" or (kind == "file" and not finished)  # a finished one has made them, if it has any
     has_checkpoint = any((run / "checkpoints").glob("step-*"))
     return has_panels and has_checkpoint and not (run / FILE).exists() and not is_running(run)
-
-
-def _is_finished(run: Path) -> bool:
-    """Whether the end of the records says that all steps were made: such a run has made its panels, if it has any."""
-    try:
-        with open_regular(run / "metrics.jsonl") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-            return b'"what": "finished"' in file.read()
-    except OSError:
-        return False
 
 
 def _watch(runs: Sequence[Path], *, port: int) -> None:

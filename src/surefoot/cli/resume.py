@@ -31,7 +31,6 @@ class Resume(AcceptChange, Several, RunOption):
 
 
 def resume(arguments: list[str]) -> None:
-    """Go on with the run that the arguments name."""
     run = find_run(target(Resume, arguments, verb="resume"))
     program, before = read_program(run, resuming=True)
     if not (run / "checkpoints").is_dir():

@@ -24,7 +24,6 @@ from surefoot.cli.options import ProgramOptions, limited, option_names, target, 
 from surefoot.cli.settings import program_settings
 from surefoot.cli.train import AcceptChange, Train
 from surefoot.config.paths import local_path
-from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError, first_line
 from surefoot.recipes.program import find_program
 
@@ -94,12 +93,10 @@ class Submit(AcceptChange, ProgramOptions):
 
     @property
     def tasks(self) -> int:
-        """Processes on each machine."""
         return self.tasks_per_node or max(self.gpus_per_node, 1)
 
 
 def submit(arguments: list[str]) -> None:
-    """Submit a job that trains what the arguments say."""
     missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large"
     what = target(Submit, arguments, verb="submit", missing=missing)
     of_train = ("config", "accept_change")  # which go on to it
@@ -156,11 +153,9 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
     )
     flags += ["--help"] * ("--help" in arguments)
     config, _ = program_settings(program, options, flags, verb="submit", own=option_names(Submit))
-    if config is not None:
-        program.check(config)
+    program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
-    settings = {} if config is None else flatten(config)
-    if "out" in settings and settings["out"] is None:
+    if getattr(config, "out", "") is None:
         raise ConfigError("a job that goes on after its time needs a directory\n  add --out runs/NAME, on shared files")
 
 

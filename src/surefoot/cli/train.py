@@ -40,7 +40,6 @@ class Train(AcceptChange, Several, ProgramOptions):
 
 
 def train(arguments: list[str]) -> None:
-    """Train what the arguments say."""
     missing = "train what? surefoot train gpt, or surefoot train FILE.py:build"
     program = find_program(target(Train, arguments, verb="train", missing=missing))
     options, flags = verb_options(Train, arguments, verb="train", but=among_settings(program), help_goes_on=True)
@@ -67,8 +66,7 @@ def start(
     """
     if only is not None:
         program.refuse_changed_files(config, run=only, resuming=True)
-    if config is not None:
-        program.check(config)
+    program.check(config)
     accept_change = _accepted(accepted)
     start_several(command, settled(several, config), config=config, flags=flags, out=only)
     run = build_run(program, config, of=only)

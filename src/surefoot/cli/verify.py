@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from surefoot.cli.options import ChangedProgramOption, RunOption, find_run, limited, run_options
-from surefoot.cli.processes import refuse_several
-from surefoot.cli.settings import saved_settings
-from surefoot.config.paths import file_text
-from surefoot.config.toml import program as program_of
-from surefoot.distributed.environment import placed
-from surefoot.errors import ConfigError, DataError
-from surefoot.recipes.program import build_run, for_one_process, status_line
-
-if TYPE_CHECKING:
-    from surefoot.verify.files import Files
-    from surefoot.verify.verdict import Verdict
+from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, find_run, limited, verb_options
+from surefoot.cli.processes import refuse_launched, refuse_several
+from surefoot.cli.settings import saved_run
+from surefoot.errors import ConfigError
+from surefoot.recipes.program import status_line
 
 _BETWEEN_S = 0.2  # drawings of the line that tells how far it is
 
@@ -60,74 +51,40 @@ class Verify(ChangedProgramOption, RunOption):
 
 
 def verify(arguments: list[str]) -> None:
-    """Print the verdict on a run: leave with 4 for damaged files, 3 for other data, 8 where steps come out otherwise."""
-    options, flags = run_options(Verify, arguments, verb="verify")
-    run_path = find_run(options.run)
+    options, flags = verb_options(Verify, arguments, verb="verify", missing=WHICH_RUN)
     refuse_several(arguments, verb="verify")
-    if placed(os.environ).world_size > 1:
-        raise ConfigError("verify works in one process: start it without torchrun or srun")
-    asked = _asked(options)
-    from surefoot.verify.files import checked  # imports torch
-
+    refuse_launched("verify")
+    saved, asked = saved_run(find_run(options.run), options, flags, verb="verify"), _asked(options)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        files = checked(run_path)
         try:
-            verdict = _verdict(run_path, files, options, flags, asked)
-        except _NotBuiltError as problem:
-            _told(problem.verdict, as_json=False, stream=sys.stderr)
-            raise problem.cause from None
-    _told(verdict, as_json=options.json, stream=sys.stdout)
+            with status_line() as show:
+                verdict = saved.verify(say=lambda text: print(text, flush=True), watch=progress(show), **asked)
+        except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
+            for note in vars(problem).pop("__notes__", ()):
+                print(note, file=sys.stderr, flush=True)
+            raise
+    print(json.dumps(verdict.as_json(), indent=1) if options.json else str(verdict), flush=True)
     if verdict.exit_status:
         sys.exit(verdict.exit_status)
 
 
-class _NotBuiltError(Exception):
-    """The run cannot be built again, and why; the files are checked all the same."""
-
-    def __init__(self, verdict: Verdict, cause: Exception) -> None:
-        self.verdict, self.cause = verdict, cause
-
-
 def _asked(options: Verify) -> dict[str, Any]:
     """What is asked of `verify()`: nothing where its defaults are meant."""
-    windows = options.steps, options.windows, options.seed
-    asked: dict[str, Any] = {}
+    asked = {name: value for name in ("windows", "seed") if (value := getattr(options, name)) is not None}
+    asked |= {} if options.steps is None else {"steps": options.steps}
     if options.all:
-        if windows != (None, None, None):
+        if asked:
             raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")
-        asked["steps"] = "all"
-    elif windows != (None, None, None):
-        from surefoot.verify.windows import STEPS, WINDOWS
+        asked = {"steps": "all"}
+    elif asked:
+        from surefoot.verify.windows import STEPS
 
-        asked["steps"] = STEPS if options.steps is None else options.steps
-        asked["windows"] = WINDOWS if options.windows is None else options.windows
-        asked["seed"] = options.seed
+        asked = {"steps": STEPS} | asked
     if options.tolerance is not None:
         if options.tolerance < 0:
             raise ConfigError(f"--tolerance {options.tolerance:g}: a relative difference is 0 or more")
         asked["tolerance"] = options.tolerance
     return asked
-
-
-def _verdict(run_path: Path, files: Files, options: Verify, flags: Sequence[str], asked: dict[str, Any]) -> Verdict:
-    from surefoot.verify.verify import verify, verify_files, verify_without_data
-
-    made_by = program_of(file_text(run_path / "config.toml"), where=str(run_path / "config.toml"))
-    if made_by.get("kind") == "script":
-        why = "a script has made this run, and only that can build it again; there: print(surefoot.load(run).verify())"
-        return verify_files(files, why=why)
-    try:
-        program, config = saved_settings(run_path, options, flags, verb="verify")
-        run = build_run(program, for_one_process(config, run_path), of=run_path)
-    except DataError as problem:
-        return verify_without_data(files, problem)
-    except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
-        raise _NotBuiltError(verify_files(files, why="it cannot be built again"), problem) from problem
-    if run.parts.directory is None:
-        raise ConfigError(f"what made {run_path} builds a run without a directory now: was `out` changed?")
-    with status_line() as show:
-        watch = progress(show)
-        return verify(run, files=files, say=lambda text: print(text, flush=True), watch=watch, **asked)
 
 
 def progress(show: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
@@ -145,7 +102,3 @@ def progress(show: Callable[[str], None], now: Callable[[], float] = time.monoto
             show(f"{made:,} of {total:,} steps made again, {duration(left_s)} left")
 
     return watch
-
-
-def _told(verdict: Verdict, *, as_json: bool, stream: Any) -> None:
-    print(json.dumps(verdict.as_json(), indent=1) if as_json else str(verdict), file=stream, flush=True)

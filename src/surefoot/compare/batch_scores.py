@@ -11,9 +11,8 @@ from surefoot.errors import CheckpointError
 from surefoot.run.run import Run
 
 BATCHES = 128  # fewer of a small split; neighbours, which are alike, stay together in one
-_CLOSE = (
-    1e-3  # relative, between a whole score and the mean of its batches: the passes may be in bf16, in other batch sizes
-)
+# relative, between a whole score and the mean of its batches: the passes may be in bf16, in other batch sizes
+_CLOSE = 1e-3
 
 
 def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
@@ -46,9 +45,7 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             return {"why": f"{score} is no mean over samples"}
         counts = [float(mean.count) for mean in means]
         total = math.fsum(float(mean.total) for mean in means)
-        size = math.fsum(
-            abs(float(mean.total)) for mean in means
-        )  # near 0 where all of them are, not where signs differ
+        size = math.fsum(abs(float(mean.total)) for mean in means)  # near 0 where all are, not where signs differ
         if abs(total - whole * math.fsum(counts)) > _CLOSE * size:
             return {"why": f"{score} is no mean over samples"}
         if found.setdefault("counts", counts) != counts:

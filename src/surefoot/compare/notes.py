@@ -56,23 +56,19 @@ def of_differences(
     corrected: int,
     chosen: bool,
 ) -> list[str]:
-    """What "difference" and "inside the noise" mean."""
     together = f"{corrected} comparisons" if corrected > 1 else "1 comparison"
     why = ", all pairs, since the best was chosen by looking" if chosen and corrected > 1 else ""
     level = f"inside the noise: a t test at {LEVEL:.0%}, by Holm's method for {together}{why}"
     sizes = sorted({difference.pairs for difference in differences.values()})
     pairs = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     if any(len(runs) > 1 for runs in groups.values()):
-        return [
-            f"difference: between the best scores of equal seeds, {pairs} of them; its error is that from seed to seed",
-            level,
-        ]
-    return [
-        f"difference: of the best weights, over {pairs} shared evaluation batches{_of_sizes(differences, groups)}; its error is"
-        " that of the data evaluated on."
-        " Another seed may change more: --seeds 3",
-        level,
-    ]
+        what = f"between the best scores of equal seeds, {pairs} of them; its error is that from seed to seed"
+    else:
+        what = (
+            f"of the best weights, over {pairs} shared evaluation batches{_of_sizes(differences, groups)}; its error is"
+            " that of the data evaluated on. Another seed may change more: --seeds 3"
+        )
+    return [f"difference: {what}", level]
 
 
 def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]]) -> str:
@@ -93,19 +89,19 @@ def of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
     begun = [run for run in runs if run.trained.initial_weights is not None and run.trained.order is not None]
     untold = [run.variant.name for run in runs if run not in begun and run.trained.scores]
     unknown = [f"not known, as its checkpoint of step 0 is gone: what {name} began with" for name in untold]
-    by_seed: dict[Any, list[Compared]] = {}
+    by_seed: dict[Any, list[Mapping[str, Any]]] = {}
     repeated = len({run.variant.group for run in runs}) < len(runs)
     for run in begun:
-        order = run.trained.order or {}
-        by_seed.setdefault(order.get("seed") if repeated else None, []).append(run)
+        facts = {**(run.trained.order or {}), "weights": run.trained.initial_weights}
+        by_seed.setdefault(facts.get("seed") if repeated else None, []).append(facts)
     if all(len(held) < 2 for held in by_seed.values()):
         return unknown
-    weights = all(len({run.trained.initial_weights for run in held}) == 1 for held in by_seed.values())
-    unlike = [
-        name
-        for name in ("seed", "batch_size", "data", "precision")
-        if any(len({repr((run.trained.order or {}).get(name)) for run in held}) > 1 for held in by_seed.values())
-    ]
+
+    def differs(name: str) -> bool:
+        return any(len({repr(facts.get(name)) for facts in held}) > 1 for held in by_seed.values())
+
+    weights = not differs("weights")
+    unlike = [name for name in ("seed", "batch_size", "data", "precision") if differs(name)]
     other = [name for name in unlike if name != "precision"]
     rounded = ["not shared: the precision of the passes"] if "precision" in unlike else []
     seeds = ", seed by seed" if repeated else ""

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.compare.variants import Variant, flags
 from surefoot.config.paths import read_regular
@@ -17,9 +17,14 @@ from surefoot.config.toml import origins, program, to_toml, values
 from surefoot.config.user_code import is_resolved
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
+from surefoot.train.early_stopping import parsed
+
+if TYPE_CHECKING:
+    from surefoot.compare.trained import Direction  # imports torch
 
 FILE = "compare.toml"
 _TABLE = "comparison"
+_OPTIONAL = ("target", "score", "reference", "search", "found")
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,6 @@ class Planned:
 
     @property
     def names(self) -> list[str]:
-        """The names of the variants."""
         return [variant.name for variant in self.variants]
 
     @property
@@ -55,18 +59,20 @@ class Planned:
         """Precision and compilation, where these were left open and settled for all runs, as settings: if these runs have some of
         those names.
         """
-        chosen = "chosen" in self.found and self.base.get("precision") == "auto"
-        compiled = "compile" in self.found and self.base.get("compile") == "auto"
-        return ({"precision": self.found["precision"]} if chosen else {}) | (
-            {"compile": self.found["compile"]} if compiled else {}
-        )
+        marks = {"precision": "chosen", "compile": "compile"}
+        open_ones = [name for name, mark in marks.items() if mark in self.found and self.base.get(name) == "auto"]
+        return {name: self.found[name] for name in open_ones}
+
+    @property
+    def watch(self) -> tuple[Direction, str] | None:
+        """Direction and name of the score that is judged by; None where there is none."""
+        score = self.score or self.found.get("score")
+        return None if score is None else parsed(score)
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name."""
         return next(variant for variant in self.variants if variant.name == name)
 
     def settings(self, name: str) -> dict[str, Any]:
-        """All settings of a variant by dotted name."""
         return {**self.base, **self.variant(name).settings}
 
 
@@ -74,19 +80,11 @@ def to_text(plan: Planned, config: Any) -> str:
     """The plan as a file; `config` is the configuration whose values are `plan.base`."""
     import tomlkit
 
-    table = tomlkit.table()
-    for name in ("threads", "started_in", "target", "score", "reference", "search", "found"):
-        value = getattr(plan, name)
-        if value is not None:
-            table.add(name, _toml(value))
+    names = ("threads", "started_in", *_OPTIONAL)
+    table = _toml({name: value for name in names if (value := getattr(plan, name)) is not None})
     rows = tomlkit.aot()
     for variant in plan.variants:
-        row = tomlkit.table()
-        row.add("name", variant.name)
-        row.add("group", variant.group)
-        for kind, held in (("varied", variant.varied), ("settings", variant.settings)):
-            row.add(kind, _toml(held))
-        rows.append(row)
+        rows.append(_toml(vars(variant)))
     table.add("variants", rows)
     document = tomlkit.document()
     document.add(_TABLE, table)
@@ -110,6 +108,7 @@ def from_text(text: str, *, where: str) -> Planned:
             variants=variants,
             threads=found["threads"],
             started_in=str(found["started_in"]),
+            **{name: _plain(found[name]) for name in _OPTIONAL if name in found},
         )
     except (TypeError, KeyError) as problem:
         raise ConfigError(f"{where} is no plan of a comparison: {problem} is missing or damaged") from problem
@@ -119,14 +118,7 @@ def from_text(text: str, *, where: str) -> Planned:
             "  surefoot never writes such a path: it could lead to files that came with the comparison\n"
             "  if it is yours, write the absolute path of where it was started, without links, as started_in"
         )
-    return replace(
-        plan,
-        target=found.get("target"),
-        score=found.get("score"),
-        reference=found.get("reference", plan.reference),
-        search=_plain(found["search"]) if "search" in found else None,
-        found=_plain(found.get("found", {})),
-    )
+    return plan
 
 
 def read(directory: Path) -> Planned | None:
@@ -205,7 +197,9 @@ def _toml(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
-    held = {name: _plain(value) if isinstance(value, dict) else value for name, value in table.items()}
+def _plain(table: Any) -> Any:
+    if not isinstance(table, dict):
+        return table
+    held = {name: _plain(value) for name, value in table.items()}
     absent = held.pop("absent", [])
     return {**held, **dict.fromkeys(absent)}

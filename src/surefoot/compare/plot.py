@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from surefoot.compare.variants import short_names
 from surefoot.report.figures import COLOURS, DASHES, drawing, write
 from surefoot.tracking.format import as_typed, in_line, shortened
 
+Point = tuple[int, float]  # step, value
 _POINTS = 200  # of a curve; more are averaged, so that noise does not hide what is compared
 _SHOWN = 12  # names in the legend
 _HEAD = 0.05  # of a run: its steep beginning need not fit
@@ -40,8 +41,10 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
         for place, runs in enumerate(groups.values()):
             style = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place // len(COLOURS) % len(DASHES)]}
             for run in runs:
-                _curve(axes[0], run, style)
-                line = _scores(axes[-1], run, style)
+                axes[0].plot(*_across(_smoothed(run)), linewidth=0.9, alpha=0.5, **style)
+                (line,) = axes[-1].plot(
+                    *_across(_finite(run.trained.scores)), marker="o", markersize=3.5, linewidth=1.2, **style
+                )
             shown.append(line)
         for each in axes:
             points = {name: _of_axes(runs, each is axes[0], each is axes[-1]) for name, runs in groups.items()}
@@ -80,51 +83,36 @@ def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:
     name = in_line(row.label)
     if row.varied and "=" not in row.name:
         short = short_names(settings)
-        own = [
-            f"{short[name]}={in_line(as_typed(row.varied[name], digits=3))}" for name in settings if name in row.varied
-        ]
-        name += ": " + ", ".join(own)
+        own = [setting for setting in settings if setting in row.varied]
+        name += ": " + ", ".join(f"{short[each]}={in_line(as_typed(row.varied[each], digits=3))}" for each in own)
     told = [row.status] * (row.status != "finished") + ([] if off is None else [off])
     return shortened(name, _LONGEST, keep="both") + (f" ({', '.join(told)})" if told else "")
 
 
 def _name_axes(axes: Sequence[Any], comparison: Comparison, losses: bool) -> None:
     """Say what is drawn, and nothing that is not."""
-    lines = ["training loss"] * losses
-    points = [comparison.score] if comparison.score is not None else []
+    line, point = "training loss" if losses else "", comparison.score or ""
+    axes[0].set_ylabel(
+        line if len(axes) > 1 else f"{line} (lines), {point} (points)" if line and point else line or point
+    )
     if len(axes) > 1:
-        axes[0].set_ylabel("".join(lines))
-        axes[1].set_ylabel(comparison.score)
-    elif lines and points:
-        axes[0].set_ylabel(f"{lines[0]} (lines), {points[0]} (points)")
-    else:
-        axes[0].set_ylabel("".join([*lines, *points]))
+        axes[1].set_ylabel(point)
     axes[-1].set_xlabel("steps")
 
 
-def _curve(axes: Any, run: Compared, style: dict[str, Any]) -> None:
-    points = _smoothed(run)
-    axes.plot([step for step, _ in points], [loss for _, loss in points], linewidth=0.9, alpha=0.5, **style)
+def _finite(points: Iterable[Point]) -> list[Point]:
+    return [(step, value) for step, value in points if math.isfinite(value)]
 
 
-def _smoothed(run: Compared) -> list[tuple[int, float]]:
-    points = [(step, loss) for step, loss in run.trained.loss if math.isfinite(loss)]
+def _across(points: Sequence[Point]) -> tuple[list[int], list[float]]:
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _smoothed(run: Compared) -> list[Point]:
+    points = _finite(run.trained.loss)
     size = -(-len(points) // _POINTS) or 1
     pieces = [points[place : place + size] for place in range(0, len(points), size)]
     return [(piece[-1][0], math.fsum(loss for _, loss in piece) / len(piece)) for piece in pieces]
-
-
-def _scores(axes: Any, run: Compared, style: dict[str, Any]) -> Any:
-    points = [(step, score) for step, score in run.trained.scores if math.isfinite(score)]
-    (line,) = axes.plot(
-        [step for step, _ in points],
-        [score for _, score in points],
-        marker="o",
-        markersize=3.5,
-        linewidth=1.2,
-        **style,
-    )
-    return line
 
 
 def _of_axes(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float]:
@@ -133,7 +121,7 @@ def _of_axes(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float
     for run in runs:
         last = run.trained.loss[-1][0] if run.trained.loss else 0
         found += [loss for step, loss in _smoothed(run) if step >= _HEAD * last] if losses else []
-        found += [score for _, score in run.trained.scores if math.isfinite(score)] if scores else []
+        found += [score for _, score in _finite(run.trained.scores)] if scores else []
     return found
 
 

@@ -30,7 +30,6 @@ class Standing:
     left_s: float | None = None
 
     def take(self, record: Record, *, score: str | None) -> None:
-        """Take notice of a record."""
         self.step = int(record["step"])
         if record["kind"] == "train":
             self.loss = record.get("loss_of_applied", record.get("loss"))
@@ -39,11 +38,9 @@ class Standing:
             self.score = record[score]
 
     def values(self) -> list[str]:
-        """`key=value` of what is known."""
         shown = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
-        shown += [f"loss={number(self.loss)}"] * (self.loss is not None) if self.loss is not None else []
-        shown += [f"score={number(self.score)}"] if self.score is not None else []
-        return shown + ([f"left={duration(self.left_s)}"] if self.left_s is not None else [])
+        known = (("loss", self.loss, number), ("score", self.score, number), ("left", self.left_s, duration))
+        return shown + [f"{name}={form(value)}" for name, value, form in known if value is not None]
 
 
 class Screen(Protocol):
@@ -63,11 +60,9 @@ class Lines:
         self.printed: dict[str, tuple[float, list[str]]] = {}
 
     def say(self, text: str) -> None:
-        """Print a line of prose."""
         self.said.put(f"{visible(text)}\n")
 
     def show(self, standing: Mapping[str, Standing]) -> None:
-        """Print what is new of the running variants."""
         for name, how in standing.items():
             at, before = self.printed.get(name, (-_BETWEEN_S, []))
             values = how.values()
@@ -75,11 +70,8 @@ class Lines:
                 self.printed[name] = (self.now(), values)
                 self.say(" ".join([f"variant={in_line(name)}", *values]))
 
-    def leave(self) -> None:
-        """Nothing is drawn over."""
-
-    def close(self) -> None:
-        """Nothing is held back."""
+    def leave(self) -> None: ...  # nothing is drawn over
+    def close(self) -> None: ...  # nothing is held back
 
 
 class Board:
@@ -94,14 +86,12 @@ class Board:
         self.drawn = []
 
     def say(self, text: str) -> None:
-        """Print prose above the lines."""
         lines, start = self.drawn, self._start()
         self.drawn = []
         self.said.put(f"{start}{visible(text)}\n")
         self._draw(lines)
 
     def show(self, standing: Mapping[str, Standing]) -> None:
-        """Draw the running variants."""
         names = {name: in_line(name) for name in standing}
         values = {name: how.values() if how.step > 0 else ["starting"] for name, how in standing.items()}
         room = (self.width or get_terminal_size().columns) - 1
@@ -112,11 +102,9 @@ class Board:
             for name, shown in values.items()
         ]
         if lines != self.drawn:
-            start = self._start()
-            self._draw(lines, start)
+            self._draw(lines, self._start())
 
     def close(self) -> None:
-        """Take the lines away."""
         self.said.put(self._start())
         self.drawn = []
 

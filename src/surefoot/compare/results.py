@@ -1,13 +1,13 @@
 """Variants side by side: one row each, the differences between them, and in words what they do and do not say.
 
-How differences and their noise are computed is in `paired.py`, what is said of them in `notes.py`, how rows are printed in
+How differences and their noise are computed is in `statistics.py`, what is said of them in `notes.py`, how rows are printed in
 `tables.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from surefoot.compare.notes import of_differences, of_target, of_what_is_shared
 from surefoot.compare.statistics import LEVEL, Difference, holm, mean_and_error, paired_difference
 from surefoot.compare.trained import Compared, Direction, Row
-from surefoot.compare.variants import labels
+from surefoot.compare.variants import group_labels
 from surefoot.errors import ConfigError
 
 
@@ -53,8 +53,8 @@ def compared(
     groups: dict[str, list[Compared]] = {}
     for run in runs:
         groups.setdefault(run.variant.group, []).append(run)
-    shown = labels([held[0].variant for held in groups.values()])
-    rows = {name: _row(name, held, label) for (name, held), label in zip(groups.items(), shown, strict=True)}
+    shown = group_labels([run.variant for run in runs])
+    rows = {name: _row(name, held, shown[name]) for name, held in groups.items()}
     first = next((row for row in rows.values() if row.best is not None), None)
     notes = [] if first is None else [of_target(target, first, is_first=first is next(iter(rows.values())))]
     if target is None and first is not None:
@@ -77,36 +77,42 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
     unlike = [run for run in runs if run.status != "finished"]
     counted = [run for run in runs if run.status == "finished"] or runs  # half a run is no repeat of a whole one
     best = [found for run in counted if (found := run.trained.best) is not None]
-    final = [run.trained.final for run in counted if run.trained.final is not None]
     status = "finished"
     if unlike:
         status = f"{unlike[0].status} at step {unlike[0].trained.last_step}"
         status = status if len(runs) == 1 else f"{len(unlike)} of {len(runs)} {status}"
-    row = Row(name, runs[0].variant.varied, status, unlike[0].said if unlike else "", len(runs), label)
-    if best:
-        score, score_error = mean_and_error([score for _, score in best])
-        step, _ = mean_and_error([float(step) for step, _ in best])
-        row = replace(row, best=score, best_error=_known(score_error), best_step=step)
-    if final:
-        last, last_error = mean_and_error(final)
-        row = replace(row, final=last, final_error=_known(last_error))
-    seconds = [run.trained.training_s for run in counted if run.trained.times]
-    speeds = [run.trained.targets_per_s for run in counted if run.trained.targets_per_s is not None]
-    return replace(
-        row,
-        training_s=mean_and_error(seconds)[0] if seconds else None,
-        targets_per_s=mean_and_error(speeds)[0] if speeds else None,
+    best_score, best_error = _mean([score for _, score in best])
+    final_score, final_error = _mean([run.trained.final for run in counted])
+    return Row(
+        name=name,
+        varied=runs[0].variant.varied,
+        status=status,
+        said=unlike[0].said if unlike else "",
+        repeats=len(runs),
+        label=label,
+        best=best_score,
+        best_error=best_error,
+        best_step=_mean([step for step, _ in best])[0],
+        final=final_score,
+        final_error=final_error,
+        training_s=_mean([run.trained.training_s for run in counted if run.trained.times])[0],
+        targets_per_s=_mean([run.trained.targets_per_s for run in counted])[0],
     )
 
 
 def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
-    """The same row with the time to the target."""
     times = [found for run in runs if (found := run.trained.reached(target)) is not None]
     if not times or len(times) < len(runs):
         return replace(row, reached=len(times))
-    steps, _ = mean_and_error([float(step) for step, _ in times])
-    seconds, _ = mean_and_error([spent for _, spent in times])
+    steps, seconds = (_mean(values)[0] for values in zip(*times, strict=True))
     return replace(row, reached=len(times), target_step=steps, target_s=seconds)
+
+
+def _mean(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """The mean over the repeats that have a value, and its standard error; None for what is not known."""
+    known = [float(value) for value in values if value is not None]
+    mean, error = mean_and_error(known) if known else (None, math.nan)
+    return mean, _known(error)
 
 
 def _reference(reference: str, ranked: Sequence[Row], first: Row | None) -> Row | None:
@@ -177,11 +183,11 @@ def _difference(one: Sequence[Compared], other: Sequence[Compared], called: Mapp
             return "fewer than two seeds have been trained to the end by both"
         return paired_difference([a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores))
     first, second = one[0].batches, other[0].batches
-    for run, found in ((one[0], first), (other[0], second)):
-        if found is None:
+    for run in (one[0], other[0]):
+        if run.batches is None:
             return f"{called[run.variant.group]} was not scored batch by batch"
-        if "why" in found or found.get("best") is None:
-            return str(found.get("why", f"{called[run.variant.group]} kept no checkpoint of its best step"))
+        if "why" in run.batches or run.batches.get("best") is None:
+            return str(run.batches.get("why", f"{called[run.variant.group]} kept no checkpoint of its best step"))
     assert first is not None
     assert second is not None
     if first["split"] != second["split"] or first["counts"] != second["counts"]:

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from surefoot.compare.progress import Screen, Standing
-from surefoot.compare.trained import Direction, planned_steps, watched
+from surefoot.compare.trained import Direction, planned_steps, refuse_missing_score, watched
 from surefoot.compare.trials import Outcome, Trial, Trials, is_over
-from surefoot.errors import ConfigError
 from surefoot.tracking.format import duration, number
-from surefoot.tracking.record import Record, scores_in
 
 _LOOK_S = 0.2
 
@@ -45,16 +43,13 @@ class InOrder:
         self.over = len(names) - len(self.waiting)
 
     def next(self) -> str | None:
-        """The next one."""
         return self.waiting.pop(0) if self.waiting else None
 
     def saw(self, name: str, step: int, score: float) -> bool:
-        """Nobody is given up."""
         del name, step, score
-        return False
+        return False  # nobody is given up
 
-    def ended(self, name: str, outcome: Outcome) -> None:
-        """It is on disk."""
+    def ended(self, name: str, outcome: Outcome) -> None: ...
 
 
 class Sitting:
@@ -114,26 +109,15 @@ class Sitting:
         how = self.standing[trial.name]
         for record in trial.records.new():
             if how.steps is None:
-                self._look_at_beginning(trial, how)
+                path = self.trials.directory.path / trial.name
+                how.steps, self.score = planned_steps(path), self.score or watched(path)
             how.take(record, score=None if self.score is None else self.score[1])
-            if record["kind"] == "scores":
-                self._judge(trial, record)
+            if record["kind"] == "scores" and self.score is not None:
+                refuse_missing_score(self.score, record, of=trial.name)
+                if self.chooser.saw(trial.name, int(record["step"]), float(record[self.score[1]])):
+                    self.trials.stop(trial, "pruned")
         if not self.estimated and trial.fresh and how.left_s is not None:
             self._estimate(trial, how.left_s)
-
-    def _look_at_beginning(self, trial: Trial, how: Standing) -> None:
-        path = self.trials.directory.path / trial.name
-        how.steps = planned_steps(path)
-        self.score = self.score or watched(path)
-
-    def _judge(self, trial: Trial, record: Record) -> None:
-        if self.score is None:
-            return
-        if self.score[1] not in record:
-            there = ", ".join(scores_in(record)) or "none"
-            raise ConfigError(f"--score {' '.join(self.score)!r}: {trial.name} has no such score; it has: {there}")
-        if self.chooser.saw(trial.name, int(record["step"]), float(record[self.score[1]])):
-            self.trials.stop(trial, "pruned")
 
     def _estimate(self, trial: Trial, left_s: float) -> None:
         """Say once how long it all takes, as far as the first of them tells."""

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from surefoot.compare.trials import Outcome, outcome_of
+from surefoot.compare.trials import TO_THE_END, Outcome, outcome_of
+from surefoot.compare.variants import grid
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
 
@@ -74,8 +75,6 @@ def corners(space: Space) -> list[dict[str, str]]:
     >>> corners({"a": {"kind": "choice", "of": ["x", "y"]}, "b": {"kind": "range", "low": 1, "high": 2, "log": False}})
     [{'a': 'x', 'b': '1'}, {'a': 'y', 'b': '1'}, {'a': 'x', 'b': '2'}, {'a': 'y', 'b': '2'}]
     """
-    from surefoot.compare.variants import grid
-
     found: list[dict[str, str]] = []
     for end in ("low", "high"):
         values = {
@@ -124,14 +123,11 @@ class Search:
         """A trial that was running when the search was killed, or else a new one, as long as there are to be more."""
         while self.left_running:
             frozen = self.left_running.pop(0)
-            trial = self.optuna.Trial(self.study, frozen._trial_id)
-            name = trial_name(frozen.number)
-            self.going[name] = trial
             self.study.sampler = self._sampler(frozen.number)
-            for setting in self.space:  # as they were; or now, where the kill came before
-                self._suggest(trial, setting)
+            trial = self.optuna.Trial(self.study, frozen._trial_id)
+            name = self._choose(trial)  # settings as they were; or now, where the kill came before
             held = outcome_of(self.directory, name)
-            if held is not None and held["status"] in ("finished", "diverged", "pruned"):  # and nobody was told
+            if held is not None and held["status"] in TO_THE_END:  # and nobody was told
                 self.ended(name, Outcome(held["status"]), best=_best_of(frozen, self.study.direction.name))
                 self.over += 1
                 continue
@@ -141,9 +137,8 @@ class Search:
         if number >= self.total:
             return None
         self.study.sampler = self._sampler(number)
-        trial = self.study.ask({setting: self._distribution(held) for setting, held in self.space.items()})
-        name = trial_name(trial.number)
-        self.going[name] = trial
+        trial = self.study.ask()
+        name = self._choose(trial)
         self.begin(name, {setting: as_typed(value) for setting, value in trial.params.items()})
         return name
 
@@ -179,30 +174,23 @@ class Search:
         return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
 
     def _pruner(self, name: Pruner) -> Any:
-        match name:
-            case "median":
-                return self.optuna.pruners.MedianPruner(n_startup_trials=_STARTUP)
-            case "halving":
-                return self.optuna.pruners.SuccessiveHalvingPruner()
-            case "none":
-                return self.optuna.pruners.NopPruner()
+        pruners = self.optuna.pruners
+        if name == "median":
+            return pruners.MedianPruner(n_startup_trials=_STARTUP)
+        return pruners.SuccessiveHalvingPruner() if name == "halving" else pruners.NopPruner()
 
-    def _suggest(self, trial: optuna.Trial, setting: str) -> None:
-        held = self.space[setting]
-        if held["kind"] == "choice":
-            trial.suggest_categorical(setting, tuple(held["of"]))
-        elif isinstance(held["low"], int):
-            trial.suggest_int(setting, held["low"], held["high"], log=held["log"])
-        else:
-            trial.suggest_float(setting, held["low"], held["high"], log=held["log"])
-
-    def _distribution(self, held: Mapping[str, Any]) -> Any:
-        kinds = self.optuna.distributions
-        if held["kind"] == "choice":
-            return kinds.CategoricalDistribution(tuple(held["of"]))
-        if isinstance(held["low"], int):
-            return kinds.IntDistribution(held["low"], held["high"], log=held["log"])
-        return kinds.FloatDistribution(held["low"], held["high"], log=held["log"])
+    def _choose(self, trial: optuna.Trial) -> str:
+        """Have the sampler choose the settings of a trial; returns its name."""
+        for setting, held in self.space.items():
+            if held["kind"] == "choice":
+                trial.suggest_categorical(setting, tuple(held["of"]))
+            elif isinstance(held["low"], int):
+                trial.suggest_int(setting, held["low"], held["high"], log=held["log"])
+            else:
+                trial.suggest_float(setting, held["low"], held["high"], log=held["log"])
+        name = trial_name(trial.number)
+        self.going[name] = trial
+        return name
 
 
 def _best_of(frozen: optuna.trial.FrozenTrial, direction: str) -> float | None:

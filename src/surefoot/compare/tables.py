@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from surefoot.compare.results import Comparison
@@ -24,7 +25,6 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """The same as a table of Markdown."""
     head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
     lines = [head, ["---", *["---:"] * (len(head) - 2), "---"], *rows]
     table = [f"| {' | '.join(line)} |" for line in lines]
@@ -48,12 +48,8 @@ def as_json(comparison: Comparison) -> str:
             "settings": dict(run.variant.settings),
             "status": run.status,
             "said": run.said,
-            "best_step": None if run.trained.best is None else run.trained.best[0],
-            "best": None if run.trained.best is None else run.trained.best[1],
-            "final": run.trained.final,
-            "training_s": run.trained.training_s,
-            "targets_per_s": run.trained.targets_per_s,
-            "scores": run.trained.scores,
+            **dict(zip(("best_step", "best"), run.trained.best or (None, None), strict=True)),
+            **{name: getattr(run.trained, name) for name in ("final", "training_s", "targets_per_s", "scores")},
         }
         for run in comparison.runs
     ]
@@ -108,48 +104,34 @@ def _below(comparison: Comparison) -> list[str]:
 
 
 def _cells(comparison: Comparison) -> list[list[str]]:
-    several = any(row.repeats > 1 for row in comparison.rows)
+    """The table's head and rows, without columns that are empty."""
     untold = dict.fromkeys(name for row in comparison.rows for name in row.varied if "=" not in row.name)
-    columns = short_names(untold)
-    head = [
-        "variant",
-        *columns.values(),
-        "best",
-        "at step",
-        "final",
-        "to target",
-        "trained",
-        "targets/s",
-        "difference",
-        "",
+    columns: list[tuple[str, Callable[[Row], str]]] = [
+        ("variant", lambda row: in_line(row.label)),
+        *((title, partial(_setting, name)) for name, title in short_names(untold).items()),
+        ("best", lambda row: _with_error(row.best, row.best_error)),
+        ("at step", lambda row: "" if row.best_step is None else f"{row.best_step:,.0f}"),
+        ("final", lambda row: _with_error(row.final, row.final_error)),
+        ("to target", _to_target),
+        ("trained", lambda row: "" if row.training_s is None else duration(row.training_s)),
+        ("targets/s", lambda row: "" if row.targets_per_s is None else f"{row.targets_per_s:,.0f}"),
+        ("difference", _of_difference),
+        ("", lambda row: ", ".join(part for part in (row.status, row.verdict) if part not in ("", "finished"))),
     ]
-    rows = [
-        [
-            in_line(row.label),
-            *(in_line(as_typed(row.varied.get(name), digits=4)) for name in columns),
-            _with_error(row.best, row.best_error, several),
-            _rounded(row.best_step),
-            _with_error(row.final, row.final_error, several),
-            _to_target(row),
-            "" if row.training_s is None else duration(row.training_s),
-            "" if row.targets_per_s is None else f"{row.targets_per_s:,.0f}",
-            _of_difference(row),
-            row.verdict if row.status == "finished" else ", ".join(part for part in (row.status, row.verdict) if part),
-        ]
-        for row in comparison.rows
-    ]
-    last = len(head) - 1
-    kept = [place for place in range(len(head)) if place in (0, last) or any(row[place] for row in rows)]
-    return [[row[place] for place in kept] for row in [head, *rows]]
+    rows = [[cell(row) for _, cell in columns] for row in comparison.rows]
+    last = len(columns) - 1
+    kept = [place for place in range(len(columns)) if place in (0, last) or any(row[place] for row in rows)]
+    return [[row[place] for place in kept] for row in [[title for title, _ in columns], *rows]]
 
 
-def _with_error(value: float | None, error: float | None, several: bool) -> str:
+def _setting(name: str, row: Row) -> str:
+    return in_line(as_typed(row.varied.get(name), digits=4))
+
+
+def _with_error(value: float | None, error: float | None) -> str:
     if value is None:
         return ""
-    if not several or error is None or error == 0.0:
-        return number(value)
-    digits = _digits(error)
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
+    return number(value) if not error else _to_digits(value, error)
 
 
 def _to_target(row: Row) -> str:
@@ -161,52 +143,38 @@ def _to_target(row: Row) -> str:
 
 
 def _of_difference(row: Row) -> str:
-    """With as many digits as its error makes sense of."""
     if row.difference is None:
         return ""
-    error = row.difference.standard_error
-    if math.isnan(error) or error == 0.0:
-        return f"{row.difference.mean:+.4g}"
-    digits = _digits(error)
-    return f"{row.difference.mean:+.{digits}f} ± {error:.{digits}f}"
+    mean, error = row.difference.mean, row.difference.standard_error
+    return f"{mean:+.4g}" if math.isnan(error) or error == 0.0 else _to_digits(mean, error, sign="+")
 
 
-def _digits(error: float) -> int:
-    """Digits behind the point of which the last two are those of an error.
+def _to_digits(value: float, error: float, *, sign: str = "") -> str:
+    """A value and its error, with as many digits as show the last two of the error.
 
-    >>> _digits(0.0101), _digits(3.0), _digits(250.0)
-    (3, 1, 0)
+    >>> _to_digits(1.23456, 0.0101), _to_digits(-7.0, 3.0), _to_digits(1234.5, 250.0, sign="+")
+    ('1.235 ± 0.010', '-7.0 ± 3.0', '+1234 ± 250')
     """
-    return min(12, max(0, 1 - math.floor(math.log10(error))))
-
-
-def _rounded(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
+    digits = min(12, max(0, 1 - math.floor(math.log10(error))))
+    return f"{value:{sign}.{digits}f} ± {error:.{digits}f}"
 
 
 def _values(row: Row) -> dict[str, Any]:
-    """The numbers of a row by name."""
-    return {
-        "variant": row.name,
-        "label": row.label,
-        "status": row.status,
-        "said": row.said,
-        "repeats": row.repeats,
-        "best": row.best,
-        "best_error": row.best_error,
-        "best_step": _step(row.best_step),
-        "final": row.final,
-        "final_error": row.final_error,
-        "target_step": _step(row.target_step),
-        "target_s": row.target_s,
-        "training_s": row.training_s,
-        "targets_per_s": row.targets_per_s,
-        "difference": None if row.difference is None else row.difference.mean,
-        "difference_error": None if row.difference is None else row.difference.standard_error,
-        "pairs": None if row.difference is None else row.difference.pairs,
-        "p": row.p,
-        "verdict": row.verdict,
-    }
+    """The numbers of a row by name, its difference taken apart."""
+    values: dict[str, Any] = {"variant": row.name, "label": row.label}
+    for name, value in vars(row).items():
+        match name:
+            case "name" | "label" | "varied" | "reached":
+                pass
+            case "best_step" | "target_step":
+                values[name] = _step(value)
+            case "difference":
+                values["difference"] = None if value is None else value.mean
+                values["difference_error"] = None if value is None else value.standard_error
+                values["pairs"] = None if value is None else value.pairs
+            case _:
+                values[name] = value
+    return values
 
 
 def _step(value: float | None) -> float | None:

@@ -60,27 +60,27 @@ class Trained:
         """The step of the best score, the first of equals, and that score; None where there is none."""
         if self.watch is None:
             return None
-        sign = 1 if self.watch[0] == "min" else -1
-        known = [(sign * score, step, score) for step, score in self.scores if math.isfinite(score)]
+        known = [(self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)]
         return min(known)[1:] if known else None
 
     @property
+    def _sign(self) -> int:
+        return -1 if self.watch is not None and self.watch[0] == "max" else 1
+
+    @property
     def final(self) -> float | None:
-        """The last score."""
         return self.scores[-1][1] if self.scores else None
 
     @property
     def last_step(self) -> int:
-        """The last step that anything is recorded of."""
         return max((step for step, _ in [*self.times, *self.scores]), default=0)
 
     def reached(self, target: float) -> tuple[int, float] | None:
         """The first evaluation that was as good as `target`: its step, and the seconds of training until then; or None."""
         if self.watch is None:
             return None
-        sign = 1 if self.watch[0] == "min" else -1
         known = ((step, score) for step, score in self.scores if math.isfinite(score))
-        step = next((step for step, score in known if sign * score <= sign * target), None)
+        step = next((step for step, score in known if self._sign * score <= self._sign * target), None)
         return None if step is None else (step, self.seconds_at(step))
 
     def seconds_at(self, step: int) -> float:
@@ -107,9 +107,8 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
     settings = read_settings(path).flat if (path / "config.toml").is_file() else {}
     watch = parsed(score) if score is not None else watched(path) or _first_loss(lines)
     scored = [record for record in lines if record["kind"] == "scores"]
-    if score is not None and scored and parsed(score)[1] not in scored[-1]:
-        there = ", ".join(scores_in(scored[-1]))
-        raise ConfigError(f"--score {score!r}: {path} has no such score; it has: {there}")
+    if score is not None and scored:
+        refuse_missing_score(parsed(score), scored[-1], of=path)
     made = [record for record in lines if record["kind"] == "train"]
     spent, times = 0.0, []
     for record in made:
@@ -128,6 +127,13 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
         initial_weights=weights,
         order=order,
     )
+
+
+def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Path | str) -> None:
+    """Raise `ConfigError` where an evaluation lacks the score to judge by."""
+    if score[1] not in record:
+        there = ", ".join(scores_in(record)) or "none"
+        raise ConfigError(f"--score {' '.join(score)!r}: {of} has no such score; it has: {there}")
 
 
 def planned_steps(path: Path) -> int | None:

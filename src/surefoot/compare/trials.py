@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.paths import make_no_follow, open_no_follow, open_regular, read_regular
+from surefoot.tracking.jsonl import parse_record
 from surefoot.tracking.record import Record
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ RESULTS, LOGS = "results", "logs"
 _BY_EXIT: dict[int, Status] = {5: "diverged", 6: "out of memory"}
 _STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
 _SAID_AT_MOST = 240  # letters of an error in a table
-_TO_THE_END: set[Status] = {"finished", "diverged", "pruned"}  # what would end in the same way again
+TO_THE_END: set[Status] = {"finished", "diverged", "pruned"}  # what would end in the same way again
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Trial:
     started: float = field(default_factory=time.monotonic)
     ending: Literal["", "stopped", "pruned"] = ""  # what it was told to end for
 
+    def close(self) -> None:
+        """Close the pipe to the process, which has ended."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
 
 class Records:
     """The lines that a metrics.jsonl grows by."""
@@ -67,15 +73,7 @@ class Records:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self.read_bytes += len(whole)
-        found = []
-        for text in whole.splitlines():
-            try:
-                record = json.loads(text)
-            except ValueError:  # a kill in the middle of a line
-                continue
-            if isinstance(record, dict) and "kind" in record:
-                found.append(record | {name: float(value) for name, value in record.pop("nonfinite", {}).items()})
-        return found
+        return [record for text in whole.splitlines() if (record := parse_record(text)) is not None]
 
 
 class Trials:
@@ -86,7 +84,6 @@ class Trials:
         self.running: dict[str, Trial] = {}
 
     def start(self, name: str) -> Trial:
-        """Begin a variant, or go on with it."""
         path = self.directory.path
         for folder in (RESULTS, LOGS):
             make_no_follow(path / folder)
@@ -97,7 +94,7 @@ class Trials:
             begin = log.tell()
             process = subprocess.Popen(
                 self.command(name),
-                stdin=subprocess.PIPE,  # the end of it is the end of this process: see tether.py
+                stdin=subprocess.PIPE,  # the end of it is the end of this process: see distributed/parent_watch.py
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | numbers,
@@ -116,8 +113,7 @@ class Trials:
             if code is None:
                 continue
             del self.running[name]
-            if trial.process.stdin is not None:
-                trial.process.stdin.close()
+            trial.close()
             outcome = self._outcome(trial, code)
             if outcome.status not in ("finished", "stopped"):
                 write_outcome(self.directory, name, outcome)
@@ -131,7 +127,6 @@ class Trials:
             trial.process.terminate()
 
     def stop_all(self) -> None:
-        """Have all of them save and end."""
         for trial in self.running.values():
             self.stop(trial, "stopped")
 
@@ -140,8 +135,7 @@ class Trials:
         for trial in self.running.values():
             trial.process.kill()
             trial.process.wait()
-            if trial.process.stdin is not None:
-                trial.process.stdin.close()
+            trial.close()
         self.running = {}
 
     def _outcome(self, trial: Trial, code: int) -> Outcome:
@@ -188,4 +182,4 @@ def is_over(directory: Path, name: str) -> bool:
     What failed for another reason, such as memory, is tried again, and so is a variant whose directory was removed.
     """
     found = outcome_of(directory, name)
-    return found is not None and found["status"] in _TO_THE_END and (directory / name).is_dir()
+    return found is not None and found["status"] in TO_THE_END and (directory / name).is_dir()

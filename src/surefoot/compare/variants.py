@@ -53,9 +53,8 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     short = short_names({setting for combination in combinations for setting in combination})
     found: list[str] = []
     for combination in combinations:
-        text = (
-            ",".join(f"{short[setting]}={_plain(as_typed(value))}" for setting, value in combination.items()) or "base"
-        )
+        parts = [f"{short[setting]}={_plain(as_typed(value))}" for setting, value in combination.items()]
+        text = ",".join(parts) or "base"
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
         others = (f"{text}-{number}" for number in count(2))  # two paths may be one text
@@ -84,10 +83,15 @@ def labels(variants: Sequence[Variant]) -> list[str]:
     return [label if found.count(label) == 1 else variant.group for label, variant in zip(found, variants, strict=True)]
 
 
+def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
+    """A label for the name of each group of repeats."""
+    groups = {variant.group: variant for variant in variants}
+    return dict(zip(groups, labels(list(groups.values())), strict=True))
+
+
 def run_labels(variants: Sequence[Variant]) -> dict[str, str]:
     """A label for the name of each single run; repeats have their seed behind it, as in their names."""
-    groups = list({variant.group: variant for variant in variants}.values())
-    shown = dict(zip((variant.group for variant in groups), labels(groups), strict=True))
+    shown = group_labels(variants)
     return {variant.name: shown[variant.group] + variant.name.removeprefix(variant.group) for variant in variants}
 
 

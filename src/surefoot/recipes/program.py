@@ -54,8 +54,8 @@ class Program:
         raise ConfigError(f"no preset {name!r}: {meant}")
 
     def check(self, config: Any) -> None:
-        """Have the module's `check(config: Config)` refuse settings that cannot be, before any data are read; where it has one."""
-        function = self.names.get("check")
+        """Have the module's `check(config: Config)` refuse settings that cannot be, before any data are read; where both exist."""
+        function = None if self.config is None else self.names.get("check")
         if inspect.isfunction(function) and self.config in typing.get_type_hints(function).values():
             function(config)
 

@@ -29,7 +29,6 @@ class Tried:
 
     @property
     def fits(self) -> bool:
-        """Whether steps of it were made within the limit."""
         return self.samples_per_s is not None
 
 
@@ -47,14 +46,12 @@ class FoundBatch:
 
     @property
     def flags(self) -> str:
-        """The recommendation as it is typed."""
         written = f"{self.batch_size}", f"{self.recommended.size}"
         batch, micro_batch = written if self.unit == "samples" else (f'"{size} tokens"' for size in written)
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"
 
     def __str__(self) -> str:
-        """The table, and the choice with its reason."""
-        rows = [("micro-batch", "accumulation", "memory", "samples/s", "targets/s", "")]
+        rows = [["micro-batch", "accumulation", "memory", "samples/s", "targets/s", ""]]
         rows += [_row(tried) for tried in self.tried]
         return "\n".join([*text_table(rows, left=(5,)), "", f"recommended  {self.flags}", f"  {self.reason}"])
 
@@ -64,10 +61,13 @@ class FoundBatch:
         unit, best, taken = self.unit, self.fastest, self.recommended
         whole = self.largest.size == self.batch_size
         size = "the whole batch" if whole else f"{self.largest.size} {unit}"
+        rated = "samples" if unit == "samples" else "targets"
         limit = f"the largest that was found to fit {in_words(self.limit_bytes)} is {size}"
         if taken.size == best.size:
             return f"the fastest; {limit}"
-        return f"the smallest within 3 % of the fastest, {best.size} {unit} ({_rate(best, unit):,.4g} {_of(unit)}/s); {limit}"
+        return (
+            f"the smallest within 3 % of the fastest, {best.size} {unit} ({_rate(best, unit):,.4g} {rated}/s); {limit}"
+        )
 
 
 def searched(
@@ -160,15 +160,10 @@ def _rate(row: Tried, unit: str) -> float:
     return (row.samples_per_s if unit == "samples" else row.targets_per_s) or 0.0
 
 
-def _of(unit: str) -> str:
-    return "samples" if unit == "samples" else "targets"
-
-
-def _row(tried: Tried) -> tuple[str, str, str, str, str, str]:
+def _row(tried: Tried) -> list[str]:
     memory = "" if tried.memory_bytes is None else in_words(tried.memory_bytes)
-    rates = (
+    rates = [
         "" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
         for rate in (tried.samples_per_s, tried.targets_per_s)
-    )
-    samples, targets = rates
-    return f"{tried.size:,}", f"{tried.accumulation:,}", memory, samples, targets, tried.problem
+    ]
+    return [f"{tried.size:,}", f"{tried.accumulation:,}", memory, *rates, tried.problem]

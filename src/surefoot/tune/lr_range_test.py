@@ -47,7 +47,6 @@ class RangeTest:
 
     @property
     def ended(self) -> str:
-        """Where the test stopped, and why."""
         if self.end == "highest":
             return f"the test went to the highest rate, {written(float(self.rates[-1]))}"
         if self.diverged_at is None:

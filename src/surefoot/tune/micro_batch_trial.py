@@ -1,0 +1,171 @@
+"""One micro-batch size tried: steps of the run's own with it, their peak of memory and the time that they take."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+from surefoot.config.batch_size import Batching
+from surefoot.data.buckets import Buckets
+from surefoot.data.loader import MicroBatch
+from surefoot.data.order import Ids
+from surefoot.data.order_build import data_plan
+from surefoot.errors import first_line
+from surefoot.memory import peak, tensor_bytes
+from surefoot.optim.clipping import clear
+from surefoot.run.components import RunComponents
+from surefoot.tracking.format import shortened
+from surefoot.train.loop import Step, forward_backward, update
+from surefoot.train.scratch import timed_pass
+from surefoot.tune.batch_size_search import Tried
+
+ONE_VALUE = "batch normalisation cannot train on one value"
+_ROUNDS = 5
+_ENOUGH_S = 3.0  # of timing one size
+_LOOKED_AT = 200  # micro-batches, for the fullest of those that differ
+
+
+class _Chosen:
+    """A plan whose every step is of micro-batches that were chosen (`data.plan.MicroBatches`)."""
+
+    def __init__(self, chosen: Sequence[tuple[Ids, Ids]], samples: int) -> None:
+        self.chosen, self.samples, self.pieces = chosen, samples, len(chosen)
+
+    def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
+        assert step == 0
+        return self.chosen
+
+    def described(self) -> dict[str, Any]:
+        return {"order": "chosen"}
+
+
+class Trial:
+    """Steps of one run with micro-batches of any size; its learning rate is 0, so that nothing diverges meanwhile."""
+
+    def __init__(self, parts: RunComponents, sizes: Batching) -> None:
+        self.parts, self.state, self.target = parts, parts.state, sizes
+        self.task = replace(parts.task, factors=lambda _: 0.0)
+        # compiled code is not seen where operators are counted; without it a step needs no less
+        models: Any = self.state.models["model"] if list(self.state.models) == ["model"] else self.state.models
+        seen = parts.compiled and parts.device.type != "cuda"
+        self.measured_task = replace(self.task, forward=models) if seen else self.task
+        self.failed: Exception | None = None
+        self.update_s: float | None = None
+
+    def sizes(self) -> list[int]:
+        """The divisors of the batch, from the smallest that holds every sample."""
+        plan = self.parts.supply.plan
+        least = int(plan.longest.max()) if isinstance(plan, Buckets) else 1
+        whole = self.target.batch_size
+        return [size for size in range(least, whole + 1) if whole % size == 0]
+
+    def standing_bytes(self) -> int:
+        """Models, averages and optimizer state, as they are kept between steps; before the first update as far as known."""
+        models = [*self.state.models.values(), *(average.model for average in self.state.averages.values())]
+        held: list[Tensor] = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+        for trained in self.state.trained.values():
+            states = trained.optimizer.state.values()
+            held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return tensor_bytes(held)
+
+    def attempt(self, size: int, *, limit_bytes: int) -> Tried:
+        """Make steps with micro-batches of one size, and measure; what is in the way of that is told in the row."""
+        pieces = self.target.batch_size // size
+        try:
+            return self._measured(size, pieces, limit_bytes)
+        except Exception as problem:
+            failed = problem
+        self._let_go()
+        if _is_out_of_memory(failed):
+            return Tried(size, pieces, limit_bytes + 1, problem="out of memory")
+        self.failed = self.failed or failed
+        said = first_line(failed) or type(failed).__name__
+        if (
+            isinstance(failed, ValueError) and "more than 1 value per channel" in said
+        ):  # batch norm of torch in training
+            said = ONE_VALUE
+        return Tried(size, pieces, None, problem=shortened(said, 60))
+
+    def _measured(self, size: int, pieces: int, limit_bytes: int) -> Tried:
+        if self.parts.compiled:
+            torch.compiler.reset()  # each size is compiled by itself, and torch gives up after the eighth
+        timed, fullest = self._micro_batches(size)
+        twice = min(pieces, 2)  # the second pass finds the gradients of the first in memory
+        self._step(self.task, [timed[0]] * twice)  # what the first step allocates, and what stays of it
+        most = 0
+        for micro_batch in fullest:
+            with peak(self.parts.device) as found:
+                self._step(self.measured_task, [micro_batch] * twice)
+            # a step's batches are all there before its first pass; on an accelerator the next step's too
+            copies = pieces * (1 if self.parts.device.type == "cpu" else 2)
+            held = tensor_bytes(held for held in tree_iter(micro_batch.batch) if isinstance(held, Tensor))
+            most = max(most, found.memory_bytes + copies * held)
+        memory_bytes = self.standing_bytes() + most
+        if memory_bytes > limit_bytes:
+            return Tried(size, pieces, memory_bytes, problem="does not fit")
+        if self.update_s is None:
+            self.update_s = median(self._step(self.task, [timed[0]]) for _ in range(_ROUNDS))
+        passes = [timed_pass(self.task, self.state, micro_batch) for micro_batch in timed]
+        targets = sum(count for _, count in passes) / len(timed)
+        begun, times = perf_counter(), list[float]()
+        while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - begun < _ENOUGH_S):
+            times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed) / len(timed))
+        step_s = pieces * median(times) + self.update_s
+        samples = sum(len(micro_batch.ids) for micro_batch in timed) / len(timed)
+        return Tried(size, pieces, memory_bytes, pieces * samples / step_s, pieces * targets / step_s)
+
+    def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
+        """Micro-batches of one size to be timed, and to measure memory with: the same, or the fullest where they differ."""
+        supply, state = self.parts.supply, self.state
+        sizes = Batching(size, size, self.target.unit)
+        plan = data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=sizes)
+        if isinstance(plan, Buckets):
+            longest = plan.longest
+            looked_at = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]
+            by_places = max(looked_at, key=lambda held: len(held[0]) * int(longest[held[0]].max()))
+            by_length = max(looked_at, key=lambda held: int(longest[held[0]].max()))
+            ids = [*looked_at[:4], by_places, by_length]
+        else:
+            ids = [plan.micro_batches(state.step)[0]]
+        feed = replace(supply, plan=_Chosen(ids, plan.samples), sizes=sizes).feed(workers=0)
+        feed.start(0, stop=1)
+        made = feed.micro_batches(0)
+        return (made[:-2], made[-2:]) if isinstance(plan, Buckets) else (made, made)
+
+    def _step(self, task: Any, micro_batches: list[MicroBatch]) -> float:
+        """Make a step; returns the seconds of its update."""
+        step = Step(self.state.step, micro_batches, task, self.state)
+        forward_backward(step)
+        _wait(step)
+        begun = perf_counter()
+        update(step)
+        _wait(step)
+        return perf_counter() - begun
+
+    def _let_go(self) -> None:
+        """Free what a step that failed has left."""
+        clear(self.state.parameters)
+        self.state.buffers.undo()
+        gc.collect()
+        if self.parts.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _wait(step: Step) -> None:
+    """Wait for the device: what is read was asked for last."""
+    assert step.loss is not None
+    float(step.loss + 0.0)
+
+
+def _is_out_of_memory(problem: Exception) -> bool:
+    """Of an accelerator, or of the CPU's allocator, which raises a plain RuntimeError."""
+    told = isinstance(problem, RuntimeError) and "allocate memory" in str(problem)
+    return told or isinstance(problem, torch.OutOfMemoryError | MemoryError)
