@@ -129,10 +129,10 @@ class SavedRun:
 
         `pandas.DataFrame(run.records("train"))` is a table of them. `ConfigError` where the file cannot be read.
         """
-        from surefoot.tracking.run_reader import read_records
+        from surefoot.tracking.jsonl import streamed
 
         try:
-            lines = list(read_records(self.path))
+            lines = list(streamed(self.path / "metrics.jsonl"))
         except OSError as problem:
             raise ConfigError(f"cannot read {self.path / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
         return [record for record in lines if kind in (None, record["kind"])]
