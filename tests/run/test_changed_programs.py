@@ -22,7 +22,6 @@ from rank_processes import forks, on_ranks
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
 from surefoot.config.user_code import names_in
-from surefoot.run import resume
 from surefoot.verify.verify import verify
 
 PROGRAM = '''
@@ -305,7 +304,7 @@ def test_a_run_whose_steps_its_program_makes_is_compared_by_data_and_by_the_text
 
 
 def test_of_many_weights_texts_alone_are_compared(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_MAX_WEIGHT_BYTES", 0)
+    monkeypatch.setattr("surefoot.train.state_check._MAX_WEIGHT_BYTES", 0)
     begin(place)
     assert fingerprints(place, 0)["loss"] is None
     with pytest.raises(sf.CheckpointError, match="the text of the loss changed, and no loss of it can be compared"):

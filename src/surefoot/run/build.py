@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.changes import change_names
 from surefoot.config.intervals import timetable
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
@@ -207,7 +206,7 @@ def assemble(
         files=checked_files(settings.files or {}),
         example=settings.example,
         trackers=trackers_of(settings.trackers, out=settings.out),
-        accept_change=change_names(settings.accept_change),
+        accept_change=_accepted(settings),
     )
 
 
@@ -236,6 +235,14 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "data": {"plan": supply.plan.described(), **fingerprint(supply.dataset)},
     }
     return identity_of(settings, resolved)
+
+
+def _accepted(settings: RunSettings) -> tuple[str, ...]:
+    if settings.accept_change is None:
+        return ()
+    from surefoot.checkpoint.changes import change_names
+
+    return change_names(settings.accept_change)
 
 
 def _console(steps: int, log: RankLog | None) -> Screen:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.checkpoint import state_dict as contents
-from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.toml import with_choices
@@ -216,6 +215,8 @@ def _at_beginning(parts: RunComponents, checkpoint: Contents) -> bool:
 @interprets
 def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
     """Settle the fingerprints that the next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
+    from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
+
     before, now = checkpoint.saved.fingerprints, parts.fingerprints
     plateau = parts.whole.feedback
     steering = [] if plateau is None else [plateau.plateau.score.split("/")[0]]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from surefoot.checkpoint.changes import change_names
 from surefoot.checkpoint.filesystem import DISK, Files
 from surefoot.config.parallel import Kind, Strategy
 from surefoot.config.setting import ordered, setting
@@ -56,6 +55,8 @@ def _splits(value: Any, *, setting: str) -> None:
 
 
 def _accept_change(value: Any, *, setting: str) -> None:  # noqa: ARG001
+    from surefoot.checkpoint.changes import change_names
+
     change_names(value)
 
 
