@@ -1,4 +1,7 @@
-"""Data parallelism: whole models on every rank, whose gradients are added up by DDP, and batch normalisation over all of them."""
+"""DistributedDataParallel: whole models on every rank, gradients summed over ranks, batch normalization over all ranks.
+
+This file and `distributed/fsdp.py` are the only ones that name DDP and FSDP2.
+"""
 
 from __future__ import annotations
 

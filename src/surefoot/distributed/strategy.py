@@ -1,4 +1,4 @@
-"""What a step shares with the other ranks of a run. Only `distributed/ddp.py` and `distributed/fsdp.py` name DDP and FSDP2."""
+"""What a step shares with the other ranks, whatever the strategy: sums, norms, and who calls the model. `Alone` shares nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses as counted means, so that ignored targets and ragged batches weigh what they should."""
+"""Cross entropy as a counted mean, so that ignored targets and ragged batches weigh what they should."""
 
 from __future__ import annotations
 

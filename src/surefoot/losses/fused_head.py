@@ -1,4 +1,4 @@
-"""The cross-entropy of a head's logits in the way that suits its size: at once, in pieces, or in one pass with its gradient."""
+"""Cross entropy of a head without all its logits in memory at once."""
 
 from __future__ import annotations
 

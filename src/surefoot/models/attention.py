@@ -133,7 +133,7 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
 
     torch 2.13's backward pass in bfloat16 on the CPU is 2 to 17 times slower than in float32 for heads of 32 or 64 channels
     and up to 256 tokens, which makes whole autocast runs slower than float32 ones. So on the CPU bfloat16 is written out as
-    products: of tiles (`tiled.py`), about twice as fast as torch's kernel in float32 (benchmarks/kernels.py); whole
+    products: of tiles, about twice as fast as torch's kernel in float32 (benchmarks/kernels.py); whole
     where weights are dropped and places few; and else computed in float32.
     """
     time, so_far, mask_TS = q_BHTD.shape[2], k_BHSD.shape[2], None

@@ -1,6 +1,6 @@
-"""What a GPT is made of: its shape, blocks, and vectors of several tokens as one.
+"""The blocks of a GPT: its configuration, attention, MLP, and the embedding that also knows the tokens before.
 
-Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head, V vocabulary.
+Shapes: B batch, T time (tokens), C channels (width), H head
 """
 
 from __future__ import annotations

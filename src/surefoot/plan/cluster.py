@@ -1,4 +1,4 @@
-"""What a run would need and how long a step would take on many GPUs, as numbers: a strategy, a machine, what they come to."""
+"""A run on many GPUs as numbers: what the machine is assumed to be, and what fits on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stopwatch that splits a step into phases, and what the phases of several steps come to."""
+"""Seconds of a step by phase: laps that are noted while it runs, and the middle half of many steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says when it dies: which step, which samples, the likely cause, and what to type next."""
+"""What a run says when it dies: which step, which samples, and what to type next; and the report that it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says in words: its header, its end, how it is to be gone on with, why it diverged."""
+"""What a run says in words: its header, its end, and why it diverged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer that a file, a directory or a text describes, of whatever kind it is."""
+"""Tokenizers from files: what some `to_json` or the library `tokenizers` wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From text to tokens and back: what every tokenizer does, and those with one token per byte or per character."""
+"""From text to tokens and back: one token per byte, or one per character. Byte pairs are in `tokenizers/bpe.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says in words: its header, its end, how it is to be gone on with, why it diverged."""
+"""What to type next for a run: resume, replay, diagnose, and its first command again."""
 
 from __future__ import annotations
 

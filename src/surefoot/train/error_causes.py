@@ -1,4 +1,4 @@
-"""What a run says when it dies: which step, which samples, the likely cause, and what to type next."""
+"""The likely cause of an error in a step, in words: which samples were strange, and which known mistakes look like this."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The sizes of each parameter's gradient, weights and update in a step that is watched (`train/step_watch.py`), layer by layer.
+"""Per-layer statistics of one step: the sizes of each parameter's gradient, weights and update, on the device.
 
-While the step is made they stay on the device and nothing changes what it sees; `Layers.read` waits, when the step is over.
+`Watched` is what the loop hands things to in a step that is measured. Nothing here waits for the device, and nothing changes what
+it sees; the numbers are read when the step is over.
 """
 
 from __future__ import annotations

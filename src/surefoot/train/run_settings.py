@@ -1,4 +1,4 @@
-"""The keywords of `Run`: the settings of every run, and what only a script can give."""
+"""What `Run` takes: the settings of every run, and what only code can give, each with its text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One step, watched while it is made: the loop hands a `Watch` what there is to see. `UNWATCHED`, which most steps have, sees
-nothing.
-"""
+"""What the loop shows of a step to whoever measures it: `Watch`, and `UNWATCHED`, which sees nothing and which most steps have."""
 
 from __future__ import annotations
 

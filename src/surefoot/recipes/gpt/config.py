@@ -1,7 +1,4 @@
-"""A GPT trained on text: the source of Python's own standard library, or any file or folder of yours.
-
-Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
-"""
+"""The settings of a GPT trained on text, and its presets. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A classifier trained on images: scikit-learn's digits, Fashion-MNIST, CIFAR-10, or folders of pictures.
-
-Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
-"""
+"""The settings of a classifier of images, and its presets. Imports no torch."""
 
 from __future__ import annotations
 

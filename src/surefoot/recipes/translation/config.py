@@ -1,7 +1,4 @@
-"""A translator from one language into another: of phrases that every machine can render, of Multi30k, or of files of yours.
-
-Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
-"""
+"""The settings of a translator, and its presets. Imports no torch."""
 
 from __future__ import annotations
 
