@@ -9,6 +9,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 class Mlflow:
     """A run of MLflow, known by the number that the server gave it."""
 
-    def __init__(self, about: About, kept: Kept) -> None:
+    def __init__(self, about: About, kept: Kept, say: Callable[[str], None]) -> None:  # noqa: ARG002
         from mlflow import entities
         from mlflow.tracking import MlflowClient
 

@@ -11,7 +11,7 @@ from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
 
 PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
-"""Each tracker with what it imports; its extra has its name."""
+"""Each tracker with what it imports. Its extra and its file have its name, and its class too, with a capital letter."""
 
 _USUAL = ("runs", "outputs", "experiments")  # directories of runs, which name no project
 _LONGEST = 100  # characters of a name: Weights & Biases takes 128

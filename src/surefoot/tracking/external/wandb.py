@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from surefoot.tracking.external.protocol import About, Kept, numbers_in, text_in
@@ -21,7 +22,7 @@ _FINISH_S = 25  # less than the end of a run waits
 class Wandb:
     """A run of Weights & Biases."""
 
-    def __init__(self, about: About, kept: Kept) -> None:
+    def __init__(self, about: About, kept: Kept, say: Callable[[str], None]) -> None:  # noqa: ARG002
         import wandb
 
         self.html = wandb.Html

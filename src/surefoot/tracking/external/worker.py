@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -115,19 +116,9 @@ def follow(
 
 def begin(about: About, kept: Kept, say: Callable[[str], None]) -> Package:
     """The run in the tracker that `about` names, begun or gone on with."""
-    match about.tracker:
-        case "wandb":
-            from surefoot.tracking.external.wandb import Wandb
-
-            return Wandb(about, kept)
-        case "mlflow":
-            from surefoot.tracking.external.mlflow import Mlflow
-
-            return Mlflow(about, kept)
-        case _:
-            from surefoot.tracking.external.trackio import Trackio
-
-            return Trackio(about, kept, say)
+    module = import_module(f"surefoot.tracking.external.{about.tracker}")
+    package: Package = getattr(module, about.tracker.capitalize())(about, kept, say)
+    return package
 
 
 def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes]:
