@@ -1,15 +1,18 @@
-"""Stand-ins for the packages without which no run is built or written: safetensors, tomlkit and tensorboard.
+"""Stand-ins for the packages without which no run is built or written: lazy_loader, safetensors, tomlkit and tensorboard.
 
-They are used only where the package is absent, and the result says so. The first two hold what a run of a script needs, and no more:
+They are used only where the package is absent, and the result says so. The first three hold what a run of a script needs, and no more:
 https://huggingface.co/docs/safetensors#format, https://toml.io/en/v1.0.0. Without tensorboard no curves of it are written.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +34,11 @@ STAND_INS = StandIns()
 
 def fill_in() -> None:
     """Put a stand-in where a package is absent."""
+    if find_spec("lazy_loader") is None:
+        loader = ModuleType("lazy_loader")
+        vars(loader).update(attach_stub=attach_stub)
+        sys.modules["lazy_loader"] = loader
+        STAND_INS.absent.append("lazy_loader")
     if find_spec("safetensors") is None:
         package, tensors = ModuleType("safetensors"), ModuleType("safetensors.torch")
         vars(package).update(SafetensorError=ValueError, torch=tensors, __path__=[])
@@ -47,6 +55,28 @@ def fill_in() -> None:
         vars(sink).update(TensorBoard=NoCurves)
         sys.modules["surefoot.tracking.tensorboard"] = sink
         STAND_INS.absent.append("tensorboard")
+
+
+# --- lazy_loader -------------------------------------------------------------------------------------------------------
+
+
+def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, by the relative imports of its stub."""
+    homes = {
+        alias.name: line.module
+        for line in ast.parse(Path(file).with_suffix(".pyi").read_text()).body
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
+    }
+
+    def resolve(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"{package} has no attribute {name}")
+        if homes[name] is None:
+            return import_module(f"{package}.{name}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return resolve, lambda: sorted(homes), sorted(homes)
 
 
 # --- safetensors -------------------------------------------------------------------------------------------------------

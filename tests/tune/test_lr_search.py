@@ -177,9 +177,10 @@ def test_watching_is_told_every_loss_with_its_rate() -> None:
 def test_digits_are_learned_better_at_the_suggestion_than_at_a_tenth_of_it(name: str) -> None:
     """60 seconds: four short runs for each optimizer."""
     from surefoot.recipes import images
+    from surefoot.recipes.optimizer_settings import Optimizer
 
     def config(lr: float) -> images.Config:
-        optimizer = images.Optimizer(name=name, lr=lr)  # type: ignore[arg-type]
+        optimizer = Optimizer(name=name, lr=lr)
         return images.Config(out=None, length="5 epochs", precision="fp32", optimizer=optimizer)
 
     suggested = sf.tune.find_lr(images.build(config(1e-2))).suggested

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from threading import Event, Thread
 from traceback import clear_frames
+from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.format import Contents
-from surefoot.checkpoint.sharded_writer import Board, Mail, save_following, save_leading
 from surefoot.checkpoint.store import NotPrunedError, Store
 from surefoot.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from surefoot.checkpoint.sharded_writer import Mail
 
 
 class Writer:
@@ -59,6 +62,8 @@ class Writer:
             if self.mail is None:
                 self.store.save(contents, protected=protected)
             else:
+                from surefoot.checkpoint.sharded_writer import Board, save_following, save_leading
+
                 board = Board(self.mail, save=self._begun, hurried=self._hurried.is_set)
                 if self.rank == 0:
                     save_leading(self.store, contents, board, protected=protected)

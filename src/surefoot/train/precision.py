@@ -77,7 +77,9 @@ class Precision:
     _plain: AbstractContextManager[None] = field(default_factory=nullcontext, repr=False)
 
     def settle(self, name: str) -> None:
-        """Compute in this format from now on, if that was left open; else nothing changes."""
+        """Compute in this format from now on, if that was left open; else nothing changes. `KeyError` for an unknown one."""
+        if name not in FORMATS:
+            raise KeyError(name)
         if self.open:
             self.name, self.open = name, False
 
