@@ -120,4 +120,4 @@ def test_every_public_name_and_method_says_what_it_is() -> None:
                 for title, value in spoken.items()
                 if (callable(value) or isinstance(value, property)) and not inspect.getdoc(value)
             ]
-    assert silent == []
+    assert not silent, "\n".join(silent)

@@ -38,7 +38,7 @@ def watched(*, watch_every: str | None, sharding: Any = None, **changes: Any) ->
     return {
         "weights": world_runs.weights(run),
         "layers": [record for record in kept if record["kind"] == "layers"],
-        "seen": run.parts.whole.seen.state(),
+        "seen": sorted(run.parts.whole.seen),
     }
 
 

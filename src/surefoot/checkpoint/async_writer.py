@@ -48,6 +48,7 @@ class Writer:
             self._thread = thread
 
     def wait(self) -> None:
+        """Return when no save is in flight."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

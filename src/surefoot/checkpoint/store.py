@@ -60,9 +60,11 @@ class Store:
         self.intact: set[int] = set()
 
     def path(self, step: int) -> Path:
+        """The directory that the checkpoint of a step has, or would have."""
         return self.directory / f"step-{step:08d}"
 
     def partial(self, step: int) -> Path:
+        """The directory in which the checkpoint of a step is written."""
         return self.directory / f".partial-{self.path(step).name}"
 
     def steps(self) -> list[int]:
@@ -117,6 +119,7 @@ class Store:
         raise error or self.absent(step)
 
     def absent(self, step: int) -> CheckpointError:
+        """The error where there is no checkpoint of a step."""
         there = ", ".join(str(step) for step in self.steps()) or "none"
         return CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
 
@@ -243,6 +246,7 @@ class Store:
                 yield step, self.directory / name
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
+        """What to say where the file system has failed a save."""
         newest = None
         with suppress(CheckpointError):
             newest = self.newest_step()

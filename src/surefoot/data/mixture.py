@@ -58,9 +58,11 @@ class Mixture:
         return _Mixed(self, parts) if len(parts) == len(self.gathered) else None
 
     def concatenated(self) -> dict[str, Any]:
+        """The data sets by name, in order."""
         return dict(zip(self.names, self.datasets, strict=True))
 
     def fingerprint(self) -> dict[str, Any]:
+        """The fingerprints of all parts, with their weights."""
         parts = zip(self.names, self.datasets, self.weights, strict=True)
         return {"parts": {name: {"weight": weight, **fingerprint(dataset)} for name, dataset, weight in parts}}
 

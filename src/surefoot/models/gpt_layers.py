@@ -137,6 +137,7 @@ class GPTShape:
 
     @property
     def parameters(self) -> int:
+        """How many numbers are trained."""
         width, hidden = self.width, self.hidden
         matrices = 4 * width**2 + (3 if self.activation == "swiglu" else 2) * width * hidden
         if self.family == "gpt2":

@@ -81,6 +81,7 @@ class Seq2SeqShape:
 
     @property
     def parameters(self) -> int:
+        """How many numbers are trained."""
         width = self.width
         attention = 4 * width**2 + 4 * width + (2 * width // self.heads if self.query_key_norm else 0)
         mlp = 2 * width * self.hidden + self.hidden + width

@@ -139,6 +139,7 @@ class BpeTokenizer:
         return found
 
     def encode(self, text: str) -> NDArray[Any]:
+        """The tokens of a text."""
         return np.array(self.tokenizer.encode(encodable(text), add_special_tokens=False).ids, dtype=self.dtype)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:

@@ -61,6 +61,7 @@ class ByteTokenizer:
         return np.frombuffer(encodable(text).encode(), dtype=np.uint8).astype(np.uint16)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of many texts."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -125,9 +126,11 @@ class CharacterTokenizer:
         return ids.astype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of many texts."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
+        """The text of these tokens."""
         return "".join(self.characters[one] for one in listed(ids, self.vocabulary))
 
     def to_json(self) -> str:

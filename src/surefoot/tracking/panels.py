@@ -100,6 +100,7 @@ class TintedText:
 
     @property
     def text(self) -> str:
+        """All of it."""
         return "".join(text for text, _ in self.pieces)
 
 

@@ -74,10 +74,12 @@ class Images:
         return self._made(self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)), self.labels[ids]
 
     def stored(self, ids: Ids) -> Batch:
+        """The images as bytes with their labels, neither normalised nor changed, and the labels."""
         labels = self.labels.numpy()[ids]
         return rows_as_bytes(self.images.take(ids, axis=0), labels), labels
 
     def fingerprint(self) -> dict[str, Any]:
+        """How many, of what shape, a hash of up to 16 MiB of them spread over all, and how they are changed."""
         each = int(np.prod(self.images.shape[1:]))
         spread = self.images[:: max(1, len(self) * each // _HASHED_BYTES)]
         digest = sha256(spread.tobytes())
@@ -133,11 +135,13 @@ class ImageFiles:
         return normalised(image_BHWC, mean=self.mean, std=self.std)[0], int(self.files.labels[sample])
 
     def stored(self, ids: Ids) -> Batch:
+        """The files as they are, with their labels, and the labels."""
         labels = np.asarray(self.files.labels)[ids].astype(np.int64)
         files = (self.files.paths[place].read_bytes() for place in ids.tolist())
         return [file + label.tobytes() for file, label in zip(files, labels, strict=True)], labels
 
     def fingerprint(self) -> dict[str, Any]:
+        """How many, a hash of names and labels, what was measured (contents are not read again), and how they are changed."""
         told: dict[str, Any] = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
         told["measured"] = [list(part) for part in self.measured]
         return {**told, **_how(self)}

@@ -123,6 +123,7 @@ class Choices:
         )
 
     def fingerprint(self) -> dict[str, Any]:
+        """Which questions, and how much of them is shown."""
         digest = sha256()
         for part in (self.tokens, self.lengths, self.endings, self.right):
             digest.update(part.astype("<i8").tobytes())

@@ -74,6 +74,7 @@ class Windows:
         return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
     def passages(self, ids: Ids) -> Batch:
+        """A passage out of each window of the first epoch (`first_look.passages`), and all targets."""
         inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
         return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
 
@@ -84,6 +85,7 @@ class Windows:
         return offsets
 
     def fingerprint(self) -> dict[str, Any]:
+        """Which tokens, how long the windows are, and the seed of their offsets."""
         return self.described
 
 
@@ -124,10 +126,12 @@ class HeldOut:
         return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, _IGNORED, window_BT[:, 1:]))
 
     def passages(self, ids: Ids) -> Batch:
+        """A passage out of each window (`first_look.passages`), and all targets."""
         inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
         return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
 
     def fingerprint(self) -> dict[str, Any]:
+        """Which tokens, and how long the windows are."""
         return self.described
 
 

@@ -97,6 +97,7 @@ class Pairs:
         return rows, np.concatenate(targets).astype(np.int64) if targets else None
 
     def fingerprint(self) -> dict[str, Any]:
+        """How many pairs and tokens, and a hash of all of them."""
         digest = sha256()
         for array in (self.source, self.source_starts, self.target, self.target_starts):
             digest.update(array.astype("<i8").tobytes())
