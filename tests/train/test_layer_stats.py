@@ -398,6 +398,14 @@ def test_modules_that_are_compiled_by_themselves_are_left_alone() -> None:
     assert list(observed(model)) == ["0", "2"]
 
 
+def test_which_parameters_have_had_a_gradient_is_known_after_a_resume(tmp_path: Path) -> None:
+    stopped = build(tmp_path / "run", stop_after="4 steps")
+    stopped.train()
+    with build(tmp_path / "run") as resumed:
+        assert resumed.state.step == 4
+        assert resumed.parts.whole.seen == stopped.parts.whole.seen != set()
+
+
 def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:
     def of_both(models: Any, batch: Any) -> Tensor:
         outputs = models["first"](batch[0]) + models["second"](batch[0])
