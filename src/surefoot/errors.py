@@ -4,8 +4,6 @@ A message says what was found, where, the likely cause, and what to type next, i
 prints it without a traceback; a library user catches `SurefootError`, or one of its kinds.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

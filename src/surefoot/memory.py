@@ -1,7 +1,5 @@
 """Memory: how much of a device is free, how much the tensors made in some code take at once, and bytes as people write them."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

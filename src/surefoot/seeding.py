@@ -4,8 +4,6 @@ An address is whatever names the draw: (step, micro-batch) inside a step, (epoch
 rank, a worker or a process, so neither their number nor what ran before can change a single bit.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -3,8 +3,6 @@
 Vaswani et al. 2017, section 6.1: the last 5 or 20 checkpoints of a run (https://arxiv.org/abs/1706.03762).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

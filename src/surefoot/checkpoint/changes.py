@@ -4,8 +4,6 @@ Compared are the fingerprints that `run/resume.py` takes: hashes of samples and 
 of step 0, and hashes of the texts of the user's own code. Settings are compared in `train/run_identity.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checkpoints as several ranks find them: all take the same one, and each checks a share of its bytes. Every call is collective."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path

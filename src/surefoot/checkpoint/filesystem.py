@@ -4,8 +4,6 @@ Nothing else in this package touches the file system. So a test can let each sin
 before a kill, or be lost in a power cut, by giving another object with these methods.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -9,8 +9,6 @@ No byte of it is ever executed: there is no pickle here. How it is read and chec
 and which stay is `store.py`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """GPT-2's weights in the files of Hugging Face's transformers, read and written: model.safetensors, and config.json beside it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

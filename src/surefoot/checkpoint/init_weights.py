@@ -1,7 +1,5 @@
 """Weights to start from, which need not fit whole: what was loaded, renamed, skipped and new is told in a table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

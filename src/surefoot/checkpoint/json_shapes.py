@@ -1,7 +1,5 @@
 """Whether a value out of a JSON file has the shape that a type says: the types of state.json and environment.json. Torch-free."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

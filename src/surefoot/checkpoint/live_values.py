@@ -1,7 +1,5 @@
 """Values of live objects: compared, to the bit or to rounding, put back in their place, and refused where a run would lose them."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable, Sequence

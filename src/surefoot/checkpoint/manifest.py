@@ -1,7 +1,5 @@
 """The manifest of a checkpoint: length and SHA-256 of all that is in it, itself included. No file in here."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Objects that a user keeps are saved so, and what modules and optimizers save in a form of their own.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """Between live optimizers and the named tensors and JSON of a checkpoint, through their `state_dict` and `load_state_dict`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A checkpoint on disk as it is read: every byte checked against the manifest, whole or by rows, by one rank or several."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ they failed; rank 0 commits when all have reported, or gives up, and says to all
 or whose disk is full, leaves no checkpoint behind. Nothing here touches a process group: training goes on beside.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -4,8 +4,6 @@ Where tensors lie over several ranks, each takes and gives back the rows that it
 A model and an optimizer save what their `state_dict` gives, and take it back through their `load_state_dict`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 

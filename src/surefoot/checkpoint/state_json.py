@@ -1,7 +1,5 @@
 """The one schema of state.json, everything in a checkpoint that is no tensor: written from it, checked by it. Torch-free."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

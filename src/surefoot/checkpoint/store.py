@@ -8,8 +8,6 @@
 A kill leaves names with a dot behind; the next save clears them. What one checkpoint holds is `format.py`.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import shlex

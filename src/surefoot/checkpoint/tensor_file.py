@@ -5,8 +5,6 @@ the numbers, row after row, so that rows lie in one stretch: https://huggingface
 read whole is the library's business; to write one it would first copy it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping

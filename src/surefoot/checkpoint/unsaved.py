@@ -5,8 +5,6 @@ A checkpoint holds parameters, persistent buffers, what optimizers remember of p
 installed packages the walk enters modules, optimizers and the loss itself. It reads no tensor on the host.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections import deque

@@ -4,8 +4,6 @@ The names of several and the index are those of Hugging Face's libraries. No mor
 of one that is not turned only a few megabytes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The options of `surefoot compare`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """What `surefoot compare ...` asks for: from a command line to the plan of a comparison, every variant's settings checked."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`surefoot compare RUN RUN...`: runs that are there put next to each other; and how every comparison is told and written."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence

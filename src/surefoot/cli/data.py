@@ -1,7 +1,5 @@
 """`surefoot data ...`: token shards from text."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`surefoot diagnose RUN`: what is wrong with a run, from its records. Torch-free."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass

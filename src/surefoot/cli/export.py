@@ -1,7 +1,5 @@
 """`surefoot export RUN`: the weights of a run in files that others load."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from typing import Literal

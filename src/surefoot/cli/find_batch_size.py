@@ -1,7 +1,5 @@
 """`surefoot find-batch-size`: memory and throughput of micro-batch sizes, measured; leaves nothing behind."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run

@@ -1,7 +1,5 @@
 """`surefoot VERB ...`: which verb, and what an error looks like. Neither torch nor tyro is imported until a verb needs it."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import select

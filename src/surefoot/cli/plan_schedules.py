@@ -1,7 +1,5 @@
 """`surefoot compare --schedules LIST`: which schedules of which run are meant, drawn and told; nothing is trained."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

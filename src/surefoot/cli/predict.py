@@ -1,7 +1,5 @@
 """`surefoot predict RUN INPUT...`: a trained model used on prompts, lines or pictures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`--nproc` and `--max-restarts`: the same command in several processes of this machine, where it asks for that."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -1,7 +1,5 @@
 """`surefoot profile`: where a step's time goes, and what would make it quicker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run

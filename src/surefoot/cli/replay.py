@@ -1,7 +1,5 @@
 """`surefoot replay RUN --step N`: a past step made again and looked at; with --bisect-nan, the first bad one."""
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import redirect_stdout

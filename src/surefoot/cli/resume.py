@@ -1,7 +1,5 @@
 """`surefoot resume RUN`: go on from the newest intact checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from surefoot.cli.options import RunOption, find_run, flag_text, option_names, target, verb_options

@@ -4,8 +4,6 @@ submitit writes the batch script and has the job requeued; what it is told to st
 them a pickle of that command line, lie in a directory for logs and never in that of the run.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`surefoot train RECIPE|FILE.py:build`: a run from its start, or from where it stands."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`surefoot verify RUN`: is what lies there what was trained? Files against hashes, then steps made again."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """The scores of a trained run batch by batch, kept beside it, from which differences between runs are taken."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

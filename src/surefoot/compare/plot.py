@@ -1,7 +1,5 @@
 """The curves of all variants in one picture, as PNG and SVG."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a comparison shows while it runs: a line for each running variant in a terminal, `key=value` lines elsewhere."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

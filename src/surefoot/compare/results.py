@@ -4,8 +4,6 @@ How differences and their noise are computed is in `statistics.py`, what is said
 `tables.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Training the variants of a comparison, several at once: who is next, who is done, and what a person sees of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Two scores over the same held-out data differ by less than each of them varies f
 hard for one model is hard for the other. So the difference is taken piece by piece, and its error from those differences.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

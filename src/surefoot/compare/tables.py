@@ -1,7 +1,5 @@
 """A comparison as text, Markdown, tab-separated values and JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

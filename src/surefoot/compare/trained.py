@@ -3,8 +3,6 @@
 Nothing is rebuilt and no tensor is read. What a later resume has superseded is no part of a curve.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """The variants of a comparison: combinations of settings, and the name that each has as a directory and in a table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

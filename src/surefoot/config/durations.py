@@ -5,8 +5,6 @@ not on what was due before, so a resumed run does the same things at the same st
 business.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """When what is due in a run: the durations of its settings, as steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from surefoot.config.durations import Every, Length, planned, seconds

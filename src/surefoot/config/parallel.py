@@ -1,7 +1,5 @@
 """How several processes make one run, as a setting; what it means is in `surefoot.distributed.strategy`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Paths that a user gives, files that are written without following a link, and files that are read without waiting. No torch."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -4,8 +4,6 @@ All else is derived from the fields: flags and their help, config.toml, the tabl
 at a resume, what ranks must share, the timetable.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import typing

@@ -4,8 +4,6 @@
 a clock or imports torch, so the same facts give the same choice in every process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ A file has two top-level keys besides settings: `absent` lists the settings that
 write, and the table [program] says what ran the configuration.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

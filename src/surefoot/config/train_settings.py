@@ -3,8 +3,6 @@
 How one is declared is in `config/setting.py`; what is wrong only beside another setting is in `run/validate.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

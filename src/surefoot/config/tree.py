@@ -4,8 +4,6 @@ The dotted names are the flags and the keys in files too. Nothing is guessed: an
 another type is refused, all problems at once, with the nearest name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib

@@ -1,7 +1,5 @@
 """Functions in files of the user's own: one that builds a run, or a network; and their texts. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import inspect

@@ -4,8 +4,6 @@ Samples of similar length form a bucket; in each epoch a bucket is shuffled and 
 many batches a bucket gives depends on the lengths alone, so a step's place in its epoch is a matter of arithmetic.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """What a data set must be, found out before training: addressable, not empty, the same when read again, and which one it is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256

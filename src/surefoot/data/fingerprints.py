@@ -3,8 +3,6 @@
 Which data a data set says it holds is `dataset_checks.fingerprint`; hashes of two starts are compared in `checkpoint/changes.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet

@@ -3,8 +3,6 @@
 No worker process is started for them, and no Python runs per sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 

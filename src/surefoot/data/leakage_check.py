@@ -4,8 +4,6 @@ What is random in a sample must not hide that it is another's copy: where a data
 are compared, and else all are read under the same seed. It costs a fraction of a second; what was not looked at is not told of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter

@@ -4,8 +4,6 @@ Nothing here is remembered between steps: a feed started at step k gives what on
 augmentation of a sample draws from (seed, epoch, sample), what couples samples from (seed, step, micro-batch).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Several data sets as one, in fixed proportions."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

@@ -4,8 +4,6 @@ The order of samples is the concatenation of one permutation per epoch, and step
 A permutation is never built or stored: it is a keyed bijection, evaluated at the positions that are asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 

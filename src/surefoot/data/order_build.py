@@ -1,7 +1,5 @@
 """From what a user hands over as data to the plan by which samples become steps: sizes, order, and how many steps a pass has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

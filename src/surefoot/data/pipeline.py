@@ -1,7 +1,5 @@
 """One run's data, however they are read: step by step to train, any step again to look at it, a split in order to score."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

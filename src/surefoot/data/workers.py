@@ -3,8 +3,6 @@
 A loader's worker is given addresses (step, micro-batch) and computes nothing that depends on which worker it is.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import multiprocessing

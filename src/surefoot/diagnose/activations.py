@@ -1,7 +1,5 @@
 """Findings on units that do nothing: dead ones, which no sample of a batch reaches, and saturated ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """All findings of a run: which there are, what each comes to, and what was looked at."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from surefoot.diagnose import (

@@ -1,7 +1,5 @@
 """Findings on runs that break: divergence and how it began, steps that were not finite, losses that jump."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Findings on what the scores mean: overfitting, data that are in both parts, targets without information, smoothed perplexity."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

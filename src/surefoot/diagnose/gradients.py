@@ -1,7 +1,5 @@
 """Findings on the gradient: limited in most steps, growing, vanishing on its way down, and noisier than the batch bears."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Findings on whether the loss falls, and whether the learning rate is why not."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

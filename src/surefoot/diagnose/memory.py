@@ -1,7 +1,5 @@
 """A finding on memory that grows for as long as the run goes on."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well, check, wrong

@@ -1,7 +1,5 @@
 """What a run was asked to do, as far as findings are measured by it; and how another value is asked for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

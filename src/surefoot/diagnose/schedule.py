@@ -1,7 +1,5 @@
 """Findings on a run's length and schedule: ended early, a long warm-up, a rate that is high at the end, a loss that still falls."""
 
-from __future__ import annotations
-
 from surefoot.diagnose.finding import Unclear, Verdict, Well, check, wrong
 from surefoot.diagnose.history import History
 

@@ -3,8 +3,6 @@
 Hampel 1974 (median and median absolute deviation), Theil 1950 and Sen 1968 (slope), Mann 1945 and Kendall 1975 (trend).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Findings as text for a terminal of 80 columns, and in one line for a run that goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from textwrap import TextWrapper
 

@@ -1,7 +1,5 @@
 """Findings on where the time goes: waiting for data, evaluating, saving; and on a throughput that falls or jitters."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

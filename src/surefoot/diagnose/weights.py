@@ -1,7 +1,5 @@
 """Findings on how weights move: not at all, or by an unusual part of themselves in a step."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

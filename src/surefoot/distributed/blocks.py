@@ -3,8 +3,6 @@
 Found from how the model is built, not from names of ours: blocks are what a list of modules holds several of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 

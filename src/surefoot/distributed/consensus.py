@@ -4,8 +4,6 @@ A signal reaches one process, a clock runs on each, a user's code may call `run.
 say counts. It travels on the CPU, beside whatever the device is doing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

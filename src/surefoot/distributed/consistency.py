@@ -3,8 +3,6 @@
 Where they were not started so, that is said before they do anything else together: they would wait for each other without end.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass

@@ -3,8 +3,6 @@
 This file and `distributed/fsdp.py` are the only ones that name DDP and FSDP2.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext

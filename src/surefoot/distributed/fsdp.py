@@ -4,8 +4,6 @@ Torch's `fully_shard` gathers weights when they are used and spreads gradients. 
 tensors for the optimizer (`shards.Shard`), the norm of the whole gradient, whole weights for sampling.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field

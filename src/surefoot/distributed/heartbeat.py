@@ -6,8 +6,6 @@ its own. Rank 0 reads what all tell; the others read what rank 0 tells, and whom
 Where no launcher of ours watches the processes, a line between each rank and rank 0 tells at once of one that has ended.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What one rank tells another of a user's values, as text: nothing is pickled, so nothing that comes can run code."""
 
-from __future__ import annotations
-
 import base64
 import json
 from dataclasses import fields, is_dataclass

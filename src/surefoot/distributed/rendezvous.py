@@ -1,7 +1,5 @@
 """How processes find each other, and what ends with them: the two groups, the store, the nonce before its keys, the heartbeat."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -4,8 +4,6 @@ An optimizer works on `Shard`s: plain tensors, which share their memory with wha
 gradient and the update needs to know of sharding but what looks at more than one number at a time.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence

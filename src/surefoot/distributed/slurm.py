@@ -4,8 +4,6 @@ Only a step counts, that is what srun starts: the script of sbatch and a shell i
 SLURM_PROCID, but they are one process. The names are those of "output environment variables" in srun's manual.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

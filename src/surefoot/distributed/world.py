@@ -5,8 +5,6 @@ Small things travel as JSON over a second group, always gloo on the CPU: no step
 needs neither.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """The weights of a run in files that others load: made from a checkpoint without the program that made the run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

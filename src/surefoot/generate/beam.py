@@ -5,8 +5,6 @@ together (but for the rounding of larger matrices). Shapes: B sources, S time of
 N candidates for one of them, V vocabulary, T tokens so far.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

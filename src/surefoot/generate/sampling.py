@@ -3,8 +3,6 @@
 Shapes: B batch, T time, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 

@@ -4,8 +4,6 @@ A rank is named as lost by whoever sees it first: this process, where the rank h
 it is silent. The ranks that are left then end by themselves; what does not is killed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """How many processes: what `--nproc` asks for, what divides a step, and how many devices there are."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A process is torch's own `SubprocessHandler`, from below torchrun's agent: envir
 itself is not used: it turns every exit status into 1, ends all others by the first that ends, and tells at length.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

@@ -1,7 +1,5 @@
 """Cross entropy as a counted mean, so that ignored targets and ragged batches weigh what they should."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Cross entropy of a head without all its logits in memory at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

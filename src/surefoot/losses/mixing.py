@@ -4,8 +4,6 @@ by (seed, step, micro-batch), on the host, so that no device is waited for.
 Shapes: B batch, C channels, H height, W width, K classes.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

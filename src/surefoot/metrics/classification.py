@@ -3,8 +3,6 @@
 Shapes: B batch, K classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Shapes: B batch, T time (tokens), S time so far (with what a cache holds), H heads, D channels of a head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

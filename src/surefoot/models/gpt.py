@@ -7,8 +7,6 @@ gpt2: learned positions, layer norms, biases, GELU, a head that is the embedding
 Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Shapes: B batch, T time (tokens), C channels (width), H head
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

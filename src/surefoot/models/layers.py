@@ -1,7 +1,5 @@
 """Layers without a model of their own: squared ReLU, dropout, RMS norm, positions, and the layout of images."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

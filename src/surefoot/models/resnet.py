@@ -6,8 +6,6 @@ paper, the bottleneck of the 50-layer network has its stride in the 3 x 3 convol
 Shapes: B batch, C channels, H height, W width, K classes.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch.nn.functional as F

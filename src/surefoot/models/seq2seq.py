@@ -4,8 +4,6 @@ Shapes: B sources, K hypotheses for each, S time of the source, T time of the ta
 of a head, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Shapes: B batch, S time of the source, T time of the target, C channels (width),
 K hypotheses for one source, R = B x K rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 Shapes: B batch, C channels, H height, W width, K classes.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch.nn.functional as F

@@ -4,8 +4,6 @@ A limit (by norm, by value, by unit, by recent norms) is applied to what backwar
 loss counted, the loss scale), and may remember. Nothing here waits for the device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Weights that are evaluated in the place of the trained ones, held in a twin and never swapped; a moving average of them."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Protocol

@@ -6,8 +6,6 @@ zeros: such a parameter must neither decay nor coast); from then on its group is
 whose parameters another tensor was put in place (`parameter.data = ...`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

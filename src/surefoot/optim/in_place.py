@@ -4,8 +4,6 @@ Torch's fused SGD kernel is `target -= rate * (amount + decay * target)` unless 
 written as that, in one pass and without a copy to go back to.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """How many bytes an optimizer will keep, before its first step has made them; and for the time of an update."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -5,8 +5,6 @@ Matrices of which each rank holds some rows are gathered whole, shared out among
 its rows alone a matrix would be another one. Two exchanges a step, in bfloat16, in which they are made orthogonal anyway.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ So a parameter is spared where it has fewer than two dimensions, is a module's b
 an embedding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ Modules are taken in the order in which they were registered, which is how model
 forward pass comes first. Names are not looked at.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

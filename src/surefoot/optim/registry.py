@@ -3,8 +3,6 @@
 Each `OptimizerKind` stands beside its class in a file of `kinds/`; its name and settings are declared in `specs.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

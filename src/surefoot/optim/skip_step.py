@@ -4,8 +4,6 @@
 describe itself. A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 Importing this file does not import torch; `build.build_optimizer` does. Which one for what: docs/optimizers.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ A parameter that is frozen on the way stays with its optimizer, as in torch: it 
 state waits. One that is unfrozen for the first time joins: its model's optimizer is built again, and all others keep their state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain

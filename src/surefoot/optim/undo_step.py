@@ -1,7 +1,5 @@
 """A step that is taken and undone: copies of parameters and state are put back where it was bad, all on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

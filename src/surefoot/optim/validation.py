@@ -1,7 +1,5 @@
 """The optimizers that have a name, and what is wrong with settings given to one of them. Torch-free."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import math

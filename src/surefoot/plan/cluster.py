@@ -1,7 +1,5 @@
 """A run on many GPUs as numbers: what the machine is assumed to be, and what fits on it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

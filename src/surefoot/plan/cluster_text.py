@@ -3,8 +3,6 @@
 Nothing is allocated and nothing is measured: the numbers are those of `cluster.py` and of a dry pass over the run on paper.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

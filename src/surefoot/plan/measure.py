@@ -1,7 +1,5 @@
 """One micro-batch forward and backward, to measure its time and memory; its gradients are let go."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median
 

@@ -1,7 +1,5 @@
 """How many bytes a GPU holds under a strategy, and what for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

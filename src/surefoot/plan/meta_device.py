@@ -4,8 +4,6 @@ There a function's results have a shape and a type and take no memory, so a pass
 things are done here by hand: what autocast would cast, attention in one kernel that never holds all its weights, and dropout's mask.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What one forward and backward pass would hold and compute: a dry pass, over a model on the meta device."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

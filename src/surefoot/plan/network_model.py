@@ -1,7 +1,5 @@
 """How many bytes a GPU sends in a step under a strategy, beside which pass, and how long the step takes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

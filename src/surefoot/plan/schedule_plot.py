@@ -3,8 +3,6 @@
 Above all curves in one field; below each in its own, with its peak, its lowest rate, the end of warm-up and its area marked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

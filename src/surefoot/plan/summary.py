@@ -1,7 +1,5 @@
 """What a run would do, in words and numbers, before it does anything: nothing is trained, and nothing is written."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """How much a variant gains: steps of it and of the run as it is in turn, and the ratio of each pair with its spread."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -4,8 +4,6 @@ Every allocation that torch makes under its profiler is known with its time; the
 and parameters, optimizer state and buffers by asking for their sizes. What is left are activations and temporary results.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """A run's step under the magnifying glass: time, operators, memory, arithmetic, and what would make it quicker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter

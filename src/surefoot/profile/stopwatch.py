@@ -1,7 +1,5 @@
 """Seconds of a step by phase: laps that are noted while it runs, and the middle half of many steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

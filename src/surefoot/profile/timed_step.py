@@ -4,8 +4,6 @@ What a step calls is replaced by what notes the time and calls it: the model's f
 buffers, whose `end_pass` is the first call after `backward()`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Steps under torch's profiler: the trace, the operators that take the time, and every allocation of memory."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

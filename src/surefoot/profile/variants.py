@@ -3,8 +3,6 @@
 A variant changes the run only inside `entered`, so that steps of it and of the run as it is can be made in turn.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Single samples of the recipes in words, for `surefoot replay`: text of tokens, sentences, and a picture in blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

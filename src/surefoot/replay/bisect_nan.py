@@ -1,7 +1,5 @@
 """The first bad step of a run: from what its records say was skipped, from its checkpoints, and by making steps again."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a look at one step finds, as plain data: it goes into `crash/`, onto a page, and between ranks as JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

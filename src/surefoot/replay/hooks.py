@@ -4,8 +4,6 @@ Hooks stand on the plain modules, forward and backward; nothing is changed by th
 backward pass is not looked at twice: only what runs inside the loss is forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

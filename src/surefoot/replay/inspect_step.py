@@ -3,8 +3,6 @@
 Who has made the steps before it does not matter here: `rerun.py` from a checkpoint, or a run that has just diverged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The first bad step of a run that has just diverged, looked at with the state that is at hand: that of the last good step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ The plain models are called, with the random numbers of the micro-batch. Whateve
 are afterwards as they were.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

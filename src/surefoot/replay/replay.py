@@ -1,7 +1,5 @@
 """One past step of a run, made again and looked at: from the nearest checkpoint before it, with what that costs said first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

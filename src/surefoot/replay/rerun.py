@@ -4,8 +4,6 @@ A step is a pure function of what a checkpoint holds and of its number. What els
 plateau has lowered meanwhile: that follows from the scores on the record. What is looked at in a step is in `hooks.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass

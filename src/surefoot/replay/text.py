@@ -1,7 +1,5 @@
 """The tables of a look at one step as text, up to 100 columns wide: micro-batches, samples, modules and parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import TypeVar

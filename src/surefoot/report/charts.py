@@ -1,7 +1,5 @@
 """What a chart shows, apart from how it is drawn: lines, marks, and what its numbers are."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The main curves as one picture, by matplotlib, from the same charts as the page's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO

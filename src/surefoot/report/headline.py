@@ -1,7 +1,5 @@
 """How a run went: one number, and one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 Rectangles for tens of thousands of values would be megabytes; one picture element each, drawn without smoothing, is the same.
 """
 
-from __future__ import annotations
-
 import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ One page under one address, and nothing else: other paths, methods and host name
 can read it by a name of its own that leads here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from base64 import b64encode

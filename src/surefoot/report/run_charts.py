@@ -1,7 +1,5 @@
 """Which charts a run gets, and what is marked on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What the records of a run come to: curves, events, samples, layers and times, gathered one record at a time; and the whole run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Several runs on one page: one colour each, their curves over each other, and only the settings in which they differ."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

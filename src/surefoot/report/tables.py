@@ -1,7 +1,5 @@
 """Settings, surroundings and times of a run as rows of tables."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

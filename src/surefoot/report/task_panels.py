@@ -4,8 +4,6 @@ For `Run(panels_fn=...)`. The panels themselves are in `tracking/panels.py`.
 Shapes: B batch, K classes, C channels, H height, W width.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import math

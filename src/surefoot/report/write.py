@@ -1,7 +1,5 @@
 """Reports where they are asked for, and the one at the end of every run that has a directory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Of several ranks each has a `Saving`; all of them save the same steps and find the same checkpoints.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run says when it dies: which step, which samples, and what to type next; and the report that it writes."""
 
-from __future__ import annotations
-
 import json
 import signal
 import traceback

@@ -1,7 +1,5 @@
 """How a run that has diverged ends: with the weights of its last good step, and words on the likely cause."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

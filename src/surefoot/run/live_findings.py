@@ -5,8 +5,6 @@ asking waits until a hundred times as long has passed: at most 1 % of the run's 
 `surefoot diagnose`. What was said is not part of a checkpoint: a resumed run takes what the records show then as said.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """What a run says in words: its header, its end, and why it diverged."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys

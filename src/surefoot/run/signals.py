@@ -4,8 +4,6 @@ Python runs a handler only between two of its own instructions, and one backward
 So the answer to the first Ctrl-C is given by a thread that waits for the number which Python writes to a socket at once.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

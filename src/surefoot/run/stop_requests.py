@@ -3,8 +3,6 @@
 A signal, a time limit, and what a user's code asks for come to one process; all ranks act on them after the same step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from surefoot.distributed.consensus import Agreement

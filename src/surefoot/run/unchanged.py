@@ -1,7 +1,5 @@
 """Trying things on a run that must not notice: it comes out bit for bit as it went in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

@@ -3,8 +3,6 @@
 What each setting must be by itself stands with it, in `config/train_settings.py`; here is what it must be beside others.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -5,8 +5,6 @@ A new shape is an entry of `SHAPES` and a public function in `lr_schedule.py`.
 Where a curve differs from torch's or transformers' of that name: docs/decisions/0007.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping

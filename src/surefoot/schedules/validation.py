@@ -1,7 +1,5 @@
 """What is wrong with the settings of a schedule: foreign ones, values out of range, durations that do not fit in a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

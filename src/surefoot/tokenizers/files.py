@@ -1,7 +1,5 @@
 """Tokenizers from files: what some `to_json` or the library `tokenizers` wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from surefoot.config.paths import local_path

@@ -1,7 +1,5 @@
 """From text to tokens and back: one token per byte, or one per character. Byte pairs are in `tokenizers/bpe.py`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records as plain lines, one per record: `key=value`, no colour, nothing redrawn. For files, pipes and dumb terminals."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

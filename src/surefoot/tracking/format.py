@@ -1,7 +1,5 @@
 """How numbers, times, sizes and names are written where a person reads them: console, page, tables, charts."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Literal
 

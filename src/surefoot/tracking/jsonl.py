@@ -5,8 +5,6 @@ as "NAME/NAME"). A resumed run appends a `resumed` record; what an interrupted s
 `streamed`, not from the file, but for what happened to the run (`event`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

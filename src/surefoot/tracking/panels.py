@@ -3,8 +3,6 @@
 Plain data. What makes them of a model is in `report/task_panels.py`; in a run's directory they are `tracking/panels_file.py`'s.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

@@ -1,7 +1,5 @@
 """Panels as `panels.json` in a run's directory: how many fit, and how they are read back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

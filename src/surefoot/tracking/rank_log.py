@@ -1,7 +1,5 @@
 """What a rank above 0 has to say: a file of its own in the run's directory, as soon as there is one."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from datetime import datetime

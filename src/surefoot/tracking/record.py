@@ -1,7 +1,5 @@
 """One line of metrics, what takes it, and the names in it that are surefoot's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypedDict
 

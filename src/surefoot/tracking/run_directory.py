@@ -1,7 +1,5 @@
 """A run's directory: what lies in it besides checkpoints and metrics, and who may write there."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

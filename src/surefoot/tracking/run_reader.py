@@ -4,8 +4,6 @@ Nothing of the run's author is executed, nothing is locked, no tensor is read. `
 would have said, and `RunFiles.problems` names the file; `read_settings`, `read_sessions` and `read_state` raise.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -1,7 +1,5 @@
 """Rows of text as a table: columns as wide as their widest cell."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 

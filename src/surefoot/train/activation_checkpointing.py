@@ -4,8 +4,6 @@ Chen et al. 2016 (https://arxiv.org/abs/1604.06174). Nothing of that changes a b
 same random numbers and the same buffers, and what it does to buffers is forgotten.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

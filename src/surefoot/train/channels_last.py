@@ -4,8 +4,6 @@ Convolutions keep to the layout of what they are given, and on processors that m
 much faster with the channels side by side (torch's `channels_last`). Weights stay as they are, so nothing that is saved changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 What "auto" comes to is looked up in `train/auto_precision.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

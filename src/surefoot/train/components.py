@@ -1,7 +1,5 @@
 """What a run is made of, put together and not yet begun."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What several ranks found of one split, put together as one process would have found it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

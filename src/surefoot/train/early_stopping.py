@@ -1,7 +1,5 @@
 """Watching a score: which step was the best so far, and how many evaluations ago."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass

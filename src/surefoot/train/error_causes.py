@@ -1,7 +1,5 @@
 """The likely cause of an error in a step, in words: which samples were strange, and which known mistakes look like this."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Scores over a whole split, as counted means: they depend neither on the batch size nor on what the run does meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

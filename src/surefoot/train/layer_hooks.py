@@ -4,8 +4,6 @@ By forward hooks that are there only while the loss is called, so nothing of it 
 in the backward pass. Nothing here waits for the device, draws a random number, or hands autograd anything.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@
 it sees; the numbers are read when the step is over.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The loss of a step, added up over its micro-batches: what a loss function returned, as parts of one counted mean."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

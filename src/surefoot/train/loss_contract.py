@@ -1,7 +1,5 @@
 """The contract between a loss and what is counted: the loss of a batch is the count-weighted mean of its parts'."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from dataclasses import replace

@@ -4,8 +4,6 @@ A row holds the loss of the global batch, the number of things counted, the grad
 limited and whether the update was skipped. Rows not yet logged are part of a checkpoint, so a resumed run writes the same records.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The models of a run, and their averages, as the files of a checkpoint hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal

@@ -4,8 +4,6 @@ DDP and FSDP2 see only what goes through the model's own call. Gradients of what
 processes, sharded weights are not gathered for it, and a parameter that gets no gradient is waited for.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack

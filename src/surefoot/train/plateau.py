@@ -4,8 +4,6 @@ The decision is made between steps, from scores that are on the record anyway; n
 reaches the optimizers: `State.rate_factor`, with which the loop multiplies what the schedule says.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace

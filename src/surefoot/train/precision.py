@@ -5,8 +5,6 @@ its overflow flag on the host in every step (law 12) and passes over the gradien
 A new format is an entry of `FORMATS`, and a choice of `precision` in the settings.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

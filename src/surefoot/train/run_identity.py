@@ -1,7 +1,5 @@
 """Is the run that is started the run that was saved? Every difference is named; one that would change the run is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

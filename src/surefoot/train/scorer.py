@@ -1,7 +1,5 @@
 """What a run makes of its model between steps: scores over its splits, and samples. Nothing here changes the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from time import perf_counter

@@ -1,7 +1,5 @@
 """Passes that leave no trace: whatever is tried with a model and a loss, everything is afterwards as it was."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

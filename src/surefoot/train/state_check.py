@@ -4,8 +4,6 @@ What a model, a loss or an optimizer remembers beside its checkpoint is lost wit
 hashes tell at a resume whether samples, loss and code are what they were (`fingerprints`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy

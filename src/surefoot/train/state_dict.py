@@ -1,7 +1,5 @@
 """The whole of a run at one step, as the contents of a checkpoint, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

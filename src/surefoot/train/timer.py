@@ -4,8 +4,6 @@ This is the one definition of a run's time: records, the console, the page and `
 does before its first step, and after the record of its end, belongs to none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import perf_counter
 

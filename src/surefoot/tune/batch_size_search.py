@@ -1,7 +1,5 @@
 """Which micro-batch sizes to try, and which of those tried to take: no run and no torch, only what trying them told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """How large a micro-batch may be, and how large it should be: memory and throughput measured with steps of the run's own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """What a range test of the learning rate found, and what it suggests: arithmetic on a curve, no run and no torch."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

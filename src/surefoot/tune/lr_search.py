@@ -1,7 +1,5 @@
 """A range test of the learning rate: on the data that the run would see next, with everything of its own step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """One micro-batch size tried: steps of the run's own with it, their peak of memory and the time that they take."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from dataclasses import replace

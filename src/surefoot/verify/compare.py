@@ -4,8 +4,6 @@ On the machine that made it equal means every bit. Elsewhere floating-point numb
 larger one for a number, and for tensors as `judged` says. What is counted is equal everywhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What lies in a run's directory, checked without building the run: every byte of every checkpoint, and what files say of each other."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """metrics.jsonl line by line, with the place of each, against what checkpoints have noted of the file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256

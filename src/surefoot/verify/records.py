@@ -4,8 +4,6 @@ Speeds and rates are compared to the last bit, since they were computed from num
 millionth, since they are sums.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One window of steps made again from a checkpoint, and what comes out compared with what was saved on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

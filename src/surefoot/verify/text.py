@@ -1,7 +1,5 @@
 """What was found, in plain sentences: what is proved, what is not, and what the differences say about their cause."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from surefoot.memory import in_words

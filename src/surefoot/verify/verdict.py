@@ -1,7 +1,5 @@
 """What verifying a run came to: what is proved, what is not, and what is wrong, in sentences and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """All of it in order: files, records, data, then steps made again; and what came of it as one verdict."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Which steps are made again: windows that begin where a checkpoint is and end where something can be compared."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Images that fit into memory, as arrays with their labels: scikit-learn's digits, IDX files, CIFAR-10, and a made-up set."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ is whole numbers, or arithmetic on one pixel at a time, so that it is equal to t
 Shapes: B batch, H height, W width, C channels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@ Left out are equalising, automatic contrast, sharpness and colour balance.
 Shapes: B batch, H height, W width, C channels.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

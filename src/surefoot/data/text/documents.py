@@ -1,7 +1,5 @@
 """Documents in files of any size, one after the other: text, JSON lines and Parquet, from any document on."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

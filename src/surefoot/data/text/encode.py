@@ -1,7 +1,5 @@
 """Texts into tokens in several processes, in order; without torch, so that the processes start quickly."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

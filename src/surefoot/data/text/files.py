@@ -1,7 +1,5 @@
 """Text to train on: files of yours, or the source of the Python that runs, which is there without any download."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import sysconfig

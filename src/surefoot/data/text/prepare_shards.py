@@ -5,8 +5,6 @@ shard where in the text the next one begins. A shard is listed there once it is 
 one held.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -3,8 +3,6 @@
 Which layout a file has is told by its keys. What is done with the questions stands in `data/text/multiple_choice.py`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

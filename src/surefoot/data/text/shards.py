@@ -3,8 +3,6 @@
 A shard is a bare little-endian array (`.bin`). `tokens.json` is written last, so a directory without it is an unfinished one.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Shape suffixes: B batch, T time (the context).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any

@@ -1,7 +1,5 @@
 """Sentences and their translations from files: two of plain text, line by line, or one of TSV or JSON lines."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

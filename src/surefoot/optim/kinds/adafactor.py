@@ -1,7 +1,5 @@
 """Adafactor with torch's arithmetic and without its waiting: torch's own reads four numbers a parameter on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

@@ -4,8 +4,6 @@ The library's own AdamW8bit waits for the device after every parameter and count
 cannot be undone; so here are its numbers (map, blocks of 256, 32 bits for the small) in a step that does neither.
 """
 
-from __future__ import annotations
-
 from math import prod
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Lion: every number of a parameter moves by the learning rate, in the direction of a momentum's sign."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

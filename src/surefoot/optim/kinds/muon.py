@@ -1,7 +1,5 @@
 """Muon for hidden matrices, whole or of shards, and torch's AdamW for all else, as one optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_changes
 from typing import Any

@@ -5,8 +5,6 @@ x, the mean of all z, which is evaluated; y = (1 - beta1) z + beta1 x, where gra
 state holds z, so that x = y + (1 - 1 / beta1) (z - y) need not be kept: `ScheduleFreeAverage` computes it out of place.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Fused where torch has a kernel. NAdam and RAdam count on the device where that i
 undone there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, optim

@@ -1,7 +1,5 @@
 """Prompts that a trained language model goes on from: what `surefoot predict` does for recipes that make text."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Which network a run of images trains: one of surefoot's, one of timm's, or one that a file of the user's builds."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

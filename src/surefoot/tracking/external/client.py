@@ -4,8 +4,6 @@ Nothing that a tracker does reaches the training: its imports, threads, handlers
 record is handed over by a write that never waits. `close` waits for a bounded time, and then ends the process.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are the user's; without them, an SQLite store and artifacts beside it in the run's directory.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a tracker is told of a run before its records, and what is kept of the tracker in the run's directory."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Mapping

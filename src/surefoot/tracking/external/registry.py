@@ -1,7 +1,5 @@
 """Which trackers there are, what each needs, and what a run is called in them. Torch-free, and imports none of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec

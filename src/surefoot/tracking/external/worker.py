@@ -3,8 +3,6 @@
 It ends when it is told to close, or when the training process is gone: then within `GONE_S` seconds, whatever hangs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
