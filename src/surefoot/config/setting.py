@@ -6,6 +6,7 @@ at a resume, what ranks must share, the timetable.
 
 import dataclasses
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
@@ -68,9 +69,9 @@ class Declared:
             if name not in inherited and not is_declared:
                 raise TypeError(f"{where} is not declared by setting(...): what would a resume do with it?")
             if name in inherited:
-                hints = {} if isinstance(annotation, str) else typing.get_type_hints(cls.__mro__[1])
-                hint = hints.get(name, inherited[name].type)
-                if is_declared or not isinstance(own, dataclasses.Field) or annotation != hint:
+                owner = next(kind for kind in cls.__mro__[1:] if name in inspect.get_annotations(kind))
+                hints = [_evaluated(kind, hint) for kind, hint in ((cls, annotation), (owner, inherited[name].type))]
+                if is_declared or not isinstance(own, dataclasses.Field) or hints[0] != hints[1]:
                     raise TypeError(f"{where}: of an inherited setting only the default may change, by default(...)")
                 own.metadata = inherited[name].metadata
 
@@ -82,6 +83,12 @@ class Declared:
                 f"  give it there: {kind}(..., {name}={value!r})"
             )
         super().__setattr__(name, value)
+
+
+def _evaluated(owner: type, annotation: Any) -> Any:
+    """The type that an annotation of a class names, whether its module keeps annotations as text or not."""
+    names = vars(sys.modules[owner.__module__])
+    return eval(annotation, names) if isinstance(annotation, str) else annotation
 
 
 def ordered(kind: type[T]) -> type[T]:
