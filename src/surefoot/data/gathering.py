@@ -3,7 +3,7 @@
 No worker process is started for them, and no Python runs per sample.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -70,14 +70,19 @@ def by_sample(dataset: Any) -> Any:
     return TensorDataset(*dataset) if is_tensors(dataset) else dataset
 
 
-def leaves(batch: Any) -> list[Any]:
+def leaves(batch: Any) -> Iterator[Any]:
     """All that is in nested lists, tuples and dictionaries, in order.
 
-    >>> leaves({"x": [1, 2], "y": (3, {"z": "a"})})
+    >>> list(leaves({"x": [1, 2], "y": (3, {"z": "a"})}))
     [1, 2, 3, 'a']
     """
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else None
-    return [batch] if parts is None else [leaf for part in parts for leaf in leaves(part)]
+    if isinstance(batch, list | tuple):
+        for part in batch:
+            yield from leaves(part)
+    elif not isinstance(batch, Tensor) and isinstance(batch, Mapping):
+        yield from leaves(tuple(batch.values()))
+    else:
+        yield batch
 
 
 def first_few(ids: Ids) -> str:

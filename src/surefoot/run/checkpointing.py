@@ -46,7 +46,7 @@ class Saving:
 
     def due(self, done: int) -> bool:
         """By steps, or because it was asked for; the same on every rank."""
-        return self.asked or any(self.times.every[name].due(done) for name in ("save_every", "keep_every"))
+        return self.asked or self.times.every["save_every"].due(done) or self._is_kept(done)
 
     def _is_kept(self, step: int) -> bool:
         return self.times.every["keep_every"].due(step)
