@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from in_one import in_one
-from surefoot.config.durations import NEVER, Every, Length, every, in_steps, run_length, seconds
+from surefoot.config.durations import NEVER, Every, Length, every, in_steps, planned, seconds
 from surefoot.errors import ConfigError
 
 LENGTH = Length(steps=300, samples_per_epoch=1000, batch_size=30)
@@ -30,12 +30,12 @@ sizes = st.integers(1, 10_000)
     ],
 )
 def test_run_length_reads_steps_and_epochs(text, steps):
-    assert run_length(text, samples_per_epoch=1000, batch_size=30) == steps
+    assert planned(text, samples_per_epoch=1000, batch_size=30).steps == steps
 
 
 @given(epochs=st.integers(1, 1000), samples=sizes, batch_size=sizes)
 def test_length_in_epochs_rounds_up_to_a_whole_step(epochs, samples, batch_size):
-    steps = run_length(f"{epochs} epochs", samples_per_epoch=samples, batch_size=batch_size)
+    steps = planned(f"{epochs} epochs", samples_per_epoch=samples, batch_size=batch_size).steps
 
     assert (steps - 1) * batch_size < epochs * samples <= steps * batch_size
 
@@ -44,17 +44,17 @@ def test_length_in_epochs_rounds_up_to_a_whole_step(epochs, samples, batch_size)
 @pytest.mark.parametrize("text", ["200", "fast", "", "-3 steps", "2.5 steps", "5%", "3 min", "0 steps", 0, -1, True])
 def test_run_length_refuses_what_is_no_length_and_says_what_to_type(text):
     with pytest.raises(ConfigError, match=r"(?s)length = .*write it as '200 steps' or '30 epochs'"):
-        run_length(text, samples_per_epoch=1000, batch_size=30)
+        planned(text, samples_per_epoch=1000, batch_size=30)
 
 
 def test_a_length_that_cannot_be_counted_is_refused():
     with pytest.raises(ConfigError, match="more samples than can be counted"):
-        run_length("1e18 epochs", samples_per_epoch=1000, batch_size=30)
+        planned("1e18 epochs", samples_per_epoch=1000, batch_size=30)
 
 
 def test_an_empty_data_set_has_no_length():
     with pytest.raises(ConfigError, match="at least 1"):
-        run_length("1 epochs", samples_per_epoch=0, batch_size=30)
+        planned("1 epochs", samples_per_epoch=0, batch_size=30)
 
 
 @pytest.mark.parametrize(

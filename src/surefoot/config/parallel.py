@@ -103,10 +103,6 @@ def fsdp(
     )
 
 
-def strategy_of(setting: Kind, sharding: Sharding) -> Strategy:
-    return Strategy(kind=setting, **vars(sharding))
-
-
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
 

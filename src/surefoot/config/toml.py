@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot.config.tree import flatten
+from surefoot.config.tree import flat, flatten
 from surefoot.errors import ConfigError
 
 _ABSENT, _PROGRAM = "absent", "program"
@@ -24,20 +24,21 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
     """
     import tomlkit  # 30 ms, and only runs that write need it
 
-    flat = flatten(config)
+    settings = flatten(config)
     document = tomlkit.document()
     absent = tomlkit.array()
-    absent.extend([name for name, value in flat.items() if value is None])
+    absent.extend([name for name, value in settings.items() if value is None])
     document.add(_ABSENT, absent.multiline(len(absent) > 4))
     document.add(tomlkit.nl())
     tables: dict[str, Any] = {"": document}
-    for name, value in sorted(flat.items(), key=lambda pair: pair[0].rpartition(".")[0]):  # plain keys before tables
+    for name, value in sorted(
+        settings.items(), key=lambda pair: pair[0].rpartition(".")[0]
+    ):  # plain keys before tables
         if value is None:
             continue
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")
-        plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-        item = tomlkit.item(plain)
+        item = tomlkit.item(str(value) if isinstance(value, Path) else value)
         origin = origins.get(name, "default")
         item.comment("".join(letter if letter.isprintable() else "?" for letter in origin))  # as TOML wants it
         _table(path, tables).add(leaf, item)
@@ -79,7 +80,7 @@ def origins(text: str) -> dict[str, str]:
 
 
 def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
-    """The settings that a file names, by dotted name and unchecked, for `layered` or `unflatten`.
+    """The settings that a file names, by dotted name and unchecked, for `layered`.
 
     >>> values('length = "2 epochs"  # file' + chr(10) + "[optimizer]" + chr(10) + "lr = 3e-4")
     {'length': '2 epochs', 'optimizer.lr': 0.0003}
@@ -89,11 +90,11 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     absent = document.pop(_ABSENT, [])
     if not isinstance(absent, list) or not all(isinstance(name, str) for name in absent):
         raise ConfigError(f"{where}: {_ABSENT} must be a list of names of settings")
-    flat = _flat(document)
-    twice = [name for name in absent if name in flat]
+    given = flat(document)
+    twice = [name for name in absent if name in given]
     if twice:
         raise ConfigError(f"{where}: {twice[0]} has a value and is listed as {_ABSENT} too")
-    return {**flat, **dict.fromkeys(absent)}
+    return given | dict.fromkeys(absent)
 
 
 def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:
@@ -115,13 +116,6 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(
             f'{where} is not TOML: {problem}{line}\n  text stands in quotes, as in length = "30 epochs"'
         ) from problem
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 def _table(path: str, tables: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The one list of settings: what each is, how it is checked, and what a resume does with it. Torch-free.
+"""The one list of settings: what each is, how it is checked, what a resume does with it, and when what is due. Torch-free.
 
 How one is declared is in `config/setting.py`; what is wrong only beside another setting is in `run/validate.py`.
 """
@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.config.durations import Length, every, planned, seconds
-from surefoot.config.setting import Check, Declared, ordered, setting
+from surefoot.config.durations import Every, Length, every, planned, seconds
+from surefoot.config.setting import Check, Declared, cadences, ordered, setting
 from surefoot.config.tree import field_hints, type_problem
 from surefoot.errors import ConfigError
 
@@ -22,7 +22,7 @@ _ANY_LENGTH = Length(steps=10_000, samples_per_epoch=10_000, batch_size=1)
 
 def problems_of(settings: Declared) -> list[str]:
     """What is wrong with each setting by itself; those of `TrainSettings` must also be of their type."""
-    hints, problems = dict(field_hints(TrainSettings)), []
+    hints, problems = field_hints(TrainSettings), []
     for field in dataclasses.fields(settings):
         name, check = field.name, field.metadata["check"]
         value = getattr(settings, name)
@@ -87,16 +87,10 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
         case ["off"]:
             return "off", math.inf
         case ["norm" | "value" | "adaptive" | "auto" as kind, number]:
-            try:
-                limit = float(number)
-            except ValueError:
-                limit = math.nan
+            limit = _number(number)
             if 0 < limit < (1 if kind == "auto" else math.inf):
                 return _CLIP_KINDS[kind], limit
-    try:
-        limit = math.nan if isinstance(text, bool) else float(text)
-    except (TypeError, ValueError):
-        limit = math.nan
+    limit = _number(text)
     if 0 < limit < math.inf:
         typed = f'--{setting} "norm {limit}"' if isinstance(text, str) else f'{setting}="norm {limit}"'
         raise ConfigError(
@@ -107,6 +101,13 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
         "  write it as 'norm 1.0' (of all of it), 'value 0.5' (of each number), 'adaptive 0.01' (of each unit, as a fraction\n"
         "  of its weights), 'auto 0.9' (of all of it, that quantile of the last 100 norms) or 'off'"
     )
+
+
+def _number(value: Any) -> float:
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 @ordered
@@ -183,3 +184,42 @@ class TrainSettings(Declared):
     def train_settings(self) -> dict[str, Any]:
         """The settings that every run has, as keywords of `Run`."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TrainSettings)}
+
+
+@dataclass
+class Timetable:
+    """All that a run's length decides. Step numbers count steps made."""
+
+    settings: TrainSettings
+    length: Length
+    every: dict[str, Every]  # by the name of its setting
+    stop_step: int  # the session ends here; the schedule does not know
+    limit_s: float | None
+
+    def begin_with(self, began: Length) -> None:
+        """Take percentages of the length with which the run began, as those of its schedule are."""
+        self.every = cadences(self.settings, length=began)
+
+    def evaluate_due(self, done: int) -> bool:
+        """After the last step, and every `evaluate_every`."""
+        return self.every["evaluate_every"].due(done) or done == self.length.steps
+
+    def sample_due(self, done: int) -> bool:
+        """Every `sample_every`, but not after the last step: that has a sample of its own."""
+        return self.every["sample_every"].due(done) and done < self.length.steps
+
+    def log_due(self, done: int) -> bool:
+        """After the last step, and every `log_every`."""
+        return self.every["log_every"].due(done) or done == self.length.steps
+
+
+def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: int) -> Timetable:
+    """The timetable that settings mean for data of that size; `ConfigError` names the one that cannot be understood."""
+    plan = partial(planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
+    length = plan(settings.length)
+    stop_step = length.steps
+    if settings.stop_after is not None:
+        of_session = plan(settings.stop_after, setting="stop_after")
+        stop_step = min(of_session.steps, length.steps)
+    limit_s = None if settings.time_limit is None else seconds(settings.time_limit, setting="time_limit")
+    return Timetable(settings, length, cadences(settings, length=length), stop_step, limit_s)

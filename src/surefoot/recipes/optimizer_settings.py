@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import surefoot as sf
-from surefoot.config.parallel import Kind, Sharding, strategy_of
+from surefoot.config.parallel import Kind, Sharding, Strategy
 from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import LEADS, STAYS
@@ -160,7 +160,7 @@ class RecipeSettings(TrainSettings):
     def run_settings(self, watch: str | None) -> dict[str, Any]:
         """The keywords of `Run` that these settings are; `watch` is the recipe's score, None for a run that scores nothing."""
         steering = {} if watch is None else self.steering(watch)
-        return self.train_settings() | {"parallel": strategy_of(self.parallel, self.sharding)} | steering
+        return self.train_settings() | {"parallel": Strategy(kind=self.parallel, **vars(self.sharding))} | steering
 
     def steering(self, watch: str) -> dict[str, Any]:
         """`early_stopping` and `plateau` for `Run`: here they are numbers of evaluations, of the recipe's score."""

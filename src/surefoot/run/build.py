@@ -7,11 +7,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from surefoot.config.intervals import timetable
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
-from surefoot.config.train_settings import clipping
+from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import order_build
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.data.pipeline import Supply
@@ -22,7 +21,7 @@ from surefoot.distributed.world import World, joined
 from surefoot.optim.build import Decided
 from surefoot.optim.specs import OptimizerSpec
 from surefoot.run import build_state as assembly
-from surefoot.run.checkpointing import Saving, began_with
+from surefoot.run.checkpointing import Saving
 from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.validate import check_settings, json_settings
 from surefoot.schedules.lr_schedule import constant
@@ -31,11 +30,12 @@ from surefoot.tracking.console import Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, checked_files
+from surefoot.tracking.run_reader import began_with
 from surefoot.train.channels_last import Layout, layout
 from surefoot.train.compile import compiled, compiling
 from surefoot.train.components import printed
 from surefoot.train.early_stopping import watched
-from surefoot.train.loop import State, Task
+from surefoot.train.loop import State, Task, sole_or_all
 from surefoot.train.plateau import feedback
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings
@@ -76,7 +76,7 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     """Plan which samples each step sees, what is due when, and what is evaluated. Collective."""
     train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
     out = None if settings.out is None else local_path(settings.out, setting="out")
-    began = None if out is None else began_with(out, batch_size, world=world)
+    began = None if out is None else world.from_main(began_with(out, batch_size) if world.is_main else None)
     sizes = order_build.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
     samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
     order = order_build.data_plan(train, seed=seed, samples=samples, sizes=sizes)
@@ -161,7 +161,7 @@ def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State)
         fsdp=models.fsdp,
     )
     return Task(
-        forward=called["model"] if list(called) == ["model"] else called,
+        forward=sole_or_all(called),
         loss=settings.loss,
         key=stream_key(settings.seed, "train"),
         precision=models.precision,
@@ -222,7 +222,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "length": f"{times.length.steps} steps",
         "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
         **supply.sizes.described(),
-        "optimizer": optimizers["model"] if list(optimizers) == ["model"] else optimizers,
+        "optimizer": sole_or_all(optimizers),
         "schedule": plan.schedule.described(),
         "plateau": plateau,
         "precision": models.precision.name,

@@ -5,17 +5,15 @@ Of several ranks each has a `Saving`; all of them save the same steps and find t
 
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 from surefoot.checkpoint import collective
 from surefoot.checkpoint.async_writer import Writer
 from surefoot.checkpoint.filesystem import Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
-from surefoot.config.intervals import Timetable
+from surefoot.config.train_settings import Timetable
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
-from surefoot.tracking import run_reader
 from surefoot.tracking.console import Screen
 from surefoot.tracking.run_directory import RunDirectory
 
@@ -28,17 +26,15 @@ class Saving:
     def __init__(
         self, directory: RunDirectory, times: Timetable, *, disk: Files, console: Screen | None, world: World
     ) -> None:
-        self.world = world
+        self.world, self.times, self.console = world, times, console
         self.store = Store(
             directory.checkpoints,
             keep_last=times.settings.keep_last,
-            keep_every=self._is_kept,
+            keep_every=lambda step: times.every["keep_every"].due(step),  # noqa: PLW0108  # a resume gives it others
             guard=directory.refuse_links,
             disk=disk,
         )
-        mail = world.mailbox("checkpoint") if world.size > 1 else None
-        self.writer = Writer(self.store, rank=world.rank, mail=mail)
-        self.times, self.console = times, console
+        self.writer = Writer(self.store, rank=world.rank, mail=world.mailbox("checkpoint") if world.size > 1 else None)
         self.asked = False  # by a new best score, or by a signal
         self.begun_step: int | None = None  # of the newest save, finished or not
         self.begun_at = time.monotonic()
@@ -48,15 +44,11 @@ class Saving:
         """By steps, or because it was asked for; the same on every rank."""
         return self.asked or any(self.times.every[name].due(done) for name in ("save_every", "keep_every"))
 
-    def _is_kept(self, step: int) -> bool:
-        return self.times.every["keep_every"].due(step)
-
     def wanted(self) -> bool:
         """By the clock, or because the last try failed a while ago; rank 0 looks at it."""
         if not self.world.is_main:
             return False
-        since_s = time.monotonic() - self.begun_at
-        every_s = self.times.every["save_every"].seconds
+        since_s, every_s = time.monotonic() - self.begun_at, self.times.every["save_every"].seconds
         if every_s is not None and since_s >= every_s:
             return True
         return self.writer.failure is not None and since_s >= _RETRY_S
@@ -81,10 +73,9 @@ class Saving:
         """Say loudly that the last save failed, where it did; and that old checkpoints cannot be removed."""
         if self.writer.not_pruned is not None:
             self._say(f"warning: {self.writer.not_pruned}")
-        failure = self.writer.failure
-        if failure is not None:
+        if self.writer.failure is not None:
             self._say(
-                f"WARNING: NOT SAVED: {failure}\n  training goes on, and saving is tried again in {_RETRY_S:.0f} s"
+                f"WARNING: NOT SAVED: {self.writer.failure}\n  training goes on, and saving is tried again in {_RETRY_S:.0f} s"
             )
 
     def finish(self, step: int, packed: Callable[[], Contents], *, protected: tuple[int, ...] = ()) -> None:
@@ -130,9 +121,3 @@ class Saving:
     @property
     def saved_step(self) -> int | None:
         return self.writer.saved
-
-
-def began_with(out: Path, batch_size: int | str, *, world: World) -> int | str | None:
-    """The micro-batch size of a run that is there, as all ranks take it (`run_reader.began_with`). Collective."""
-    told: int | str | None = world.from_main(run_reader.began_with(out, batch_size) if world.is_main else None)
-    return told

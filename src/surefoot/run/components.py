@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from surefoot.config.intervals import Timetable
 from surefoot.config.parallel import Strategy
+from surefoot.config.train_settings import Timetable
 from surefoot.data.pipeline import Supply
 from surefoot.optim.build import Decided
 from surefoot.run.checkpointing import Saving

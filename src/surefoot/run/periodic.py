@@ -14,7 +14,6 @@ from surefoot.checkpoint.format import Contents
 from surefoot.distributed.consistency import Comparison
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
-from surefoot.run import tools
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.stop_requests import Wishes
@@ -112,7 +111,9 @@ class BetweenSteps:
         if self.parts.world.size > 1:
             self.comparison.made(self.state.models, done=self.state.step, last=self.parts.length.steps)
         if latched(self.state, self.parts.settings.max_bad_steps):
-            raise tools.diverged(self.parts, self._packed, protected=self._best)
+            from surefoot.run.divergence import ended
+
+            raise ended(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
         assert self.parts.saving is not None  # save_due says so

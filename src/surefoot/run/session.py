@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import refuse_unequal
-from surefoot.run import crash_report, messages, tools
+from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.crash_report import left, reported, told_to_others
 from surefoot.run.periodic import BetweenSteps
@@ -47,7 +47,7 @@ class Sitting:
         self.between = BetweenSteps(parts, self.wishes)
         self.journal, self.evaluations = self.between.journal, self.between.evaluations
         self.running: Generator[Step] | None = None
-        self.remarks: list[Remarks] = []
+        self.remarks: Remarks | None = None
 
     # --- opening and closing -------------------------------------------------------------------------------------
 
@@ -69,8 +69,11 @@ class Sitting:
             if self.parts.directory is not None and self.parts.world.is_main:
                 self.journal.open(self.parts.directory, step=self.state.step, found=now.found)
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.described)
-            self.remarks = tools.remarks_of(self.parts, resumed=now.found is not None)
-            self.journal.sinks[1:1] = self.remarks  # behind the console
+            if self.parts.console is not None and self.parts.world.is_main:
+                from surefoot.run.live_findings import remarks  # which reads all that diagnose knows
+
+                self.remarks = remarks(self.parts, resumed=now.found is not None)
+                self.journal.sinks.insert(1, self.remarks)  # behind the console
             if self.journal.metrics is not None and now.found is None:
                 self._look_at_data()
             self.parts.make_ready()
@@ -111,7 +114,10 @@ class Sitting:
         finally:
             self.release()
             self.heart.closed()
-            tools.write_report(self.parts)
+            if self.parts.settings.report and self.parts.directory is not None and self.parts.world.is_main:
+                from surefoot.report.write import report_at_end  # last, once all else is on disk
+
+                report_at_end(self.parts.directory.path, warn=self.parts.say)
         if self.wishes.ended_by is not None and (problem is None or _is_of_compiler(problem)):  # by the same signal
             if self.wishes.ended_by == signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt from problem
@@ -149,9 +155,9 @@ class Sitting:
             self._show()
         if went_on or self.wishes.ended_by is not None:
             self._happened(crash_report.ended(parts, self.wishes))  # first: findings know by it that the run is over
-            findings, told_by = "; ".join(remarks.sentence() for remarks in self.remarks), self.wishes.told_by
-            skipped = self.between.skipped
-            parts.say(messages.ending(parts, evaluations, skipped=skipped, told_by=told_by, findings=findings))
+            findings = "" if self.remarks is None else self.remarks.sentence()
+            counts = {"skipped": self.between.skipped, "told_by": self.wishes.told_by}
+            parts.say(messages.ending(parts, evaluations, **counts, findings=findings))
 
     def _look_at_data(self) -> None:
         from surefoot.data.leakage_check import first_look

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from surefoot.config.batch_size import batching
-from surefoot.config.durations import planned, run_length
+from surefoot.config.durations import planned
 from surefoot.config.train_settings import TrainSettings, problems_of
 from surefoot.distributed.ddp import check_device
 from surefoot.distributed.world import device_called
@@ -69,7 +69,7 @@ def _check_length(settings: TrainSettings, schedule: Schedule | Joined | None) -
         return
     size = 1 if sizes.unit == "tokens" else sizes.batch_size
     length = planned(settings.length, samples_per_epoch=size * _MANY, batch_size=size)
-    known = run_length(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size) == length.steps
+    known = planned(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size).steps == length.steps
     if isinstance(schedule, Schedule | Joined) and known and "epoch" not in str(schedule.described()):
         schedule.resolved(length)
 
