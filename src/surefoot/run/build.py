@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from surefoot.checkpoint.changes import change_names
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
@@ -51,12 +52,17 @@ def build(settings: RunSettings) -> RunComponents:
     check_settings(settings, schedule=settings.schedule)
     world, parallel = join_world(settings)
     plan = plan_data(settings, world)
-    log = None if world.is_main else RankLog()
-    console = _console(plan.times.length.steps, log) if settings.console else None
+    log, console = None if world.is_main else RankLog(), None
+    if settings.console:
+        from surefoot.tracking.live_terminal import screen
+
+        console = screen(plan.times.length.steps, log)
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.supply)
-    models = shard_models(models, plan.supply)
-    state = build_state(settings, models, world)
+    if models.parallel.kind == "fsdp" and not world.on_paper:
+        models = shard_models(models, plan.supply)
+    clip = clipping(settings.clip)
+    state = assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.trained, settings.schedule or constant())]:
             console.say(f"note: {line}")
@@ -116,8 +122,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
 
 def check_first_batch(settings: RunSettings, models: Models, supply: Supply) -> None:
     """Pass a micro-batch, if there are several ranks, and refuse what they could not do together. Collective."""
-    world, parallel = supply.world, models.parallel
-    is_sharded = parallel.kind == "fsdp"
+    world, parallel, is_sharded = supply.world, models.parallel, models.parallel.kind == "fsdp"
     if settings.loss is None or world.on_paper or not (world.size > 1 or is_sharded):
         return
     from surefoot.train.parallel_check import check_first_pass
@@ -135,19 +140,12 @@ def check_first_batch(settings: RunSettings, models: Models, supply: Supply) -> 
 
 
 def shard_models(models: Models, supply: Supply) -> Models:
-    """Spread the models over the ranks, if that was asked for: each is then trained as far as a rank holds it. Collective."""
-    parallel, nominal = models.parallel, float(supply.sizes.batch_size)
-    if parallel.kind != "fsdp" or supply.world.on_paper:
-        return models
+    """Spread the models over the ranks: each is then trained as far as a rank holds it. Collective."""
+    nominal = float(supply.sizes.batch_size)
     fsdp, decisions = assembly.spread_models(
-        models.by_name, models.decisions, world=supply.world, parallel=parallel, nominal=nominal
+        models.by_name, models.decisions, world=supply.world, parallel=models.parallel, nominal=nominal
     )
     return replace(models, decisions=decisions, fsdp=fsdp)
-
-
-def build_state(settings: RunSettings, models: Models, world: World) -> State:
-    clip = clipping(settings.clip)
-    return assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
 
 
 def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State) -> Task:
@@ -178,15 +176,21 @@ def assemble(
     averaged = [average.model for average in state.averages.values()]
     laid = layout(settings.channels_last, [*state.models.values(), *averaged])
     task = wrap_models(settings, plan, models, state)
-    more: dict[str, Any] = {"precision": precision, "compiling": models.compiling, "ranks": task.ranks}
     directory = None if settings.out is None else RunDirectory(Path(settings.out))
-    own: dict[str, Any] = {"disk": settings.disk, "console": console, "world": supply.world}
     return RunComponents(
         settings=settings,
         task=task,
         whole=Whole(state, precision, plan.watch, plan.lowering),
         supply=supply,
-        scoring=Scoring(state, supply, splits=splits, loss=settings.loss, **more),
+        scoring=Scoring(
+            state,
+            supply,
+            splits=splits,
+            loss=settings.loss,
+            precision=precision,
+            compiling=models.compiling,
+            ranks=task.ranks,
+        ),
         timetable=times,
         schedule=plan.schedule,
         world=supply.world,
@@ -197,14 +201,16 @@ def assemble(
         architecture=models.architecture,
         scored={name: fingerprint(split.dataset) for name, split in splits.items()},
         directory=directory,
-        saving=None if directory is None else Saving(directory, times, **own),
+        saving=None
+        if directory is None
+        else Saving(directory, times, disk=settings.disk, console=console, world=supply.world),
         console=console,
         rank_log=log,
         computed_again=models.recomputed,
         files=checked_files(settings.files or {}),
         example=settings.example,
         trackers=trackers_of(settings.trackers, out=settings.out),
-        accept_change=_accepted(settings),
+        accept_change=change_names(settings.accept_change),
     )
 
 
@@ -233,20 +239,6 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "data": {"plan": supply.plan.described(), **fingerprint(supply.dataset)},
     }
     return identity_of(settings, resolved)
-
-
-def _accepted(settings: RunSettings) -> tuple[str, ...]:
-    if settings.accept_change is None:
-        return ()
-    from surefoot.checkpoint.changes import change_names
-
-    return change_names(settings.accept_change)
-
-
-def _console(steps: int, log: RankLog | None) -> Screen:
-    from surefoot.tracking.live_terminal import screen
-
-    return screen(steps, log)
 
 
 def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:

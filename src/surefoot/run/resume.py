@@ -122,9 +122,11 @@ def _state_check(parts: RunComponents) -> state_check.StateCheck | None:
 
 
 def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, configuration: str | None) -> Opened:
+    from surefoot.train import state_check
+
     now = _begun(parts)
     refuse_lossy(parts.state)
-    parts.fingerprints = _fingerprints(parts, at_beginning=True)
+    parts.fingerprints = state_check.fingerprints(parts, at_beginning=True)
     if unknown := parts.fingerprints["not_looked_into"]:
         parts.say(
             f"note: {', '.join(unknown)} in samples cannot be looked into: a resume does not notice if they change"
@@ -139,10 +141,12 @@ def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, con
 
 
 def _go_on(parts: RunComponents, found: Contents) -> None:
+    from surefoot.train import state_check
+
     trainable = parts.state.trainable
     parts.continue_from(found)
     where, main, flags = f"step-{found.step:08d}", parts.world.is_main, trainable.flags
-    parts.fingerprints = _fingerprints(parts, at_beginning=_at_beginning(parts, found))
+    parts.fingerprints = state_check.fingerprints(parts, at_beginning=_at_beginning(parts, found))
     state_dict.restore(parts.whole, found, where=where, main=main)
     parts.follow_trainable()
     as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
@@ -180,12 +184,6 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
 # --- what is computed, as it was when the run began -------------------------------------------------------------------
 
 
-def _fingerprints(parts: RunComponents, *, at_beginning: bool) -> dict[str, Any]:
-    from surefoot.train.state_check import fingerprints
-
-    return fingerprints(parts, at_beginning=at_beginning)
-
-
 def _at_beginning(parts: RunComponents, checkpoint: Contents) -> bool:
     """Give the models the weights and modes of step 0, and kept objects their state; False where that cannot be done, or is not
     worth it. Collective.
@@ -218,8 +216,8 @@ def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
     from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 
     before, now = checkpoint.saved.fingerprints, parts.fingerprints
-    plateau = parts.whole.feedback
-    steering = [] if plateau is None else [plateau.plateau.score.split("/")[0]]
+    feedback = parts.whole.feedback
+    steering = [] if feedback is None else [feedback.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
     data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.saved.described, parts.described)]
     if another := differences(*data):  # which `continue_from` has let pass
@@ -227,16 +225,14 @@ def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
     refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
         parts.say(f"note: {line}")
-    accepted = list(before["accepted"])
-    if changes:
-        names = sorted({name for change in changes for name in change.names})
-        accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
+    names = sorted({name for change in changes for name in change.names})
+    now_accepted = {"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]}
     taken = dict(now)
     if is_elsewhere(before, now) and not changes:  # what was let pass is nothing to compare with from now on
         taken = {**before, "sources": now["sources"]}
     elif now["loss"] is None and not changes:
         taken |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
-    parts.fingerprints = {**taken, "accepted": accepted}
+    parts.fingerprints = {**taken, "accepted": [*before["accepted"], *([now_accepted] if changes else [])]}
 
 
 def _accepted_now(parts: RunComponents, checkpoint: Contents) -> list[dict[str, Any]]:
