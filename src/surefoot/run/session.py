@@ -155,9 +155,9 @@ class Sitting:
             self._show()
         if went_on or self.wishes.ended_by is not None:
             self._happened(crash_report.ended(parts, self.wishes))  # first: findings know by it that the run is over
-            findings = "" if self.remarks is None else self.remarks.sentence()
-            counts = {"skipped": self.between.skipped, "told_by": self.wishes.told_by}
-            parts.say(messages.ending(parts, evaluations, **counts, findings=findings))
+            findings, told_by = "" if self.remarks is None else self.remarks.sentence(), self.wishes.told_by
+            skipped = self.between.skipped
+            parts.say(messages.ending(parts, evaluations, skipped=skipped, told_by=told_by, findings=findings))
 
     def _look_at_data(self) -> None:
         from surefoot.data.leakage_check import first_look

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
-from surefoot.recipes.optimizer_settings import Optimizer, RecipeSettings, Schedule
+from surefoot.recipes.optimizer_settings import RecipeSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,6 @@ class Config(RecipeSettings):
     evaluate_every: str = default("25%")
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
-    optimizer: Optimizer = setting(factory=Optimizer, identity=True, after="workers")
-    schedule: Schedule = setting(factory=Schedule, identity=True)
     cloze_questions: int | None = setting(None, observer=True, after="check_state")
     """Questions of which of four pieces of held-out text really follows; 0 asks none. Absent: 200, where there is text for them."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)

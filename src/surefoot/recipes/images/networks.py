@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import surefoot as sf
 from surefoot.config import user_code
-from surefoot.config.tree import nearest
+from surefoot.config.tree import did_you_mean, nearest
 from surefoot.errors import first_line
 
 RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
+_KINDS = {"simple_cnn": "simple_cnn", **dict.fromkeys(RESNETS, "resnet")}
 _SMALL_SIDE = 64  # pixels, up to which a ResNet does not throw three quarters of its rows away at once
 _LAST_PIXEL = {"cifar": 8, "imagenet": 32}  # up to this side the last of a network's maps is one pixel
 _OWN: dict[str, dict[str, Any]] = {  # settings that are absent have these values, and are foreign to all other networks
@@ -76,18 +77,18 @@ def described(model: Model, name: str) -> dict[str, Any]:
 
 def digest(name: str) -> str | None:
     """Of a network of a file a hash of what is in it; None of others, and where the file is not there."""
-    return user_code.digest(_file(name)) if _kind(name) == "file" else None
+    return None if (file := file_of(name)) is None else user_code.digest(file)
 
 
 def file_of(name: str) -> Path | None:
     """The file of the user's own that holds a network; None if it is one of ours or timm's."""
-    return _file(name) if _kind(name) == "file" else None
+    return Path(name.rpartition(":")[0]) if _kind(name) == "file" else None
 
 
 def note_changed(name: str, *, was: str | None) -> None:
     """Print a note where the file of a network is not what it was when the run began; `was` is its `digest` then."""
-    if _kind(name) == "file":
-        user_code.note_changed(_file(name), was=was)
+    if (file := file_of(name)) is not None:
+        user_code.note_changed(file, was=was)
 
 
 def builder(model: Model, name: str, *, channels: int, classes: int, size: int) -> Callable[[], Any]:
@@ -134,21 +135,14 @@ def _own(model: Model, kind: str, *, size: int) -> dict[str, Any]:
 
 
 def _kind(name: str) -> str:
-    if name == "simple_cnn":
-        return name
-    if name in RESNETS:
-        return "resnet"
+    if name in _KINDS:
+        return _KINDS[name]
     if name.startswith("timm:"):
         return "timm"
     if name.rpartition(":")[0].endswith(".py"):
         return "file"
-    close = nearest(name, ["simple_cnn", *RESNETS])
-    meant = f"did you mean {close}?" if close else f"one of simple_cnn, {', '.join(RESNETS)}, timm:NAME, FILE.py:build"
-    raise sf.ConfigError(f"model.name = {name!r} is no network: {meant}")
-
-
-def _file(name: str) -> Path:
-    return Path(name.rpartition(":")[0])
+    choices = f"one of {', '.join(_KINDS)}, timm:NAME, FILE.py:build"
+    raise sf.ConfigError(f"model.name = {name!r} is no network: {did_you_mean(name, _KINDS, otherwise=choices)}")
 
 
 def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
@@ -166,14 +160,12 @@ def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
 
 
 def _of_file(name: str, shape: dict[str, Any]) -> Callable[[], Any]:
-    file, function = _file(name), name.rpartition(":")[2]
-    form = f"def {function}(channels, classes) -> nn.Module"
-    build = user_code.names_in(file, function=function, form=form)[function]
+    path, _, function = name.rpartition(":")
+    form = f"def {function}(channels, classes)"
+    build = user_code.names_in(Path(path), function=function, form=f"{form} -> nn.Module")[function]
     parameters = list(inspect.signature(build).parameters)
     if parameters and sorted(parameters) != sorted(shape):
-        raise sf.ConfigError(
-            f"{file}: {function} takes {', '.join(parameters)}; write def {function}(channels, classes), or without arguments"
-        )
+        raise sf.ConfigError(f"{path}: {function} takes {', '.join(parameters)}; write {form}, or without arguments")
     return lambda: build(**shape) if parameters else build()
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.batch_size import batching
-from surefoot.recipes.describe_samples import picture_in_words
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
 from surefoot.recipes.images.config import BEST, MEANT_FOR, Changes, Config
 from surefoot.recipes.images.predict import Predict
 from surefoot.recipes.optimizer_settings import checked, refuse_default_data
+
+_ARRAYS = ("crop_padding", "flip", "cutout", "randaugment", "magnitude")  # what is changed before images are a batch
 
 
 def check(config: Config) -> list[Any]:
@@ -27,10 +28,10 @@ def check(config: Config) -> list[Any]:
 
     changes = config.augmentation
     return checked(
-        lambda: _augmentation(changes),
+        lambda: sf.Augmentation(**{name: getattr(changes, name) for name in _ARRAYS}),
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: config.check(config.schedule),
+        config.check,
         lambda: networks.refuse_settings(config.model),
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
         lambda: _refuse_smoothing(changes),
@@ -101,7 +102,7 @@ def build(config: Config) -> sf.Run:
         evaluate=splits,
         panels_fn=panels,
         best=BEST,
-        describe_sample=picture_in_words(names),
+        describe_sample=pictures.picture_in_words(names),
         files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: pictures.example(found.held_out)},
         example=None if config.out is None else str(Path(config.out) / pictures.EXAMPLE),
         about_data=_in_words(found, config.data.path),
@@ -112,11 +113,6 @@ def build(config: Config) -> sf.Run:
         },
         **config.run_settings(BEST),
     )
-
-
-def _augmentation(changes: Changes) -> sf.Augmentation:
-    own = ("crop_padding", "flip", "cutout", "randaugment", "magnitude")
-    return sf.Augmentation(**{name: getattr(changes, name) for name in own})
 
 
 def _in_words(found: sf.ImageSets, path: str | None) -> list[str]:
@@ -161,8 +157,8 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
 
     data = pictures.kept(run)
     networks.note_changed(data.network, was=data.sha256)
-    shape = {"channels": data.channels, "classes": len(data.classes), "size": data.size}
-    model = networks.builder(config.model, data.network, **shape)()
+    classes = len(data.classes)
+    model = networks.builder(config.model, data.network, channels=data.channels, classes=classes, size=data.size)()
     load_weights(model, checkpoint, device=asked.device)
     layout(config.channels_last is True, [model])
     return pictures.named(model, data, inputs, asked)

@@ -91,9 +91,9 @@ class Config(RecipeSettings):
     ema: float | None = default(0.99)
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
-    optimizer: Optimizer = setting(factory=Optimizer, identity=True, after="workers")
+    optimizer: Optimizer = default(Optimizer())
     """Absent betas of adamw are (0.9, 0.98) here, as Vaswani et al. 2017 have them, and an absent weight decay is 0."""
-    schedule: Schedule = setting(factory=lambda: Schedule(name="inverse-sqrt", warmup="10%"), identity=True)
+    schedule: Schedule = default(Schedule(name="inverse-sqrt", warmup="10%"))
     label_smoothing: float = setting(0.1, identity=True, after="check_state")
     """How much of each target's probability all tokens share while training; scores are without it."""
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")

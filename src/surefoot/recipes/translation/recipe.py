@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.recipes.describe_samples import pair_in_words
-from surefoot.recipes.gpt.corpus import saved
+from surefoot.recipes.gpt.corpus import saved, wrapped
 from surefoot.recipes.optimizer_settings import Optimizer, checked, refuse_default_data
 from surefoot.recipes.translation import corpus as texts
 from surefoot.recipes.translation.config import MEANT_FOR, Config
@@ -30,10 +29,9 @@ def check(config: Config) -> list[Any]:
 def _checks(config: Config) -> list[Callable[[], Any]]:
     return [
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
-        lambda: _as_usual(config.optimizer).spec(),
+        _as_usual(config.optimizer).spec,
         config.schedule.spec,
-        lambda: config.check(config.schedule),
-        lambda: texts.refuse_small_vocabulary(config.data.vocabulary),
+        config.check,
         lambda: _refuse_wrong(config),
     ]
 
@@ -76,6 +74,12 @@ def build(config: Config) -> sf.Run:
         lines = zip(some, translated(model, [one for one, _ in some], at_end), strict=True)
         return "\n".join(f"{one}\n  meant: {other}\n  said:  {answer}" for (one, other), answer in lines)
 
+    def in_words(batch: Any) -> str:
+        source, target = (
+            kind.decode(side[0].tolist()) for kind, side in zip((found.source, found.target), batch, strict=True)
+        )
+        return f"{wrapped(source)}\n  -> {wrapped(target)}"
+
     def panels(model: Any) -> list[sf.Examples]:
         return [shown(model, scored, while_training, language=config.data.target)]
 
@@ -93,7 +97,7 @@ def build(config: Config) -> sf.Run:
         evaluate=splits,
         sample_fn=sample,
         panels_fn=panels,
-        describe_sample=pair_in_words(found.source, found.target),
+        describe_sample=in_words,
         best=best,
         files=found.files,
         example=scored[0][0],
@@ -160,7 +164,11 @@ def _as_usual(optimizer: Optimizer) -> Optimizer:
 
 def _refuse_wrong(config: Config) -> None:
     """Raise one `ConfigError` for all settings of this recipe's own that cannot be."""
-    data, problems = config.data, []
+    data, least_vocabulary, problems = config.data, sf.SubwordTokenizer.least, []
+    if data.vocabulary is not None and data.vocabulary < least_vocabulary:
+        problems.append(
+            f"data.vocabulary = {data.vocabulary}: subwords need {least_vocabulary} tokens at least, all bytes and three more"
+        )
     if data.source == data.target:
         problems.append(f"data.source and data.target are both {data.source!r}: name two languages")
     for name, number, least in (
