@@ -5,28 +5,29 @@ import signal
 import traceback
 
 from surefoot.config.paths import make_no_follow
-from surefoot.errors import CheckpointError, DivergedError, RankLostError, SurefootError, first_line
+from surefoot.errors import CheckpointError, DivergedError, SurefootError, first_line
 from surefoot.run import messages
 from surefoot.run.components import RunComponents
 from surefoot.run.stop_requests import Wishes
 
 
-def told_to_others(problem: BaseException | None, parts: RunComponents) -> RankLostError | None:
-    """Tell the other ranks that this one begins no further step, for a `problem` or without one; which of them was lost, where
-    that is what ended it.
+def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
+    """Tell the other ranks that this one begins no further step, for a `problem` or without one.
+
+    Raises `RankLostError` from it where another rank was lost, and that is what ended this one.
     """
     heart = parts.world.heart
     if not isinstance(problem, Exception):
         heart.goodbye()
-        return None
-    lost = heart.cause(problem)
-    if lost is None and isinstance(problem, DivergedError):
+        return
+    if (lost := heart.cause(problem)) is not None:
+        raise lost from problem
+    if isinstance(problem, DivergedError):
         heart.goodbye()  # as all of them do
-    elif lost is None:
-        heart.failed(problem)
-        if parts.saving is not None:
-            parts.saving.writer.hurry()
-    return lost
+        return
+    heart.failed(problem)
+    if parts.saving is not None:
+        parts.saving.writer.hurry()
 
 
 def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:

@@ -88,11 +88,17 @@ def ending(
         how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
     else:
         how = stopped
-    told = [how, *_how_it_went(parts, first, scores)]
+    told = [how]
+    if scores:
+        best = None if watch is None or watch.value is None or watch.step in (None, step) else (watch.step, watch.value)
+        told += _moved(next(iter(scores)) if watch is None else watch.score, first, scores, best=best)
     if evaluations.at_end is not None:
-        told += _at_end(parts, *evaluations.at_end)
+        at, scores_at_end = evaluations.at_end
+        whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
+        listed = ", ".join(f"{name} {number(value)}" for name, value in scores_at_end.items())
+        told.append(f"{listed} (scored once, with the weights of {whose})")
     lines = ["; ".join([*told, *_what_else(parts, skipped), *_where_the_time_went(parts)])]
-    lines += [findings] if findings else []
+    lines += [findings] * bool(findings)
     if parts.directory is not None:
         finished = parts.finished and not evaluation_due
         best_is_older = watch is not None and watch.value is not None and watch.step != step
@@ -130,30 +136,10 @@ def script_toml(described: dict[str, Any]) -> str:
     return tomlkit.dumps(document)
 
 
-def _at_end(parts: RunComponents, step: int, scores: dict[str, float]) -> list[str]:
-    whose = f"step {step:,}, the best" if step != parts.state.step else f"the last step, {step:,}"
-    found = ", ".join(f"{name} {number(value)}" for name, value in scores.items())
-    return [f"{found} (scored once, with the weights of {whose})"]
-
-
-def _how_it_went(parts: RunComponents, first: dict[str, float], scores: dict[str, float]) -> list[str]:
-    watch = parts.whole.watch
-    if not scores:
-        return []
-    if watch is None or watch.value is None or watch.step is None or watch.step == parts.state.step:
-        return _moved(next(iter(scores)) if watch is None else watch.score, first, scores)
-    return _moved(watch.score, first, scores, best=(watch.step, watch.value))
-
-
 def _what_else(parts: RunComponents, skipped: int) -> list[str]:
-    told = []
-    if parts.state.rate_factor < 1:
-        told.append(f"the learning rate was lowered to {parts.state.rate_factor:.3g} of the schedule's")
-    if skipped:
-        told.append(
-            f"{skipped} {'step was' if skipped == 1 else 'steps were'} skipped, for a gradient that was not finite"
-        )
-    return told
+    rate = f"the learning rate was lowered to {parts.state.rate_factor:.3g} of the schedule's"
+    steps = f"{skipped} {'step was' if skipped == 1 else 'steps were'} skipped, for a gradient that was not finite"
+    return [rate] * (parts.state.rate_factor < 1) + [steps] * (skipped > 0)
 
 
 def _where_the_time_went(parts: RunComponents) -> list[str]:

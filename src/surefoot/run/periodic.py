@@ -60,10 +60,10 @@ class BetweenSteps:
     @property
     def stopping(self) -> bool:
         """True when no further step is to be made; asked once before each step, by all ranks."""
-        made = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
+        is_over = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
         trainable = self.state.trainable
         trainable.follow()
-        if made or self.wishes.stopping(trainable=trainable.fingerprint):
+        if is_over or self.wishes.stopping(trainable=trainable.fingerprint):
             return True
         if trainable.flags is not self.flags and trainable.flags != self.flags:
             self._follow_trainable()
@@ -98,8 +98,7 @@ class BetweenSteps:
         counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
         if counted > 0 and trained_s > 0:
             values["targets_per_s"] = counted / trained_s
-        first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
-        values["learning_rate"] = first["lr"]
+        values["learning_rate"] = next(iter(self.state.trained.values())).optimizer.param_groups[0]["lr"]
         later_steps = self.state.step - self.later_step  # since `looped_at`
         if later_steps > 0:
             step_s = (self.whole.clock.now() - self.looped_at) / later_steps
@@ -135,17 +134,10 @@ class BetweenSteps:
         self.whole.meter.add(step)
         if step.index == self.later_step - 1:
             self.looped_at = self.whole.clock.now()  # what comes once is over: later steps tell the time that is left
-        if isinstance(step.watch, Watched):
-            seen = self.layers.read(step.watch, count=step.count)
-            if seen is not None:
-                self.journal.write(seen)
+        if isinstance(step.watch, Watched) and (seen := self.layers.read(step.watch, count=step.count)) is not None:
+            self.journal.write(seen)
 
     # --- asked by whoever holds the sitting ----------------------------------------------------------------------
-
-    def ask_to_save(self) -> None:
-        if self.parts.saving is None:
-            raise ConfigError("this run has no directory to save to: give Run(out=...)")
-        self.wishes.asked_to_save = True
 
     def catch_up(self) -> None:
         """Do what was due after the step at which a loop was left by `break`."""

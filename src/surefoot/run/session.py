@@ -17,7 +17,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import refuse_unequal
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
-from surefoot.run.crash_report import left, reported, told_to_others
+from surefoot.run.crash_report import left, reported, tell_others
 from surefoot.run.periodic import BetweenSteps
 from surefoot.run.resume import opened
 from surefoot.run.signals import Signals, to_terminal
@@ -78,10 +78,10 @@ class Sitting:
                 self._look_at_data()
             self.parts.make_ready()
         except BaseException as problem:
-            lost = told_to_others(problem, self.parts)
-            self.release()
-            if lost is not None:
-                raise lost from problem
+            try:
+                tell_others(problem, self.parts)
+            finally:
+                self.release()
             raise
         self.between.opened(now.state_check)
         self.parts.say(messages.header(self.parts, chosen=now.chosen))
@@ -91,15 +91,12 @@ class Sitting:
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
         try:
-            lost = told_to_others(problem, self.parts)
-            if lost is not None:
-                raise lost from problem
+            tell_others(problem, self.parts)
             if problem is None or isinstance(problem, GeneratorExit):
                 try:
                     self._finish()
                 except Exception as failed:
-                    if (lost := told_to_others(failed, self.parts)) is not None:
-                        raise lost from failed
+                    tell_others(failed, self.parts)
                     reported(failed, self.parts, step=self._step)
                     raise
             elif isinstance(problem, Exception):
@@ -169,8 +166,7 @@ class Sitting:
 
     def _happened(self, what: str) -> None:
         """Record what ended the session, and its time since the last record; no checkpoint holds that."""
-        times = self.whole.clock.window()
-        self.journal.write({"kind": "event", "step": self.state.step, "what": what, **times})
+        self.journal.write({"kind": "event", "step": self.state.step, "what": what, **self.whole.clock.window()})
 
     def _show(self) -> None:
         if self.parts.settings.panels_fn is not None and self.parts.directory is not None:
