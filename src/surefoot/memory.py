@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_iter
 
 from surefoot.errors import ConfigError
 
+_STATM = Path("/proc/self/statm")
 _UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _UNITS |= {"KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 
@@ -68,7 +69,7 @@ def used_bytes(device: torch.device) -> dict[str, int]:
     >>> used_bytes(torch.device("cpu"))["host_memory_bytes"] > 1e7
     True
     """
-    memory = _host_bytes(Path("/proc/self/statm"))
+    memory = _host_bytes()
     if device.type == "cuda":
         memory["device_memory_peak_bytes"] = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -93,9 +94,9 @@ def free_bytes(device: torch.device) -> int:
     )
 
 
-def _host_bytes(statm: Path) -> dict[str, int]:
+def _host_bytes() -> dict[str, int]:
     with suppress(OSError, IndexError, ValueError):  # only Linux has such a file
-        return {"host_memory_bytes": int(statm.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
+        return {"host_memory_bytes": int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
     try:
         import resource
     except ImportError:  # Windows has none

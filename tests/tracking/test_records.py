@@ -193,7 +193,7 @@ def test_memory_is_that_of_this_process(tmp_path: Path) -> None:
 
 
 def test_the_most_that_ever_was_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_resident_bytes", lambda statm: None)
+    monkeypatch.setattr(memory, "_STATM", Path("no such file"))
     used = memory.used_bytes(torch.device("cpu"))
     assert used.keys() == {"host_memory_peak_bytes"}
     assert used["host_memory_peak_bytes"] > 1e7

@@ -134,7 +134,9 @@ class RecipeSettings(TrainSettings):
     early_stopping: int | None = setting(None, identity=True, after="time_limit")
     """End after this many evaluations without a better score. None: never."""
     optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers")
+    """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
     schedule: Schedule = setting(Schedule(), identity=True)
+    """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
     plateau: int | None = setting(None, identity=True)
     """Lower the learning rate after this many evaluations without a better score. None: never."""
     plateau_factor: float | None = setting(None, identity=True)
