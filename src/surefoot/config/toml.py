@@ -39,8 +39,8 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")
         item = tomlkit.item(str(value) if isinstance(value, Path) else value)
-        origin = origins.get(name, "default")
-        item.comment("".join(letter if letter.isprintable() else "?" for letter in origin))  # as TOML wants it
+        origin = (letter if letter.isprintable() else "?" for letter in origins.get(name, "default"))
+        item.comment("".join(origin))  # as TOML wants it
         _table(path, tables).add(leaf, item)
     made_by = _table(_PROGRAM, tables)
     for name, value in program.items():

@@ -219,7 +219,6 @@ def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: in
     length = plan(settings.length)
     stop_step = length.steps
     if settings.stop_after is not None:
-        of_session = plan(settings.stop_after, setting="stop_after")
-        stop_step = min(of_session.steps, length.steps)
+        stop_step = min(plan(settings.stop_after, setting="stop_after").steps, length.steps)
     limit_s = None if settings.time_limit is None else seconds(settings.time_limit, setting="time_limit")
     return Timetable(settings, length, cadences(settings, length=length), stop_step, limit_s)

@@ -94,10 +94,13 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     for name, split in splits.items():
         check_split(name, split.dataset, seed=seed)
     steering = [name for name, split in splits.items() if not split.at_end]
-    watch = watched(settings.best, settings.early_stopping, splits=steering)
-    lowering = feedback(settings.plateau, settings.early_stopping, splits=steering)
-    supply = Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate)
-    return Plan(supply, times, schedule, watch, lowering)
+    return Plan(
+        Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate),
+        times,
+        schedule,
+        watch=watched(settings.best, settings.early_stopping, splits=steering),
+        lowering=feedback(settings.plateau, settings.early_stopping, splits=steering),
+    )
 
 
 def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:

@@ -248,9 +248,8 @@ def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: fl
 def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
     shape = schedule.described()["shape"]
-    kinds = [kind_of(trained.optimizer) for trained in optimizers.values() if shape != "constant"]
     return [
         f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=surefoot.constant(...), or --schedule.name constant"
-        for kind in kinds
-        if kind is not None and kind.average is not None
+        for kind in (kind_of(trained.optimizer) for trained in optimizers.values())
+        if shape != "constant" and kind is not None and kind.average is not None
     ]

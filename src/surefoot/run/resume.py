@@ -53,23 +53,26 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
         parts.directory.remember("config.toml", *parts.files)
         if not parts.directory.is_locked:
             parts.say(f"note: the file system of {parts.directory.path} has no locks: start no second run there")
-    found = parts.saving.newest()
+    found, accepted = parts.saving.newest(), list[dict[str, Any]]()
     if found is None:
         now = _begun_in(parts.directory, parts.saving, parts, configuration)
     else:
         _go_on(parts, found)
         now = Opened(found, state_check=_state_check(parts))
         parts.saving.resumed(found.step)
-        accepted = _accepted_now(parts, found)
+        accepted = parts.fingerprints["accepted"][len(found.saved.fingerprints["accepted"]) :]
         if parts.world.is_main and (configuration is not None or accepted):
             text = configuration or messages.script_toml(parts.described)
             parts.directory.write_text("config.toml", with_choices(text, parts.described))
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.world.is_main:
-        machine, data = parts.machine(), parts.described["data"]
-        accepted = [] if found is None else _accepted_now(parts, found)
-        sitting = {"step": parts.state.step, "machine": machine, **environment(), "data": data}
+        sitting = {
+            "step": parts.state.step,
+            "machine": parts.machine(),
+            **environment(),
+            "data": parts.described["data"],
+        }
         parts.directory.add_sitting(sitting | ({"accepted_changes": accepted} if accepted else {}))
     return now
 
@@ -233,8 +236,3 @@ def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
     elif now["loss"] is None and not changes:
         taken |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
     parts.fingerprints = {**taken, "accepted": [*before["accepted"], *([now_accepted] if changes else [])]}
-
-
-def _accepted_now(parts: RunComponents, checkpoint: Contents) -> list[dict[str, Any]]:
-    accepted: list[dict[str, Any]] = parts.fingerprints["accepted"]
-    return accepted[len(checkpoint.saved.fingerprints["accepted"]) :]

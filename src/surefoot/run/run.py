@@ -157,10 +157,9 @@ class Run(RunSettings):
 
     def save(self) -> None:
         """Write a checkpoint in the background as soon as this step and its body are over."""
-        session = self._open("run.save()")
+        self._open("run.save()").wishes.asked_to_save = True
         if self.parts.saving is None:
             raise ConfigError("this run has no directory to save to: give Run(out=...)")
-        session.wishes.asked_to_save = True
 
     def load(self, found: Contents) -> list[str]:
         """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may.
@@ -198,16 +197,14 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
             "  try it before the loop, or between two steps of `for step in run`"
         )
     tried = replace(parts, whole=Whole(state, precision, kept=Kept(dict(parts.whole.kept.objects))))
-    averages = {f"average of {name}": average.model for name, average in state.averages.items()}
-    models = {**state.models, **averages}
+    models = {**state.models, **{f"average of {name}": each.model for name, each in state.averages.items()}}
     format_before = precision.name, precision.open
     layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.described)
-    clock = parts.whole.clock
-    spent_s = clock.now() - clock.since
+    clock, spent_s = parts.whole.clock, parts.whole.clock.now() - parts.whole.clock.since
     with ExitStack() as stack:
         stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # at last: putting back takes time too
-        # what a checkpoint holds is put back from one; this has the rest, and the averages' buffers before they are refreshed
         user_state = tried.whole.kept.objects
+        # what a checkpoint holds is put back from one; this has the rest, and the averages' buffers before they are refreshed
         stack.enter_context(preserved(models, parts.task.loss, user_state, state.parameters, with_weights=False))
         stack.enter_context(parts.numerics())
         found = tried.packed()

@@ -175,10 +175,9 @@ def smoothed(label_smoothing: float) -> Any:
 
     def loss(model: Any, batch: Any) -> Any:
         source_BS, target_BT = batch
-        targets_BT = target_BT[:, 1:]
 
         def of_hidden(hidden_BTC: Any, head_VC: Any) -> Any:
-            hidden, targets = _real(hidden_BTC, targets_BT)
+            hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
             return sf.linear_cross_entropy(
                 hidden, head_VC, targets, ignore_index=PADDING, label_smoothing=label_smoothing
             )
@@ -202,8 +201,7 @@ def of_tokens(model: Any, batch: Any) -> dict[str, sf.Mean]:
             "accuracy": sf.Mean(right, real.sum()),
         }
 
-    scores: dict[str, sf.Mean] = model(source_BS, target_BT[:, :-1], loss=of_hidden)
-    return scores
+    return dict(model(source_BS, target_BT[:, :-1], loss=of_hidden))
 
 
 def targets_of(batch: Any) -> int:
