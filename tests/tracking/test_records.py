@@ -224,7 +224,7 @@ def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: 
 
 
 def test_where_the_system_tells_nothing_of_memory_no_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "Path", lambda _: Path("nothing/there"))
+    monkeypatch.setattr(memory, "_STATM", Path("nothing/there"))
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
     assert memory.used_bytes(torch.device("cpu")) == {}
 

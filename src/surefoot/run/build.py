@@ -180,6 +180,7 @@ def assemble(
     laid = layout(settings.channels_last, [*state.models.values(), *averaged])
     task = wrap_models(settings, plan, models, state)
     directory = None if settings.out is None else RunDirectory(Path(settings.out))
+    say = console.say if console is not None else lambda _: None
     return RunComponents(
         settings=settings,
         task=task,
@@ -204,9 +205,7 @@ def assemble(
         architecture=models.architecture,
         scored={name: fingerprint(split.dataset) for name, split in splits.items()},
         directory=directory,
-        saving=None
-        if directory is None
-        else Saving(directory, times, disk=settings.disk, console=console, world=supply.world),
+        saving=None if directory is None else Saving(directory, times, disk=settings.disk, say=say, world=supply.world),
         console=console,
         rank_log=log,
         computed_again=models.recomputed,

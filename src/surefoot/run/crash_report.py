@@ -39,7 +39,8 @@ def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
     """
     if parts.directory is None:
         return
-    _wait_for_save(parts)
+    if parts.saving is not None:
+        parts.saving.wait()
     standing, seen, text = messages.standing(parts), {}, None
     if isinstance(problem, DivergedError) and problem.step is not None:
         step, text = problem.step, problem.text
@@ -66,15 +67,10 @@ def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
 
 def left(parts: RunComponents, *, step: int) -> None:
     """Say where a sitting was left by what is no error, such as sys.exit() in the loop's body."""
-    _wait_for_save(parts)
+    if parts.saving is not None:
+        parts.saving.wait()
     if parts.saved_step != parts.state.step:
         parts.say(f"left in step {step}, which is not saved\n{messages.standing(parts)}")
-
-
-def _wait_for_save(parts: RunComponents) -> None:
-    if parts.saving is not None:
-        parts.saving.writer.wait()
-        parts.saving.say_failure()
 
 
 def ended(parts: RunComponents, wishes: Wishes) -> str:
