@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
+from math import ceil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from in_one import in_one
-from surefoot.config.durations import NEVER, Every, Length, every, in_steps, planned, seconds
+from surefoot.config.durations import Every, Length, every, in_steps, planned, seconds
 from surefoot.errors import ConfigError
 
 LENGTH = Length(steps=300, samples_per_epoch=1000, batch_size=30)
@@ -83,15 +85,14 @@ def test_once_per_n_epochs_is_due_where_the_number_of_whole_passes_grows(number,
 
 @given(
     text=st.sampled_from(["1 steps", "7 steps", "3%", "0.7%", "33.3%", "1 epochs", "0.3 epochs", "2 epochs"]),
-    done=st.integers(0, 10**12),
+    count=st.integers(0, 10**12),
 )
-def test_next_after_is_the_first_that_is_due(text, done):
+def test_each_multiple_of_a_period_is_due_rounded_up_and_nothing_between(text, count):
     recurring = every(text, length=LENGTH)
-    following = recurring.next_after(done)
+    step, following = (ceil(number * Fraction(*recurring.period)) for number in (count, count + 1))
 
-    assert following > done
     assert recurring.due(following)
-    assert not any(recurring.due(between) for between in range(done + 1, following))
+    assert not any(recurring.due(between) for between in range(step + 1, following))
 
 
 def test_a_percentage_is_due_as_often_as_it_fits_and_at_the_end():
@@ -103,12 +104,10 @@ def test_a_percentage_is_due_as_often_as_it_fits_and_at_the_end():
 def test_never_is_never_due():
     assert every(None, length=LENGTH) == Every()
     assert not any(Every().due(done) for done in range(1, 100))
-    assert Every().next_after(5) == NEVER
 
 
 def test_a_time_is_never_due_by_steps_and_only_where_it_is_allowed():
     assert every("90 min", length=LENGTH, time=True) == Every(seconds=5400.0)
-    assert every("90 min", length=LENGTH, time=True).next_after(1) == NEVER
     with pytest.raises(ConfigError, match="log_every = '90 min' is a time"):
         every("90 min", length=LENGTH, setting="log_every")
 

@@ -57,8 +57,8 @@ class Every:
     A period need not be whole: each of its multiples is rounded up to a step by itself, so nothing drifts.
 
     >>> passes = every("1 epochs", length=Length(steps=8, samples_per_epoch=25, batch_size=10))
-    >>> [done for done in range(1, 9) if passes.due(done)], passes.next_after(3)
-    ([3, 5, 8], 5)
+    >>> [done for done in range(1, 9) if passes.due(done)]
+    [3, 5, 8]
     """
 
     period: tuple[int, int] | None = None  # numerator, denominator
@@ -81,13 +81,6 @@ class Every:
         if self.period is None:
             return "never" if self.seconds is None else f"{self.seconds:g} s"
         return f"{Fraction(*self.period)} steps"
-
-    def next_after(self, done: int) -> int:
-        """The smallest number of steps above `done` that is due; `NEVER` where there is none."""
-        if self.period is None:
-            return NEVER
-        numerator, denominator = self.period
-        return -(-(done * denominator // numerator + 1) * numerator // denominator)
 
 
 def planned(text: str | int, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> Length:
@@ -135,8 +128,8 @@ def every(text: str | int | None, *, length: Length, time: bool = False, setting
     """When something recurs: "50 steps", "2 epochs", "5%" of the run, with `time` also "9 min"; None: never.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
-    >>> every("5%", length=length).next_after(0), every("2 h", length=length, time=True).seconds
-    (10, 7200.0)
+    >>> every("5%", length=length).described(), every("2 h", length=length, time=True).seconds
+    ('10 steps', 7200.0)
     """
     if text is None:
         return Every()

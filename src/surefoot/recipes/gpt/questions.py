@@ -1,5 +1,7 @@
 """Files of multiple-choice questions as splits, for recipes that train language models. Torch-free until it is used."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
