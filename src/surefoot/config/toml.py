@@ -24,13 +24,10 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
     """
     import tomlkit  # 30 ms, and only runs that write need it
 
-    settings = flatten(config)
-    document = tomlkit.document()
+    settings, table = flatten(config), ""
     absent = tomlkit.array()
     absent.extend([name for name, value in settings.items() if value is None])
-    document.add(_ABSENT, absent.multiline(len(absent) > 4))
-    document.add(tomlkit.nl())
-    tables: dict[str, Any] = {"": document}
+    lines = [f"{_ABSENT} = {absent.multiline(len(absent) > 4).as_string()}", ""]
     for name, value in sorted(
         settings.items(), key=lambda pair: pair[0].rpartition(".")[0]
     ):  # plain keys before tables
@@ -38,16 +35,18 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
             continue
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")
-        item = tomlkit.item(str(value) if isinstance(value, Path) else value)
-        origin = (letter if letter.isprintable() else "?" for letter in origins.get(name, "default"))
-        item.comment("".join(origin))  # as TOML wants it
-        _table(path, tables).add(leaf, item)
-    made_by = _table(_PROGRAM, tables)
-    for name, value in program.items():
-        if value is not None:
-            _refuse_unwritable(f"{_PROGRAM}.{name}", value)
-            made_by.add(name, value)
-    return tomlkit.dumps(document)
+        if path != table:
+            lines += ["", f"[{path}]"]
+            table = path
+        origin = (
+            letter if letter.isprintable() else "?" for letter in origins.get(name, "default")
+        )  # as TOML wants it
+        written = tomlkit.item(str(value) if isinstance(value, Path) else value).as_string()
+        lines.append(f"{leaf} = {written} # {''.join(origin)}")
+    made_by = {name: value for name, value in program.items() if value is not None}
+    for name, value in made_by.items():
+        _refuse_unwritable(f"{_PROGRAM}.{name}", value)
+    return "\n".join([*lines, "", tomlkit.dumps({_PROGRAM: made_by})])
 
 
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:
@@ -116,17 +115,6 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(
             f'{where} is not TOML: {problem}{line}\n  text stands in quotes, as in length = "30 epochs"'
         ) from problem
-
-
-def _table(path: str, tables: dict[str, Any]) -> Any:
-    import tomlkit
-
-    if path not in tables:
-        above, _, leaf = path.rpartition(".")
-        tables[path] = tomlkit.table()
-        _table(above, tables).add(leaf, tables[path])
-        tables[path] = _table(above, tables)[leaf]
-    return tables[path]
 
 
 def _refuse_unwritable(name: str, value: Any) -> None:

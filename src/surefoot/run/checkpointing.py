@@ -109,7 +109,3 @@ class Saving:
         """The checkpoint of a step, once no save is in flight; `CheckpointError` where it is damaged or absent. Collective."""
         self.writer.wait()
         return collective.at(self.store, self.world, step, only=only)
-
-    @property
-    def saved_step(self) -> int | None:
-        return self.writer.saved

@@ -37,7 +37,7 @@ class RunComponents(Components):
     @property
     def saved_step(self) -> int | None:
         """The last step that is safe on disk; None if none is."""
-        return None if self.saving is None else self.saving.saved_step
+        return None if self.saving is None else self.saving.writer.saved
 
 
 @dataclass(frozen=True)
