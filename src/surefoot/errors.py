@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -68,6 +68,12 @@ class RankLostError(SurefootError):
     """Another rank of this run died, hangs, or went a way of its own: which one, and how far it was."""
 
     exit_status = 7
+
+
+def refuse_all(wrong: Mapping[str, bool]) -> None:
+    """Raise one `ConfigError` with each of the problems that holds."""
+    if problems := [problem for problem, holds in wrong.items() if holds]:
+        raise ConfigError("\n".join(problems))
 
 
 def first_line(problem: BaseException) -> str:

@@ -52,7 +52,6 @@ def _checks(config: Config) -> list[Callable[[], Any]]:
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
-        lambda: _refuse_negative(config),
         lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
     ]
 
@@ -141,16 +140,6 @@ def outline(config: Config) -> sf.Run | None:
 def _loss(model: Any, batch: Any) -> Any:
     inputs_BT, targets_BT = batch
     return model(inputs_BT, loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, targets_BT))
-
-
-def _refuse_negative(config: Config) -> None:
-    for name, number in (("cloze_questions", config.cloze_questions), ("sample_tokens", config.sample_tokens)):
-        if number is not None and number < 0:
-            raise sf.ConfigError(f"{name} = {number}: how many, or 0 for none")
-    if config.multiple_choice_questions < 1:
-        raise sf.ConfigError(
-            f"multiple_choice_questions = {config.multiple_choice_questions}: how many of a file, 1 or more"
-        )
 
 
 def network_shape(config: Config, *, vocabulary: int) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import surefoot as sf
 from surefoot.config import user_code
 from surefoot.config.tree import did_you_mean, nearest
-from surefoot.errors import first_line
+from surefoot.errors import first_line, refuse_all
 
 RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 _KINDS = {"simple_cnn": "simple_cnn", **dict.fromkeys(RESNETS, "resnet")}
@@ -41,18 +41,21 @@ class Model:
 def refuse_settings(model: Model) -> None:
     """Raise `ConfigError` for a network that is none, and for settings that are not its own or cannot be."""
     kind = _kind(model.name)
-    given = {name: getattr(model, name) for own in _OWN.values() for name in own}
-    problems = [
-        f"model.{name} = {value!r} is foreign to {model.name}"
-        for name, value in given.items()
-        if value is not None and name not in _OWN.get(kind, {})
-    ]
-    if model.width is not None and model.width < 1:
-        problems.append(f"model.width = {model.width}: channels of the first block, 1 or more")
-    if model.dropout is not None and not 0 <= model.dropout < 1:
-        problems.append(f"model.dropout = {model.dropout}: a fraction, at least 0 and below 1")
-    if problems:
-        raise sf.ConfigError("\n".join(problems))
+    foreign = [name for own in _OWN.values() for name in own if name not in _OWN.get(kind, {})]
+    refuse_all(
+        {
+            **{
+                f"model.{name} = {getattr(model, name)!r} is foreign to {model.name}": getattr(model, name) is not None
+                for name in foreign
+            },
+            f"model.width = {model.width}: channels of the first block, 1 or more": (
+                model.width is not None and model.width < 1
+            ),
+            f"model.dropout = {model.dropout}: a fraction, at least 0 and below 1": (
+                model.dropout is not None and not 0 <= model.dropout < 1
+            ),
+        }
+    )
 
 
 def recorded_name(model: Model, *, held: str | None = None) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.batch_size import batching
+from surefoot.errors import refuse_all
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
-from surefoot.recipes.images.config import BEST, MEANT_FOR, Changes, Config
+from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.images.predict import Predict
 from surefoot.recipes.optimizer_settings import checked, refuse_default_data
 
@@ -27,6 +28,7 @@ def check(config: Config) -> list[Any]:
     from surefoot.losses.mixing import refuse_mixing
 
     changes = config.augmentation
+    wrong = f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1"
     return checked(
         lambda: sf.Augmentation(**{name: getattr(changes, name) for name in _ARRAYS}),
         config.optimizer.spec,
@@ -34,7 +36,7 @@ def check(config: Config) -> list[Any]:
         config.check,
         lambda: networks.refuse_settings(config.model),
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
-        lambda: _refuse_smoothing(changes),
+        lambda: refuse_all({wrong: not 0 <= changes.label_smoothing < 1}),
         lambda: refuse_fraction(config.data.held_out_fraction),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
@@ -135,11 +137,6 @@ def _accuracy(logits_BK: Any, mixture: sf.Mixed) -> sf.Mean:
     """How often the likeliest class is right; of images that show two samples each by its share."""
     first, second = (sf.top_k_accuracy(logits_BK, labels) for labels in (mixture.labels, mixture.others))
     return sf.Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
-
-
-def _refuse_smoothing(changes: Changes) -> None:
-    if not 0 <= changes.label_smoothing < 1:
-        raise sf.ConfigError(f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1")
 
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:

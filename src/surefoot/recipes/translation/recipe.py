@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.errors import refuse_all
 from surefoot.recipes.gpt.corpus import saved, wrapped
 from surefoot.recipes.optimizer_settings import Optimizer, checked, refuse_default_data
 from surefoot.recipes.translation import corpus as texts
@@ -163,30 +164,20 @@ def _as_usual(optimizer: Optimizer) -> Optimizer:
 
 
 def _refuse_wrong(config: Config) -> None:
-    """Raise one `ConfigError` for all settings of this recipe's own that cannot be."""
-    data, least_vocabulary, problems = config.data, sf.SubwordTokenizer.least, []
-    if data.vocabulary is not None and data.vocabulary < least_vocabulary:
-        problems.append(
-            f"data.vocabulary = {data.vocabulary}: subwords need {least_vocabulary} tokens at least, all bytes and three more"
-        )
-    if data.source == data.target:
-        problems.append(f"data.source and data.target are both {data.source!r}: name two languages")
-    for name, number, least in (
-        ("beam", config.beam, 1),
-        ("validation_beam", config.validation_beam, 1),
-        ("validation_pairs", config.validation_pairs, 1),
-        ("data.phrases", data.phrases, 100),
-        ("data.max_source", data.max_source, 2),
-        ("data.max_target", data.max_target, 2),
-    ):
-        if number is not None and number < least:
-            problems.append(f"{name} = {number}: {least} or more")
-    for name, most in (("data.max_source", data.max_source), ("data.max_target", data.max_target)):
-        if most > config.model.context:
-            problems.append(f"{name} = {most} is more than model.context = {config.model.context}")
-    if not 0 <= config.label_smoothing < 1:
-        problems.append(f"label_smoothing = {config.label_smoothing}: a fraction, at least 0 and below 1")
-    if not 0 <= config.length_penalty < float("inf"):
-        problems.append(f"length_penalty = {config.length_penalty}: a number from 0 on")
-    if problems:
-        raise sf.ConfigError("\n".join(problems))
+    """Raise one `ConfigError` for all settings of this recipe's data that cannot be."""
+    data, context, least = config.data, config.model.context, sf.SubwordTokenizer.least
+    sides = {"data.max_source": data.max_source, "data.max_target": data.max_target}
+    refuse_all(
+        {
+            f"data.vocabulary = {data.vocabulary}: subwords need {least} tokens at least, all bytes and three more": (
+                data.vocabulary is not None and data.vocabulary < least
+            ),
+            f"data.source and data.target are both {data.source!r}: name two languages": data.source == data.target,
+            f"data.phrases = {data.phrases}: 100 or more": data.phrases < 100,
+            **{f"{name} = {most}: 2 or more": most < 2 for name, most in sides.items()},
+            **{
+                f"{name} = {most} is more than model.context = {context}": most > context
+                for name, most in sides.items()
+            },
+        }
+    )
