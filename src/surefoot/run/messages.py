@@ -48,25 +48,19 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
         *chosen.lines(parts),
         f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
     ]
-    if sizes.unit == "samples" and sizes.batch_size > plan.samples:
-        lines.append(
-            f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
-            " each is seen several times a step"
-        )
-    copied = sum(buffer.numel() for buffer in parts.state.buffers.tensors())
-    if copied > _MANY_IN_BUFFERS:
-        lines.append(
-            f"note: the models' buffers hold {copied:,} numbers, copied in every step as batch statistics are:"
-            " give constants such as masks persistent=False"
-        )
-    decay = parts.described["ema"]
+    copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.described["ema"]
     left = 0.0 if decay is None or parts.settings.init is not None else decay**length.steps
-    if left > _MUCH_OF_THE_START:
-        lines.append(
-            f"note: what is evaluated is an average of weights that still has {left:.0%} of the starting ones after"
-            f" {length.steps:,} steps\n  for so short a run: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None"
-        )
-    return "\n".join(lines)
+    notes = {
+        f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
+        " each is seen several times a step": sizes.unit == "samples" and sizes.batch_size > plan.samples,
+        f"note: the models' buffers hold {copied:,} numbers, copied in every step as batch statistics are:"
+        " give constants such as masks persistent=False": copied > _MANY_IN_BUFFERS,
+        f"note: what is evaluated is an average of weights that still has {left:.0%} of the starting ones after"
+        f" {length.steps:,} steps\n  for so short a run: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None": (
+            left > _MUCH_OF_THE_START
+        ),
+    }
+    return "\n".join([*lines, *(note for note, holds in notes.items() if holds)])
 
 
 def ending(
@@ -125,15 +119,9 @@ def script_toml(described: dict[str, Any]) -> str:
     """config.toml of a run that a script of the user's own made: the command that made it, and the resolved settings."""
     import tomlkit
 
-    document = tomlkit.document()
-    document.add(
-        tomlkit.comment(
-            "written by surefoot; this run was made by a script, so `surefoot resume` can only name its command"
-        )
-    )
-    document["program"] = {"kind": "script", "command": ["python", *sys.argv]}
-    document["run"] = _without_none(described)
-    return tomlkit.dumps(document)
+    head = "# written by surefoot; this run was made by a script, so `surefoot resume` can only name its command\n\n"
+    program = {"kind": "script", "command": ["python", *sys.argv]}
+    return head + tomlkit.dumps({"program": program, "run": _without_none(described)})
 
 
 def _what_else(parts: RunComponents, skipped: int) -> list[str]:

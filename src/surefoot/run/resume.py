@@ -78,13 +78,22 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
 
 
 def _begun(parts: RunComponents) -> Opened:
-    """Settle what is left open until a run begins."""
+    """Settle what is left open until a run begins, and look at its first micro-batch; leaves its state as it was. Collective."""
     chosen = settle_choices(parts)
     if parts.compiling.late:
         parts.compile()
     if (told := start_from_init(parts)) is not None:
         parts.say(told)
-    return Opened(None, chosen, *_checked(parts))
+    check, verdict = _state_check(parts), None
+    if check is not None and parts.whole.kept.is_complete:  # nothing can be kept any more
+        check.check_passes((parts.task.loss, parts.supply.first()))
+    if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
+        from surefoot.train.loss_contract import loss_contract
+
+        with suppress(Exception):  # it will come again in the first step, where it is explained and reported
+            holds, words = loss_contract(parts)
+            verdict = f"loss    contract {words}" if holds else f"warning: {words}"
+    return Opened(None, chosen, check, verdict)
 
 
 def start_from_init(parts: RunComponents) -> str | None:
@@ -97,22 +106,6 @@ def start_from_init(parts: RunComponents) -> str | None:
     for name, average in parts.state.averages.items():
         average.restart(parts.state.models[name])
     return told
-
-
-def _checked(parts: RunComponents) -> tuple[state_check.StateCheck | None, str | None]:
-    """What looks at the first steps, after its passes if nothing can be kept any more; and the loss contract's verdict, if the
-    batch is cut. Leaves everything as it was. Collective.
-    """
-    check, verdict = _state_check(parts), None
-    if check is not None and parts.whole.kept.is_complete:
-        check.check_passes((parts.task.loss, parts.supply.first()))
-    if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
-        from surefoot.train.loss_contract import loss_contract
-
-        with suppress(Exception):  # it will come again in the first step, where it is explained and reported
-            holds, words = loss_contract(parts)
-            verdict = f"loss    contract {words}" if holds else f"warning: {words}"
-    return check, verdict
 
 
 def _state_check(parts: RunComponents) -> state_check.StateCheck | None:
