@@ -52,7 +52,8 @@ def build(settings: RunSettings) -> RunComponents:
     check_settings(settings, schedule=settings.schedule)
     world, parallel = join_world(settings)
     plan = plan_data(settings, world)
-    log, console = None if world.is_main else RankLog(), None
+    log = None if world.is_main else RankLog()
+    console: Screen | None = None
     if settings.console:
         from surefoot.tracking.live_terminal import screen
 

@@ -45,16 +45,16 @@ def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
     if isinstance(problem, DivergedError) and problem.step is not None:
         step, text = problem.step, problem.text
         seen = {} if problem.seen is None else {"seen": problem.seen}
-    report = {
-        "error": f"{type(problem).__name__}: {problem}",
-        "step": step,
-        "samples": [list(ids) for ids in parts.supply.samples(step)],
-        "traceback": traceback.format_exception(problem),
-        "how_to_go_on": standing,
-        **seen,
-    }
     name = f"crash/step-{step:08d}" + (f"-rank-{parts.world.rank}" if parts.world.rank else "")
     try:
+        report = {
+            "error": f"{type(problem).__name__}: {problem}",
+            "step": step,
+            "samples": [list(ids) for ids in parts.supply.samples(step)],
+            "traceback": traceback.format_exception(problem),
+            "how_to_go_on": standing,
+            **seen,
+        }
         make_no_follow(parts.directory.path / "crash")
         parts.directory.write_text(f"{name}.json", json.dumps(report, indent=1))
         if text is not None:
