@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import torch
@@ -69,7 +69,8 @@ def stepping(settings: dict[str, Any], out: Path, steps: int, stack: ExitStack) 
     """A run, begun, that makes one window of steps each time it is asked."""
     asked = settings.get("watch_every", "") is not None
     # findings cannot be switched off: nobody would want to
-    with nullcontext() if asked else patch("surefoot.run.session.remarks_of", return_value=[]):
+    silent = Mock(sentence=lambda: "")
+    with nullcontext() if asked else patch("surefoot.run.live_findings.remarks", return_value=silent):
         run = stack.enter_context(
             sf.Run(**settings, length=f"{steps} steps", out=out, precision="fp32", save_every="1000000 steps")
         )

@@ -1,175 +1,115 @@
-from . import checkpoint, data, generate, losses, models, plan, profile, report, tune
-from .checkpoint.gpt2 import load_gpt2, save_gpt2
-from .config.parallel import ddp, fsdp
-from .data.images.augmentation import Augmentation
-from .data.images.dataset import ImageFiles, Images, picture_as_input
-from .data.images.load import ImageSets, load_images
-from .data.mixture import Mixture
-from .data.text.files import encode_documents, held_out_documents, held_out_split, load_documents, stdlib_documents
-from .data.text.multiple_choice import Choices, Question, choice_accuracy, cloze, continuation_accuracy
-from .data.text.prepare_shards import prepare_shards
-from .data.text.question_files import load_questions
-from .data.text.shards import TokenShards, write_shards
-from .data.text.windows import HeldOut, Windows
-from .data.translation.files import Parallel, held_out_pairs, load_pairs
-from .data.translation.pairs import Pairs
-from .data.translation.phrases import phrases
-from .errors import CheckpointError, ConfigError, DataError, DivergedError, RankLostError, SurefootError
-from .losses.dense import cross_entropy
-from .losses.fused_head import linear_cross_entropy
-from .losses.mixing import Mixed, mixed, mixed_cross_entropy
-from .mean import Mean
-from .metrics.classification import (
-    Classified,
-    accuracy,
-    classification_scores,
-    classified,
-    perplexity,
-    top_k_accuracy,
-)
-from .optim.lr_multipliers import Rates, frozen, layer_decay, width_scaling
-from .optim.specs import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
-from .report.task_panels import classification_panels, confusion_panel, examples_by_score, picture_png, tinted_by_loss
-from .run.run import Run
-from .saved_run import SavedRun, load
-from .schedules.lr_schedule import (
-    constant,
-    exponential,
-    inverse_sqrt,
-    join,
-    linear,
-    one_cycle,
-    polynomial,
-    step_decay,
-    warm_restarts,
-    warmup_cosine,
-    warmup_stable_decay,
-)
-from .tokenizers.bpe import BpeTokenizer
-from .tokenizers.files import load_tokenizer, tokenizer_from_json
-from .tokenizers.subwords import SubwordTokenizer
-from .tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
-from .tracking.panels import ConfusionMatrix, Curves, Example, Examples, Panels, Picture, Pictures, TintedText
-from .train.early_stopping import EarlyStopping
-from .train.evaluate import Split
-from .train.loop import Step, forward_backward, update
-from .train.plateau import Plateau
-from .train.scorer import split_scores
+from . import checkpoint as checkpoint
+from . import data as data
+from . import generate as generate
+from . import losses as losses
+from . import models as models
+from . import plan as plan
+from . import profile as profile
+from . import report as report
+from . import tune as tune
+from .checkpoint.gpt2 import load_gpt2 as load_gpt2
+from .checkpoint.gpt2 import save_gpt2 as save_gpt2
+from .config.parallel import ddp as ddp
+from .config.parallel import fsdp as fsdp
+from .data.images.augmentation import Augmentation as Augmentation
+from .data.images.dataset import ImageFiles as ImageFiles
+from .data.images.dataset import Images as Images
+from .data.images.dataset import picture_as_input as picture_as_input
+from .data.images.load import ImageSets as ImageSets
+from .data.images.load import load_images as load_images
+from .data.mixture import Mixture as Mixture
+from .data.text.files import encode_documents as encode_documents
+from .data.text.files import held_out_documents as held_out_documents
+from .data.text.files import held_out_split as held_out_split
+from .data.text.files import load_documents as load_documents
+from .data.text.files import stdlib_documents as stdlib_documents
+from .data.text.multiple_choice import Choices as Choices
+from .data.text.multiple_choice import Question as Question
+from .data.text.multiple_choice import choice_accuracy as choice_accuracy
+from .data.text.multiple_choice import cloze as cloze
+from .data.text.multiple_choice import continuation_accuracy as continuation_accuracy
+from .data.text.prepare_shards import prepare_shards as prepare_shards
+from .data.text.question_files import load_questions as load_questions
+from .data.text.shards import TokenShards as TokenShards
+from .data.text.shards import write_shards as write_shards
+from .data.text.windows import HeldOut as HeldOut
+from .data.text.windows import Windows as Windows
+from .data.translation.files import Parallel as Parallel
+from .data.translation.files import held_out_pairs as held_out_pairs
+from .data.translation.files import load_pairs as load_pairs
+from .data.translation.pairs import Pairs as Pairs
+from .data.translation.phrases import phrases as phrases
+from .errors import CheckpointError as CheckpointError
+from .errors import ConfigError as ConfigError
+from .errors import DataError as DataError
+from .errors import DivergedError as DivergedError
+from .errors import RankLostError as RankLostError
+from .errors import SurefootError as SurefootError
+from .losses.dense import cross_entropy as cross_entropy
+from .losses.fused_head import linear_cross_entropy as linear_cross_entropy
+from .losses.mixing import Mixed as Mixed
+from .losses.mixing import mixed as mixed
+from .losses.mixing import mixed_cross_entropy as mixed_cross_entropy
+from .mean import Mean as Mean
+from .metrics.classification import Classified as Classified
+from .metrics.classification import accuracy as accuracy
+from .metrics.classification import classification_scores as classification_scores
+from .metrics.classification import classified as classified
+from .metrics.classification import perplexity as perplexity
+from .metrics.classification import top_k_accuracy as top_k_accuracy
+from .optim.lr_multipliers import Rates as Rates
+from .optim.lr_multipliers import frozen as frozen
+from .optim.lr_multipliers import layer_decay as layer_decay
+from .optim.lr_multipliers import width_scaling as width_scaling
+from .optim.specs import adafactor as adafactor
+from .optim.specs import adam as adam
+from .optim.specs import adamw as adamw
+from .optim.specs import adamw8bit as adamw8bit
+from .optim.specs import lion as lion
+from .optim.specs import muon as muon
+from .optim.specs import nadam as nadam
+from .optim.specs import radam as radam
+from .optim.specs import schedule_free as schedule_free
+from .optim.specs import sgd as sgd
+from .report.task_panels import classification_panels as classification_panels
+from .report.task_panels import confusion_panel as confusion_panel
+from .report.task_panels import examples_by_score as examples_by_score
+from .report.task_panels import picture_png as picture_png
+from .report.task_panels import tinted_by_loss as tinted_by_loss
+from .run.run import Run as Run
+from .saved_run import SavedRun as SavedRun
+from .saved_run import load as load
+from .schedules.lr_schedule import constant as constant
+from .schedules.lr_schedule import exponential as exponential
+from .schedules.lr_schedule import inverse_sqrt as inverse_sqrt
+from .schedules.lr_schedule import join as join
+from .schedules.lr_schedule import linear as linear
+from .schedules.lr_schedule import one_cycle as one_cycle
+from .schedules.lr_schedule import polynomial as polynomial
+from .schedules.lr_schedule import step_decay as step_decay
+from .schedules.lr_schedule import warm_restarts as warm_restarts
+from .schedules.lr_schedule import warmup_cosine as warmup_cosine
+from .schedules.lr_schedule import warmup_stable_decay as warmup_stable_decay
+from .tokenizers.bpe import BpeTokenizer as BpeTokenizer
+from .tokenizers.files import load_tokenizer as load_tokenizer
+from .tokenizers.files import tokenizer_from_json as tokenizer_from_json
+from .tokenizers.subwords import SubwordTokenizer as SubwordTokenizer
+from .tokenizers.tokenizer import ByteTokenizer as ByteTokenizer
+from .tokenizers.tokenizer import CharacterTokenizer as CharacterTokenizer
+from .tracking.panels import ConfusionMatrix as ConfusionMatrix
+from .tracking.panels import Curves as Curves
+from .tracking.panels import Example as Example
+from .tracking.panels import Examples as Examples
+from .tracking.panels import Panels as Panels
+from .tracking.panels import Picture as Picture
+from .tracking.panels import Pictures as Pictures
+from .tracking.panels import TintedText as TintedText
+from .train.early_stopping import EarlyStopping as EarlyStopping
+from .train.evaluate import Split as Split
+from .train.loop import Step as Step
+from .train.loop import forward_backward as forward_backward
+from .train.loop import update as update
+from .train.plateau import Plateau as Plateau
+from .train.scorer import split_scores as split_scores
 
 __version__: str
-
-__all__ = [
-    "Augmentation",
-    "BpeTokenizer",
-    "ByteTokenizer",
-    "CharacterTokenizer",
-    "CheckpointError",
-    "Choices",
-    "Classified",
-    "ConfigError",
-    "ConfusionMatrix",
-    "Curves",
-    "DataError",
-    "DivergedError",
-    "EarlyStopping",
-    "Example",
-    "Examples",
-    "HeldOut",
-    "ImageFiles",
-    "ImageSets",
-    "Images",
-    "Mean",
-    "Mixed",
-    "Mixture",
-    "Pairs",
-    "Panels",
-    "Parallel",
-    "Picture",
-    "Pictures",
-    "Plateau",
-    "Question",
-    "RankLostError",
-    "Rates",
-    "Run",
-    "SavedRun",
-    "Split",
-    "Step",
-    "SubwordTokenizer",
-    "SurefootError",
-    "TintedText",
-    "TokenShards",
-    "Windows",
-    "accuracy",
-    "adafactor",
-    "adam",
-    "adamw",
-    "adamw8bit",
-    "checkpoint",
-    "choice_accuracy",
-    "classification_panels",
-    "classification_scores",
-    "classified",
-    "cloze",
-    "confusion_panel",
-    "constant",
-    "continuation_accuracy",
-    "cross_entropy",
-    "data",
-    "ddp",
-    "encode_documents",
-    "examples_by_score",
-    "exponential",
-    "forward_backward",
-    "frozen",
-    "fsdp",
-    "generate",
-    "held_out_documents",
-    "held_out_pairs",
-    "held_out_split",
-    "inverse_sqrt",
-    "join",
-    "layer_decay",
-    "linear",
-    "linear_cross_entropy",
-    "lion",
-    "load",
-    "load_documents",
-    "load_gpt2",
-    "load_images",
-    "load_pairs",
-    "load_questions",
-    "load_tokenizer",
-    "losses",
-    "mixed",
-    "mixed_cross_entropy",
-    "models",
-    "muon",
-    "nadam",
-    "one_cycle",
-    "perplexity",
-    "phrases",
-    "picture_as_input",
-    "picture_png",
-    "plan",
-    "polynomial",
-    "prepare_shards",
-    "profile",
-    "radam",
-    "report",
-    "save_gpt2",
-    "schedule_free",
-    "sgd",
-    "split_scores",
-    "stdlib_documents",
-    "step_decay",
-    "tinted_by_loss",
-    "tokenizer_from_json",
-    "top_k_accuracy",
-    "tune",
-    "update",
-    "warm_restarts",
-    "warmup_cosine",
-    "warmup_stable_decay",
-    "width_scaling",
-    "write_shards",
-]

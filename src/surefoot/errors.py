@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -68,6 +68,12 @@ class RankLostError(SurefootError):
     """Another rank of this run died, hangs, or went a way of its own: which one, and how far it was."""
 
     exit_status = 7
+
+
+def refuse_all(wrong: Mapping[str, bool]) -> None:
+    """Raise one `ConfigError` with each of the problems that holds."""
+    if problems := [problem for problem, holds in wrong.items() if holds]:
+        raise ConfigError("\n".join(problems))
 
 
 def first_line(problem: BaseException) -> str:
@@ -143,9 +149,14 @@ def passed_others(problem: BaseException) -> bool:
 
 
 def _is_users(frame: FrameType) -> bool:
-    """Whether a frame is of the user's own code: not of surefoot, an installed package, the standard library, or made up."""
+    """Whether a frame is of the user's own code, and not made up."""
     path = Path(frame.f_code.co_filename)
-    installed = "site-packages" in path.parts or "dist-packages" in path.parts
-    ours = path.is_relative_to(Path(__file__).parent) or path.is_relative_to(Path(traceback.__file__).parent)
     is_script = frame.f_globals.get("__name__") == "__main__"  # `python -c` has no file
-    return (path.is_file() or is_script) and not installed and not ours
+    return (path.is_file() or is_script) and is_own(path)
+
+
+def is_own(path: Path) -> bool:
+    """Whether code in a file is the user's: neither the standard library's, nor an installed package's, nor surefoot's."""
+    others = (Path(__file__).parent, Path(traceback.__file__).parent)
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not installed and not any(path.is_relative_to(other) for other in others)

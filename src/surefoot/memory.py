@@ -5,7 +5,7 @@ import re
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_iter
 
 from surefoot.errors import ConfigError
 
+_STATM = Path("/proc/self/statm")
 _UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _UNITS |= {"KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 
@@ -68,10 +69,7 @@ def used_bytes(device: torch.device) -> dict[str, int]:
     >>> used_bytes(torch.device("cpu"))["host_memory_bytes"] > 1e7
     True
     """
-    resident = _resident_bytes(Path("/proc/self/statm"))
-    peak_bytes = None if resident is not None else _most_resident_bytes()
-    memory = {} if resident is None else {"host_memory_bytes": resident}
-    memory |= {} if peak_bytes is None else {"host_memory_peak_bytes": peak_bytes}
+    memory = _host_bytes()
     if device.type == "cuda":
         memory["device_memory_peak_bytes"] = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -96,20 +94,15 @@ def free_bytes(device: torch.device) -> int:
     )
 
 
-def _resident_bytes(statm: Path) -> int | None:
-    try:
-        return int(statm.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):  # only Linux has such a file
-        return None
-
-
-def _most_resident_bytes() -> int | None:
+def _host_bytes() -> dict[str, int]:
+    with suppress(OSError, IndexError, ValueError):  # only Linux has such a file
+        return {"host_memory_bytes": int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
     try:
         import resource
     except ImportError:  # Windows has none
-        return None
+        return {}
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else largest * 1024
+    return {"host_memory_peak_bytes": largest if sys.platform == "darwin" else largest * 1024}
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
@@ -183,32 +176,22 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _available_bytes(meminfo: Path) -> int | None:
-    try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return None if found is None else int(found[1]) * 1024
+    line = re.search(r"^MemAvailable:\s+(\d+) kB", _text(meminfo), re.MULTILINE)
+    return None if line is None else int(line[1]) * 1024
 
 
 def _left_in_groups(root: Path, own: Path) -> list[int]:
     """What the control groups of this process, and those above them, leave it; file cache counts as free."""
-    try:
-        paths = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:
-        return []
     left: list[int] = []
-    for _, controllers, path in paths:
-        old = controllers == "memory"
-        if controllers and not old:
+    names = {"memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"), "": ("memory.max", "memory.current")}
+    for _, controllers, path in (line.split(":", 2) for line in _text(own).splitlines()):
+        if controllers not in names:
             continue
-        top = root / "memory" if old else root
-        place = top / path.lstrip("/")
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
-        for folder in [place, *place.parents]:
-            if not folder.is_relative_to(top):
-                break
-            limit, used = (_number(folder / name) for name in names)
-            if limit is not None and used is not None:
+        top = root / controllers
+        innermost = top / path.lstrip("/")
+        for folder in [innermost, *innermost.parents]:
+            limit, used = (_number(folder / name) for name in names[controllers])
+            if folder.is_relative_to(top) and limit is not None and used is not None:
                 cache = re.search(r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.MULTILINE)
                 left.append(max(0, limit - used + (int(cache[1]) if cache else 0)))
     return left

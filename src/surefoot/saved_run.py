@@ -293,8 +293,7 @@ class SavedRun:
 
         files = checked(self.path)
         if self.built is None and (windows == 0 or self._read().files.config.script):
-            why = "0 windows are asked for" if windows == 0 else _BY_SCRIPT
-            return verify_files(files, why=why)
+            return verify_files(files, why="0 windows are asked for" if windows == 0 else _BY_SCRIPT)
         try:
             run = self._rebuild(one_process=True)
         except DataError as problem:

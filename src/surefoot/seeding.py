@@ -139,25 +139,20 @@ def untouched() -> Iterator[None]:
 
     Raises `ConfigError` if another thread holds them (`generators_held`).
     """
-    with generators_held(), _restored_generators():
-        yield
-
-
-@contextmanager
-def _restored_generators() -> Iterator[None]:
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    mps = torch.mps.get_rng_state() if _mps() else None
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-        if mps is not None:
-            torch.mps.set_rng_state(mps)
+    with generators_held():
+        python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        mps = torch.mps.get_rng_state() if _mps() else None
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+            torch.set_rng_state(cpu)
+            if cuda:
+                torch.cuda.set_rng_state_all(cuda)
+            if mps is not None:
+                torch.mps.set_rng_state(mps)
 
 
 @cache

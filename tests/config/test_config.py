@@ -18,7 +18,7 @@ from in_one import in_one
 from surefoot.config.setting import default, setting
 from surefoot.config.toml import program, to_toml, values
 from surefoot.config.train_settings import TrainSettings, clipping
-from surefoot.config.tree import flatten, layered, nearest, unflatten
+from surefoot.config.tree import flatten, layered, nearest
 from surefoot.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ class Config(TrainSettings):
 
 
 def from_toml(text: str, kind: type[Config], where: str = "config.toml") -> Config:
-    return unflatten(values(text, where=where), kind, where=where)
+    return layered(kind, [(where, values(text, where=where))])[0]
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -81,7 +81,7 @@ def test_a_configuration_written_and_read_is_the_same(config, origins):
 
 @given(config=configs)
 def test_flat_and_back_is_the_same(config):
-    assert unflatten(flatten(config), Config) == config
+    assert layered(Config, [("file", flatten(config))])[0] == config
 
 
 @given(recipe=text, arguments=st.lists(text), number=st.integers(-(2**63), 2**63 - 1))
@@ -169,7 +169,7 @@ def test_a_mistake_in_a_file_is_told_with_where_and_what_instead(line, message):
         from_toml(line, Config, where="small.toml")
 
     assert message in str(refused.value)
-    assert str(refused.value).startswith("small.toml")
+    assert "small.toml" in str(refused.value)
     assert len(str(refused.value).splitlines()) <= 5
 
 
@@ -186,7 +186,7 @@ def test_all_problems_are_told_at_once_in_at_most_five_lines():
 
 def test_a_setting_without_default_is_asked_for():
     with pytest.raises(ConfigError, match=r"(?s)length is not set.*batch_size is not set"):
-        unflatten({}, TrainSettings)
+        layered(TrainSettings, [])
 
 
 def test_text_that_no_file_can_hold_is_refused_by_name():

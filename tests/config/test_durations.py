@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
+from math import ceil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from in_one import in_one
-from surefoot.config.durations import NEVER, Every, Length, every, in_steps, run_length, seconds
+from surefoot.config.durations import Every, Length, every, in_steps, planned, seconds
 from surefoot.errors import ConfigError
 
 LENGTH = Length(steps=300, samples_per_epoch=1000, batch_size=30)
@@ -30,12 +32,12 @@ sizes = st.integers(1, 10_000)
     ],
 )
 def test_run_length_reads_steps_and_epochs(text, steps):
-    assert run_length(text, samples_per_epoch=1000, batch_size=30) == steps
+    assert planned(text, samples_per_epoch=1000, batch_size=30).steps == steps
 
 
 @given(epochs=st.integers(1, 1000), samples=sizes, batch_size=sizes)
 def test_length_in_epochs_rounds_up_to_a_whole_step(epochs, samples, batch_size):
-    steps = run_length(f"{epochs} epochs", samples_per_epoch=samples, batch_size=batch_size)
+    steps = planned(f"{epochs} epochs", samples_per_epoch=samples, batch_size=batch_size).steps
 
     assert (steps - 1) * batch_size < epochs * samples <= steps * batch_size
 
@@ -44,17 +46,17 @@ def test_length_in_epochs_rounds_up_to_a_whole_step(epochs, samples, batch_size)
 @pytest.mark.parametrize("text", ["200", "fast", "", "-3 steps", "2.5 steps", "5%", "3 min", "0 steps", 0, -1, True])
 def test_run_length_refuses_what_is_no_length_and_says_what_to_type(text):
     with pytest.raises(ConfigError, match=r"(?s)length = .*write it as '200 steps' or '30 epochs'"):
-        run_length(text, samples_per_epoch=1000, batch_size=30)
+        planned(text, samples_per_epoch=1000, batch_size=30)
 
 
 def test_a_length_that_cannot_be_counted_is_refused():
     with pytest.raises(ConfigError, match="more samples than can be counted"):
-        run_length("1e18 epochs", samples_per_epoch=1000, batch_size=30)
+        planned("1e18 epochs", samples_per_epoch=1000, batch_size=30)
 
 
 def test_an_empty_data_set_has_no_length():
     with pytest.raises(ConfigError, match="at least 1"):
-        run_length("1 epochs", samples_per_epoch=0, batch_size=30)
+        planned("1 epochs", samples_per_epoch=0, batch_size=30)
 
 
 @pytest.mark.parametrize(
@@ -83,15 +85,14 @@ def test_once_per_n_epochs_is_due_where_the_number_of_whole_passes_grows(number,
 
 @given(
     text=st.sampled_from(["1 steps", "7 steps", "3%", "0.7%", "33.3%", "1 epochs", "0.3 epochs", "2 epochs"]),
-    done=st.integers(0, 10**12),
+    count=st.integers(0, 10**12),
 )
-def test_next_after_is_the_first_that_is_due(text, done):
+def test_each_multiple_of_a_period_is_due_rounded_up_and_nothing_between(text, count):
     recurring = every(text, length=LENGTH)
-    following = recurring.next_after(done)
+    step, following = (ceil(number * Fraction(*recurring.period)) for number in (count, count + 1))
 
-    assert following > done
     assert recurring.due(following)
-    assert not any(recurring.due(between) for between in range(done + 1, following))
+    assert not any(recurring.due(between) for between in range(step + 1, following))
 
 
 def test_a_percentage_is_due_as_often_as_it_fits_and_at_the_end():
@@ -103,12 +104,10 @@ def test_a_percentage_is_due_as_often_as_it_fits_and_at_the_end():
 def test_never_is_never_due():
     assert every(None, length=LENGTH) == Every()
     assert not any(Every().due(done) for done in range(1, 100))
-    assert Every().next_after(5) == NEVER
 
 
 def test_a_time_is_never_due_by_steps_and_only_where_it_is_allowed():
     assert every("90 min", length=LENGTH, time=True) == Every(seconds=5400.0)
-    assert every("90 min", length=LENGTH, time=True).next_after(1) == NEVER
     with pytest.raises(ConfigError, match="log_every = '90 min' is a time"):
         every("90 min", length=LENGTH, setting="log_every")
 

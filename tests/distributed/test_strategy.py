@@ -9,7 +9,7 @@ import pytest
 import surefoot as sf
 from in_one import in_one
 from surefoot.config import parallel
-from surefoot.config.parallel import Sharding, Strategy, strategy_for, strategy_of
+from surefoot.config.parallel import Sharding, Strategy, strategy_for
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_a_setting_that_a_strategy_has_no_use_for_is_refused(kind: Any, name: st
         for ranks in (
             (2, 4) if name == "replicas" else (1, 2)
         ):  # the same settings, whatever number of processes is there
-            assert vars(strategy_for(strategy_of(kind, given), ranks=ranks))[name] == OTHER[name]
+            assert vars(strategy_for(Strategy(kind=kind, **vars(given)), ranks=ranks))[name] == OTHER[name]
         return
     with pytest.raises(sf.ConfigError, match=f"^sharding.{name} = .*, and parallel is {kind}") as refused:
-        strategy_for(strategy_of(kind, given), ranks=1)
+        strategy_for(Strategy(kind=kind, **vars(given)), ranks=1)
     assert ("several processes" in str(refused.value)) == of_both
 
 

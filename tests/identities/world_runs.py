@@ -318,12 +318,12 @@ def of_recipe(*, recipe: str, texts: str, parallel: str = "auto", steps: int = 6
     """A ready-made run of tiny size, dropout and augmentation on; `texts` is a directory for what it reads."""
     import importlib
 
-    from surefoot.config.tree import unflatten
+    from surefoot.config.tree import layered
 
     module = importlib.import_module(f"surefoot.recipes.{recipe}")
     settings = {"precision": "fp32", "parallel": parallel, "length": f"{steps} steps", "device": "cpu", "out": None}
     settings |= {"log_every": "1 steps"} | written_for(recipe, Path(texts)) | changes
-    run = module.build(unflatten(settings, module.Config))
+    run = module.build(layered(module.Config, [("test", settings)])[0])
     losses, samples, scores = [], [], {}
     with run:
         for step in run:

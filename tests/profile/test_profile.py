@@ -27,7 +27,7 @@ from surefoot.profile.memory_timeline import gradients_seen, memory_line
 from surefoot.profile.result import _suggestion
 from surefoot.profile.trace import profiled
 from surefoot.profile.variants import NAMES, stepping, variants
-from surefoot.run.unchanged import unchanged
+from surefoot.run.run import unchanged
 from waiting import HANG_S, LogicalClock
 
 

@@ -160,10 +160,10 @@ def test_after_its_time_or_when_told_to_stop_no_further_panel_is_begun() -> None
             yield matrix()
 
     ticks = iter(range(0, 1000, 20))
-    late = made(endless, None, now=lambda: float(next(ticks)))
-    assert (len(late.panels), late.told) == (4, ("no more panels than 4: they took more than 60 seconds",))
-    told = made(endless, None, stop=lambda: True)
-    assert (len(told.panels), told.told) == (1, ("no more panels than 1: told to stop",))
+    late, notes = made(endless, None, now=lambda: float(next(ticks)))
+    assert (len(late), notes) == (4, ["no more panels than 4: they took more than 60 seconds"])
+    stopped, notes = made(endless, None, stop=lambda: True)
+    assert (len(stopped), notes) == (1, ["no more panels than 1: told to stop"])
 
 
 def test_a_signal_while_they_are_made_leaves_none(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from in_one import in_one
 from small_runs import Net, build
-from surefoot.run.unchanged import unchanged
+from surefoot.run.run import unchanged
 
 Optimizers = dict[str, Any]
 OPTIMIZERS: Optimizers = {

@@ -193,7 +193,7 @@ def test_memory_is_that_of_this_process(tmp_path: Path) -> None:
 
 
 def test_the_most_that_ever_was_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_resident_bytes", lambda statm: None)
+    monkeypatch.setattr(memory, "_STATM", Path("no such file"))
     used = memory.used_bytes(torch.device("cpu"))
     assert used.keys() == {"host_memory_peak_bytes"}
     assert used["host_memory_peak_bytes"] > 1e7
@@ -224,7 +224,7 @@ def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: 
 
 
 def test_where_the_system_tells_nothing_of_memory_no_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "Path", lambda _: Path("nothing/there"))
+    monkeypatch.setattr(memory, "_STATM", Path("nothing/there"))
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
     assert memory.used_bytes(torch.device("cpu")) == {}
 

@@ -7,8 +7,10 @@ business.
 
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from math import ceil, floor
 from typing import Literal
 
@@ -55,8 +57,8 @@ class Every:
     A period need not be whole: each of its multiples is rounded up to a step by itself, so nothing drifts.
 
     >>> passes = every("1 epochs", length=Length(steps=8, samples_per_epoch=25, batch_size=10))
-    >>> [done for done in range(1, 9) if passes.due(done)], passes.next_after(3)
-    ([3, 5, 8], 5)
+    >>> [done for done in range(1, 9) if passes.due(done)]
+    [3, 5, 8]
     """
 
     period: tuple[int, int] | None = None  # numerator, denominator
@@ -80,52 +82,31 @@ class Every:
             return "never" if self.seconds is None else f"{self.seconds:g} s"
         return f"{Fraction(*self.period)} steps"
 
-    def next_after(self, done: int) -> int:
-        """The smallest number of steps above `done` that is due; `NEVER` where there is none."""
-        if self.period is None:
-            return NEVER
-        numerator, denominator = self.period
-        multiple = done * denominator // numerator + 1
-        return -(-multiple * numerator // denominator)
 
-
-def run_length(text: str | int, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> int:
-    """Whole steps in "200 steps" or "30 epochs" (rounded up); an integer is steps.
+def planned(text: str | int, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> Length:
+    """The whole plan of a run of "200 steps" or "30 epochs" (rounded up to a whole step); an integer is steps.
 
     Raises `ConfigError` where that is not at least one step. `setting` is the name under which the user knows
     this duration; messages begin with it.
 
-    >>> run_length("2 epochs", samples_per_epoch=25, batch_size=10)
+    >>> planned("2 epochs", samples_per_epoch=25, batch_size=10).steps
     5
     """
     if samples_per_epoch < 1 or batch_size < 1:
         raise ConfigError(
             f"{setting} = {text!r} of {samples_per_epoch} samples in steps of {batch_size}: both must be at least 1"
         )
-    examples = ("200 steps", "30 epochs")
-    number, unit = _parsed(text, setting, examples)
-    match unit:
-        case "steps":
-            steps = _whole(number, text, setting, examples)
-        case "epochs":
-            steps = ceil(number * samples_per_epoch / batch_size)
-        case _:
-            raise _refusal(text, setting, "is not a number of steps or epochs", examples)
+    refuse = partial(_refusal, text, setting, examples=("200 steps", "30 epochs"))
+    number, unit = _parsed(text, refuse)
+    if unit not in ("steps", "epochs"):
+        raise refuse("is not a number of steps or epochs")
+    length = Length(steps=0, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
+    steps = ceil(_in_steps(number, unit, length, refuse))
     if steps < 1:
-        raise _refusal(text, setting, "is no step at all", examples)
+        raise refuse("is no step at all")
     if steps * batch_size > _MOST_SAMPLES:
-        raise _refusal(text, setting, "is more samples than can be counted", examples)
-    return steps
-
-
-def planned(text: str | int, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> Length:
-    """The whole plan of a run of that length.
-
-    >>> planned("2 epochs", samples_per_epoch=25, batch_size=10).steps
-    5
-    """
-    steps = run_length(text, samples_per_epoch=samples_per_epoch, batch_size=batch_size, setting=setting)
-    return Length(steps=steps, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
+        raise refuse("is more samples than can be counted")
+    return replace(length, steps=steps)
 
 
 def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> int:
@@ -135,44 +116,33 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
     >>> in_steps("5%", length=length), in_steps("2 epochs", length=length), in_steps(7, length=length)
     (10, 20, 7)
     """
-    examples = ("100 steps", "5%", "2 epochs")
-    number, unit = _parsed(text, setting, examples)
-    match unit:
-        case "steps":
-            return _whole(number, text, setting, examples)
-        case "epochs":
-            return ceil(number * length.samples_per_epoch / length.batch_size)
-        case "%":
-            return floor(_share(number, text, setting) * length.steps + Fraction(1, 2))
-        case "seconds":
-            raise _refusal(text, setting, "is a time; this is counted in steps", examples)
+    refuse = partial(_refusal, text, setting, examples=("100 steps", "5%", "2 epochs"))
+    number, unit = _parsed(text, refuse)
+    if unit == "seconds":
+        raise refuse("is a time; this is counted in steps")
+    steps = _in_steps(number, unit, length, refuse)
+    return floor(steps + Fraction(1, 2)) if unit == "%" else ceil(steps)
 
 
 def every(text: str | int | None, *, length: Length, time: bool = False, setting: str = "interval") -> Every:
     """When something recurs: "50 steps", "2 epochs", "5%" of the run, with `time` also "9 min"; None: never.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
-    >>> every("5%", length=length).next_after(0), every("2 h", length=length, time=True).seconds
-    (10, 7200.0)
+    >>> every("5%", length=length).described(), every("2 h", length=length, time=True).seconds
+    ('10 steps', 7200.0)
     """
     if text is None:
         return Every()
-    examples = ("50 steps", "2 epochs", "5%", "10 min") if time else ("50 steps", "2 epochs", "5%")
-    number, unit = _parsed(text, setting, examples)
+    examples = ("50 steps", "2 epochs", "5%", *(("10 min",) if time else ()))
+    refuse = partial(_refusal, text, setting, examples=examples)
+    number, unit = _parsed(text, refuse)
     if number == 0:
-        raise _refusal(text, setting, "would be always", examples)
-    match unit:
-        case "steps":
-            period = Fraction(_whole(number, text, setting, examples))
-        case "epochs":
-            period = number * length.samples_per_epoch / length.batch_size
-        case "%":
-            period = _share(number, text, setting) * length.steps
-        case "seconds":
-            if not time:
-                raise _refusal(text, setting, "is a time; time is for save_every and time_limit only", examples)
-            return Every(seconds=float(number))
-    return Every(period=(period.numerator, period.denominator))
+        raise refuse("would be always")
+    if unit != "seconds":
+        return Every(period=_in_steps(number, unit, length, refuse).as_integer_ratio())
+    if not time:
+        raise refuse("is a time; time is for save_every and time_limit only")
+    return Every(seconds=float(number))
 
 
 def seconds(text: str, *, setting: str = "time") -> float:
@@ -181,43 +151,44 @@ def seconds(text: str, *, setting: str = "time") -> float:
     >>> seconds("90 min")
     5400.0
     """
-    examples = ("30 s", "90 min", "2 h")
-    number, unit = _parsed(text, setting, examples)
+    refuse = partial(_refusal, text, setting, examples=("30 s", "90 min", "2 h"))
+    number, unit = _parsed(text, refuse)
     if unit != "seconds" or number == 0:
-        raise _refusal(text, setting, "is not a time above 0", examples)
+        raise refuse("is not a time above 0")
     return float(number)
 
 
-def _parsed(text: str | int, setting: str, examples: tuple[str, ...]) -> tuple[Fraction, _Unit]:
+def _parsed(text: str | int, refuse: Callable[[str], ConfigError]) -> tuple[Fraction, _Unit]:
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
-            raise _refusal(text, setting, "is negative", examples)
+            raise refuse("is negative")
         return Fraction(text), "steps"
     if not isinstance(text, str):
-        raise _refusal(text, setting, "is not a duration", examples)
-    found = _FORM.fullmatch(text.strip())
-    if found is None:
+        raise refuse("is not a duration")
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
         bare = re.fullmatch(r"[0-9_]+", text.strip())
-        raise _refusal(text, setting, "has no unit" if bare else "is not a number with a unit", examples)
-    number, unit = found.groups()
+        raise refuse("has no unit" if bare else "is not a number with a unit")
+    number, unit = match.groups()
     if unit.lower() not in _UNITS:
-        raise _refusal(text, setting, f"has an unknown unit {unit!r}; known: steps, epochs, %, s, min, h", examples)
+        raise refuse(f"has an unknown unit {unit!r}; known: steps, epochs, %, s, min, h")
     kind, factor = _UNITS[unit.lower()]
     return Fraction(number.replace("_", "")) * factor, kind
 
 
-def _whole(number: Fraction, text: object, setting: str, examples: tuple[str, ...]) -> int:
+def _in_steps(number: Fraction, unit: _Unit, length: Length, refuse: Callable[..., ConfigError]) -> Fraction:
+    """Steps, epochs or a percentage of the run as steps, before any rounding."""
+    if unit == "epochs":
+        return number * length.samples_per_epoch / length.batch_size
+    if unit == "%":
+        if number > 100:
+            raise refuse("is more than the whole run", examples=("5%", "100%"))
+        return number / 100 * length.steps
     if number.denominator != 1:
-        raise _refusal(text, setting, "is not a whole number of steps", examples)
-    return int(number)
+        raise refuse("is not a whole number of steps")
+    return number
 
 
-def _share(number: Fraction, text: object, setting: str) -> Fraction:
-    if number > 100:
-        raise _refusal(text, setting, "is more than the whole run", ("5%", "100%"))
-    return number / 100
-
-
-def _refusal(text: object, setting: str, problem: str, examples: tuple[str, ...]) -> ConfigError:
+def _refusal(text: object, setting: str, problem: str, *, examples: tuple[str, ...]) -> ConfigError:
     *others, last = (repr(example) for example in examples)
     return ConfigError(f"{setting} = {text!r} {problem}\n  write it as {', '.join(others)} or {last}")

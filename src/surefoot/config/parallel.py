@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, refuse_all
 
 Kind = Literal["auto", "none", "ddp", "fsdp"]
 KINDS: tuple[Kind, ...] = ("auto", "none", "ddp", "fsdp")
@@ -37,24 +37,26 @@ class Strategy(Sharding):
     kind: Kind = "auto"
 
     def __post_init__(self) -> None:
-        wrong = {
-            f"parallel = {self.kind!r}: one of {', '.join(KINDS)}": self.kind not in KINDS,
-            f"synchronise = {self.synchronise!r}: auto, last or every": self.synchronise
-            not in ("auto", "last", "every"),
-            f"gather = {self.gather!r}: fp32 or bf16": self.gather not in ("fp32", "bf16"),
-            f"replicas = {self.replicas}: how many groups hold the model each, 1 or more": self.replicas < 1,
-        }
-        problems = [problem for problem, found in wrong.items() if found]
-        if self.kind != "fsdp":
-            of_fsdp = [field for field in fields(Sharding) if field.name not in ("synchronise", "unused")]
-            problems += [
-                f"sharding.{field.name} = {vars(self)[field.name]!r} is for fsdp, and parallel is {self.kind}\n"
-                "  leave it out, or try: --parallel fsdp"
-                for field in of_fsdp
-                if vars(self)[field.name] != field.default
-            ]
-        if problems:
-            raise ConfigError("\n".join(problems))
+        foreign = [
+            field.name
+            for field in fields(Sharding)
+            if field.name not in ("synchronise", "unused") and vars(self)[field.name] != field.default
+        ]
+        refuse_all(
+            {
+                f"parallel = {self.kind!r}: one of {', '.join(KINDS)}": self.kind not in KINDS,
+                f"synchronise = {self.synchronise!r}: auto, last or every": (
+                    self.synchronise not in ("auto", "last", "every")
+                ),
+                f"gather = {self.gather!r}: fp32 or bf16": self.gather not in ("fp32", "bf16"),
+                f"replicas = {self.replicas}: how many groups hold the model each, 1 or more": self.replicas < 1,
+                **{
+                    f"sharding.{name} = {vars(self)[name]!r} is for fsdp, and parallel is {self.kind}\n"
+                    "  leave it out, or try: --parallel fsdp": self.kind != "fsdp"
+                    for name in foreign
+                },
+            }
+        )
 
 
 def ddp(*, synchronise: Literal["auto", "last", "every"] = "auto", unused: bool = False) -> Strategy:
@@ -101,10 +103,6 @@ def fsdp(
         gather=gather,
         replicas=replicas,
     )
-
-
-def strategy_of(setting: Kind, sharding: Sharding) -> Strategy:
-    return Strategy(kind=setting, **vars(sharding))
 
 
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:

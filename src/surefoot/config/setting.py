@@ -6,7 +6,6 @@ at a resume, what ranks must share, the timetable.
 
 import dataclasses
 import inspect
-import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
@@ -87,8 +86,8 @@ class Declared:
 
 def _evaluated(owner: type, annotation: Any) -> Any:
     """The type that an annotation of a class names, whether its module keeps annotations as text or not."""
-    names = vars(sys.modules[owner.__module__])
-    return eval(annotation, names) if isinstance(annotation, str) else annotation
+    alone = type(owner.__name__, (), {"__annotations__": {"setting": annotation}, "__module__": owner.__module__})
+    return typing.get_type_hints(alone)["setting"]
 
 
 def ordered(kind: type[T]) -> type[T]:

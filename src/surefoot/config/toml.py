@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot.config.tree import flatten
+from surefoot.config.tree import flat, flatten
 from surefoot.errors import ConfigError
 
 _ABSENT, _PROGRAM = "absent", "program"
@@ -24,29 +24,29 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
     """
     import tomlkit  # 30 ms, and only runs that write need it
 
-    flat = flatten(config)
-    document = tomlkit.document()
+    settings, table = flatten(config), ""
     absent = tomlkit.array()
-    absent.extend([name for name, value in flat.items() if value is None])
-    document.add(_ABSENT, absent.multiline(len(absent) > 4))
-    document.add(tomlkit.nl())
-    tables: dict[str, Any] = {"": document}
-    for name, value in sorted(flat.items(), key=lambda pair: pair[0].rpartition(".")[0]):  # plain keys before tables
+    absent.extend([name for name, value in settings.items() if value is None])
+    lines = [f"{_ABSENT} = {absent.multiline(len(absent) > 4).as_string()}", ""]
+    for name, value in sorted(
+        settings.items(), key=lambda pair: pair[0].rpartition(".")[0]
+    ):  # plain keys before tables
         if value is None:
             continue
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")
-        plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-        item = tomlkit.item(plain)
-        origin = origins.get(name, "default")
-        item.comment("".join(letter if letter.isprintable() else "?" for letter in origin))  # as TOML wants it
-        _table(path, tables).add(leaf, item)
-    made_by = _table(_PROGRAM, tables)
-    for name, value in program.items():
-        if value is not None:
-            _refuse_unwritable(f"{_PROGRAM}.{name}", value)
-            made_by.add(name, value)
-    return tomlkit.dumps(document)
+        if path != table:
+            lines += ["", f"[{path}]"]
+            table = path
+        origin = (
+            letter if letter.isprintable() else "?" for letter in origins.get(name, "default")
+        )  # as TOML wants it
+        written = tomlkit.item(str(value) if isinstance(value, Path) else value).as_string()
+        lines.append(f"{leaf} = {written} # {''.join(origin)}")
+    made_by = {name: value for name, value in program.items() if value is not None}
+    for name, value in made_by.items():
+        _refuse_unwritable(f"{_PROGRAM}.{name}", value)
+    return "\n".join([*lines, "", tomlkit.dumps({_PROGRAM: made_by})])
 
 
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:
@@ -79,7 +79,7 @@ def origins(text: str) -> dict[str, str]:
 
 
 def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
-    """The settings that a file names, by dotted name and unchecked, for `layered` or `unflatten`.
+    """The settings that a file names, by dotted name and unchecked, for `layered`.
 
     >>> values('length = "2 epochs"  # file' + chr(10) + "[optimizer]" + chr(10) + "lr = 3e-4")
     {'length': '2 epochs', 'optimizer.lr': 0.0003}
@@ -89,11 +89,11 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     absent = document.pop(_ABSENT, [])
     if not isinstance(absent, list) or not all(isinstance(name, str) for name in absent):
         raise ConfigError(f"{where}: {_ABSENT} must be a list of names of settings")
-    flat = _flat(document)
-    twice = [name for name in absent if name in flat]
+    given = flat(document)
+    twice = [name for name in absent if name in given]
     if twice:
         raise ConfigError(f"{where}: {twice[0]} has a value and is listed as {_ABSENT} too")
-    return {**flat, **dict.fromkeys(absent)}
+    return given | dict.fromkeys(absent)
 
 
 def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:
@@ -115,24 +115,6 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(
             f'{where} is not TOML: {problem}{line}\n  text stands in quotes, as in length = "30 epochs"'
         ) from problem
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
-
-
-def _table(path: str, tables: dict[str, Any]) -> Any:
-    import tomlkit
-
-    if path not in tables:
-        above, _, leaf = path.rpartition(".")
-        tables[path] = tomlkit.table()
-        _table(above, tables).add(leaf, tables[path])
-        tables[path] = _table(above, tables)[leaf]
-    return tables[path]
 
 
 def _refuse_unwritable(name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""The one list of settings: what each is, how it is checked, and what a resume does with it. Torch-free.
+"""The one list of settings: what each is, how it is checked, what a resume does with it, and when what is due. Torch-free.
 
 How one is declared is in `config/setting.py`; what is wrong only beside another setting is in `run/validate.py`.
 """
@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.config.durations import Length, every, planned, seconds
-from surefoot.config.setting import Check, Declared, ordered, setting
+from surefoot.config.durations import Every, Length, every, planned, seconds
+from surefoot.config.setting import Check, Declared, cadences, ordered, setting
 from surefoot.config.tree import field_hints, type_problem
 from surefoot.errors import ConfigError
 
@@ -22,46 +22,35 @@ _ANY_LENGTH = Length(steps=10_000, samples_per_epoch=10_000, batch_size=1)
 
 def problems_of(settings: Declared) -> list[str]:
     """What is wrong with each setting by itself; those of `TrainSettings` must also be of their type."""
-    hints, problems = dict(field_hints(TrainSettings)), []
+    hints, problems = field_hints(TrainSettings), []
     for field in dataclasses.fields(settings):
         name, check = field.name, field.metadata["check"]
         value = getattr(settings, name)
-        problem = None
-        if name in hints and (check is None or value is None):
-            problem = type_problem(name, value, hints[name], shown=repr)
-        if problem is None and check is not None and value is not None:
-            length = {"length": _ANY_LENGTH} if field.metadata["role"] == "cadence" else {}
-            try:
-                check(value, setting=name, **length)
-            except ConfigError as wrong:
-                problem = str(wrong)
-        problems += [] if problem is None else [problem]
+        if check is None or value is None:
+            problem = type_problem(name, value, hints[name], shown=repr) if name in hints else None
+            problems += [] if problem is None else [problem]
+            continue
+        length = {"length": _ANY_LENGTH} if field.metadata["role"] == "cadence" else {}
+        try:
+            check(value, setting=name, **length)
+        except ConfigError as wrong:
+            problems.append(str(wrong))
     return problems
 
 
-def at_least(limit: int, what: str) -> Check:
-    """A check for a whole number; `what` says of what.
+def number(what: str, *, least: float, below: float = math.inf, kind: Any = int) -> Check:
+    """A check for a whole number, or one of another `kind`; `what` says what is needed.
 
-    >>> at_least(0, "steps")(-1, setting="warmup")
+    >>> number("steps, 0 or more", least=0)(-1, setting="warmup")
     Traceback (most recent call last):
     surefoot.errors.ConfigError: warmup = -1: steps, 0 or more
     """
 
     def check(value: Any, *, setting: str) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < limit:
-            raise ConfigError(f"{setting} = {value!r}: {what}, {limit} or more")
+        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < below:
+            raise ConfigError(f"{setting} = {value!r}: {what}")
 
     return check
-
-
-def _seed(value: Any, *, setting: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
-        raise ConfigError(f"{setting} = {value!r}: a number from 0 to 2**64 - 1")
-
-
-def _decay(value: Any, *, setting: str) -> None:
-    if not isinstance(value, int | float) or not 0.0 <= value < 1.0:
-        raise ConfigError(f"{setting} = {value!r}: a number from 0 to below 1 is needed, such as 0.999")
 
 
 def _out(value: Any, *, setting: str) -> None:
@@ -71,6 +60,7 @@ def _out(value: Any, *, setting: str) -> None:
         raise ConfigError(f"{setting} is empty: give the path of the run's directory, or leave it out to save nothing")
 
 
+_decay = number("a number from 0 to below 1 is needed, such as 0.999", least=0, below=1, kind=int | float)
 _length = partial(planned, samples_per_epoch=_ANY_LENGTH.samples_per_epoch, batch_size=_ANY_LENGTH.batch_size)
 
 ClipKind = Literal["norm", "value", "adaptive", "auto", "off"]
@@ -87,16 +77,10 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
         case ["off"]:
             return "off", math.inf
         case ["norm" | "value" | "adaptive" | "auto" as kind, number]:
-            try:
-                limit = float(number)
-            except ValueError:
-                limit = math.nan
+            limit = _number(number)
             if 0 < limit < (1 if kind == "auto" else math.inf):
                 return _CLIP_KINDS[kind], limit
-    try:
-        limit = math.nan if isinstance(text, bool) else float(text)
-    except (TypeError, ValueError):
-        limit = math.nan
+    limit = _number(text)
     if 0 < limit < math.inf:
         typed = f'--{setting} "norm {limit}"' if isinstance(text, str) else f'{setting}="norm {limit}"'
         raise ConfigError(
@@ -109,6 +93,13 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
     )
 
 
+def _number(value: Any) -> float:
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class TrainSettings(Declared):
@@ -116,7 +107,7 @@ class TrainSettings(Declared):
 
     init: str | Path | None = setting(None, identity=True)
     """Weights to start from: a .safetensors file, a checkpoint, or a run; only at step 0. None: a fresh model."""
-    seed: int = setting(0, check=_seed, identity=True)
+    seed: int = setting(0, check=number("a number from 0 to 2**64 - 1", least=0, below=1 << 64), identity=True)
     """The only source of randomness."""
     length: str = setting(check=_length, identity=True)
     """How long to train: "2500 steps" or "30 epochs", rounded up to a whole step."""
@@ -129,13 +120,17 @@ class TrainSettings(Declared):
     micro_batch_size: int | str | None = setting(None, identity=True)
     """Samples (or tokens) of one forward and backward pass; divides batch_size. Smaller means more gradient accumulation.
     None: one pass per process."""
-    workers: int = setting(0, check=at_least(0, "the number of processes that read samples"), per_rank=True)
+    workers: int = setting(
+        0, check=number("the number of processes that read samples, 0 or more", least=0), per_rank=True
+    )
     """Processes that read samples; 0 reads them in the training process. Changes no result."""
     clip: str = setting("norm 1.0", check=clipping, identity=True)
     """Gradient limit: "norm 1.0" (of all), "value 0.5" (each number), "adaptive 0.01" (each unit), "auto 0.9" or "off"."""
     ema: float | None = setting(None, check=_decay, identity=True)
     """Decay of averaged weights, which are then the ones evaluated, such as 0.999. None: no average."""
-    max_bad_steps: int = setting(5, check=at_least(0, "how many bad steps in a row a run survives"), identity=True)
+    max_bad_steps: int = setting(
+        5, check=number("how many bad steps in a row a run survives, 0 or more", least=0), identity=True
+    )
     """Non-finite steps in a row before the run ends, which is noticed at the next record. Such steps are never applied."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting("auto", identity=True)
     """Number format of the passes; auto is what the committed table gives for this machine and these layers, and stays with the
@@ -169,7 +164,9 @@ class TrainSettings(Declared):
     """The run's directory. It resumes if a checkpoint is there. None: nothing is written."""
     save_every: str = setting("5 min", check=partial(every, time=True), cadence=True)
     """How often a checkpoint is written, in steps or time; always at the start and the end."""
-    keep_last: int = setting(3, check=at_least(1, "how many of the newest checkpoints to keep"), observer=True)
+    keep_last: int = setting(
+        3, check=number("how many of the newest checkpoints to keep, 1 or more", least=1), observer=True
+    )
     """Newest checkpoints to keep, besides the first, the best and those of keep_every."""
     keep_every: str | None = setting(None, check=every, cadence=True)
     """Checkpoints to keep for good, such as "10%". None: no more."""
@@ -183,3 +180,41 @@ class TrainSettings(Declared):
     def train_settings(self) -> dict[str, Any]:
         """The settings that every run has, as keywords of `Run`."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TrainSettings)}
+
+
+@dataclass
+class Timetable:
+    """All that a run's length decides. Step numbers count steps made."""
+
+    settings: TrainSettings
+    length: Length
+    every: dict[str, Every]  # by the name of its setting
+    stop_step: int  # the session ends here; the schedule does not know
+    limit_s: float | None
+
+    def begin_with(self, began: Length) -> None:
+        """Take percentages of the length with which the run began, as those of its schedule are."""
+        self.every = cadences(self.settings, length=began)
+
+    def evaluate_due(self, done: int) -> bool:
+        """After the last step, and every `evaluate_every`."""
+        return self.every["evaluate_every"].due(done) or done == self.length.steps
+
+    def sample_due(self, done: int) -> bool:
+        """Every `sample_every`, but not after the last step: that has a sample of its own."""
+        return self.every["sample_every"].due(done) and done < self.length.steps
+
+    def log_due(self, done: int) -> bool:
+        """After the last step, and every `log_every`."""
+        return self.every["log_every"].due(done) or done == self.length.steps
+
+
+def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: int) -> Timetable:
+    """The timetable that settings mean for data of that size; `ConfigError` names the one that cannot be understood."""
+    plan = partial(planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
+    length = plan(settings.length)
+    stop_step = length.steps
+    if settings.stop_after is not None:
+        stop_step = min(plan(settings.stop_after, setting="stop_after").steps, length.steps)
+    limit_s = None if settings.time_limit is None else seconds(settings.time_limit, setting="time_limit")
+    return Timetable(settings, length, cadences(settings, length=length), stop_step, limit_s)

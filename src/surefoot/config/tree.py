@@ -40,29 +40,27 @@ def flatten(config: Any) -> dict[str, Any]:
     return flat
 
 
-def unflatten(values: Mapping[str, Any], kind: type[T], *, where: str = "settings") -> T:
-    """The configuration with these values by dotted name; others come from the defaults.
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted names, tuples as lists.
 
-    `where` is where the values were found, for messages. Raises one `ConfigError` for all unknown names,
-    values of another type, and names that have neither value nor default.
-
-    >>> from surefoot.config.train_settings import TrainSettings
-    >>> unflatten({"length": "2 epochs", "batch_size": 8, "ema": 0.5}, TrainSettings).ema
-    0.5
+    >>> flat({"optimizer": {"lr": 0.1}, "seed": 0})
+    {'optimizer.lr': 0.1, 'seed': 0}
     """
-    known = dict(field_hints(kind))
-    problems = [_unknown(name, known) for name in values if name not in known]
-    config = _built(values, kind, None, "", problems)
-    if problems:
-        raise ConfigError(_all(problems, where))
-    return typing.cast("T", config)
+    by_name: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            by_name |= flat(value, f"{prefix}{name}.")
+        else:
+            by_name[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
+    return by_name
 
 
 def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
     """A configuration from layers of (origin, values by dotted name), the last winning, and their origins.
 
-    A preset's settings of an optimizer are for that one: where a later layer changes a field that `LEADS`, what earlier ones
-    say of the fields beside it is forgotten.
+    Raises one `ConfigError` for all unknown names, values of another type, and names that have neither value nor default. A
+    preset's settings of an optimizer are for that one: where a later layer changes a field that `LEADS`, what earlier ones say
+    of the fields beside it is forgotten.
 
     >>> from surefoot.config.train_settings import TrainSettings
     >>> layers = [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})]
@@ -70,14 +68,12 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
     >>> config.seed, origins["seed"], origins["length"], origins["clip"]
     (3, 'flag', 'preset', 'default')
     """
-    known, problems = dict(field_hints(kind)), list[str]()
+    known, problems = field_hints(kind), list[str]()
     merged, origins = dict[str, Any](), dict.fromkeys(known, "default")
     for origin, values in layers:
-        found = [_unknown(name, known) for name in values if name not in known]
-        found += [
-            problem for name in values if name in known and (problem := type_problem(name, values[name], known[name]))
-        ]
-        problems += [f"{problem}  [{origin}]" for problem in found]
+        for name, value in values.items():
+            problem = type_problem(name, value, known[name]) if name in known else _unknown(name, known)
+            problems += [] if problem is None else [f"{problem}  [{origin}]"]
         for leader, default, followers in _leaders(kind):
             if leader in values and values[leader] != merged.get(leader, default):
                 for name in followers & merged.keys():
@@ -85,20 +81,16 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
                     origins[name] = "default"
         merged |= values
         origins |= dict.fromkeys(values, origin)
-    if problems:
-        raise ConfigError(_all(problems))
-    return unflatten(merged, kind), origins
+    config = None if problems else _built(merged, kind, None, "", problems)
+    if problems:  # four at most, one a line
+        shown = problems if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
+        raise ConfigError("\n  ".join(shown))
+    return typing.cast("T", config), origins
 
 
-def field_hints(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def field_hints(kind: type[Any]) -> dict[str, Any]:
     """Dotted names of all settings with their types, in the order of the fields."""
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            yield from field_hints(typing.cast("type[Any]", hint), f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", hint
+    return {name: hint for name, hint, _ in _leaves(kind)}
 
 
 def type_problem(name: str, value: Any, hint: Any, *, shown: Callable[[Any], str] | None = None) -> str | None:
@@ -132,27 +124,38 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return plain[close[0]] if close else None
 
 
-def _built(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
+def did_you_mean(name: str, names: Iterable[str], *, otherwise: str = "") -> str:
+    """A question after the one of `names` that was probably meant; `otherwise` where none is like it."""
+    meant = nearest(name, names)
+    return f"did you mean {meant}?" if meant else otherwise
+
+
+def _leaves(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
+    """Dotted names of all settings with their types and fields."""
     hints = typing.get_type_hints(kind)
-    given: dict[str, Any] = {}
-    before = len(problems)
     for field in dataclasses.fields(kind):
-        name = f"{prefix}{field.name}"
-        default = getattr(base, field.name) if base is not None else _default(field)
         if dataclasses.is_dataclass(hints[field.name]):
+            yield from _leaves(hints[field.name], f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", hints[field.name], field
+
+
+def _built(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
+    """A configuration of values that are of their types; what is not given is as in `base`, or has its default."""
+    hints, given = typing.get_type_hints(kind), dict[str, Any]()
+    for field in dataclasses.fields(kind):
+        name, hint = f"{prefix}{field.name}", hints[field.name]
+        default = getattr(base, field.name) if base is not None else _default(field)
+        if dataclasses.is_dataclass(hint):
             nested = None if default is dataclasses.MISSING else default
-            given[field.name] = _built(values, hints[field.name], nested, f"{name}.", problems)
+            given[field.name] = _built(values, hint, nested, f"{name}.", problems)
         elif name in values:
-            problem = type_problem(name, values[name], hints[field.name])
-            if problem is None:
-                given[field.name] = _checked(values[name], hints[field.name])
-            else:
-                problems.append(problem)
+            given[field.name] = _checked(values[name], hint)
         elif default is dataclasses.MISSING:
-            problems.append(f"{name} is not set and has no default; expected {_expected(hints[field.name])}")
+            problems.append(f"{name} is not set and has no default; expected {_expected(hint)}")
         else:
             given[field.name] = default
-    return kind(**given) if len(problems) == before else None
+    return None if problems else kind(**given)
 
 
 class _WrongTypeError(Exception):
@@ -221,17 +224,19 @@ def _quoting(value: Any, hint: Any) -> str:
     return ""
 
 
-def _leaders(kind: Any, prefix: str = "") -> list[tuple[str, Any, set[str]]]:
+def _leaders(kind: Any) -> list[tuple[str, Any, set[str]]]:
     """Dotted names of the fields that lead, with their defaults and the names of those that fall away with them."""
-    hints, found = typing.get_type_hints(kind), list[tuple[str, Any, set[str]]]()
-    for field in dataclasses.fields(kind):
-        name = f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(hints[field.name]):
-            found += _leaders(hints[field.name], f"{name}.")
-        elif field.metadata.get("leads"):
-            beside = {f"{prefix}{other.name}" for other in dataclasses.fields(kind) if not other.metadata.get("stays")}
-            found.append((name, _default(field), beside - {name}))
-    return found
+    fields = {name: field for name, _, field in _leaves(kind)}
+    leaders = [name for name, field in fields.items() if field.metadata.get("leads")]
+    followers = {name: name.rpartition(".")[0] for name, field in fields.items() if not field.metadata.get("stays")}
+    return [
+        (
+            leader,
+            _default(fields[leader]),
+            {name for name in followers if followers[name] == followers[leader]} - {leader},
+        )
+        for leader in leaders
+    ]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -239,14 +244,8 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    meant = nearest(name, known)
-    return f"unknown setting {name}" + (f": did you mean {meant}?" if meant else "")
-
-
-def _all(problems: Sequence[str], where: str = "") -> str:
-    """The problems, four at most, one a line."""
-    shown = list(problems) if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
-    return (f"{where}: " if where else "") + "\n  ".join(shown)
+    meant = did_you_mean(name, known)
+    return f"unknown setting {name}: {meant}" if meant else f"unknown setting {name}"
 
 
 def _shown(value: Any) -> str:

@@ -7,7 +7,6 @@ import linecache
 import os
 import stat
 import sys
-import sysconfig
 import textwrap
 import traceback
 from collections import defaultdict
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from surefoot.errors import ConfigError, SurefootError, first_line
+from surefoot.errors import ConfigError, SurefootError, first_line, is_own
 
 _LARGEST_BYTES = 64 << 20  # of a program
 _IMPORTED_NOW: list[Path] = []  # by `names_in`
@@ -168,8 +167,8 @@ def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
         function = inspect.unwrap(part.__func__ if isinstance(part, MethodType) else part) if callable(part) else part
         if not isinstance(function, FunctionType):
             waiting.append(type(function))
-        elif _is_own(function.__code__.co_filename):
-            code, path = function.__code__, Path(function.__code__.co_filename)
+        elif is_own(path := Path(function.__code__.co_filename)) and not path.name.startswith("<frozen"):
+            code = function.__code__
             where = f" in {path.name}" if path.is_file() else ""  # a notebook's cell has another name in each process
             known, text = texts[f"{function.__qualname__}(){where}"], _hash_of_text(code)
             if text not in known:
@@ -197,15 +196,6 @@ def _hash_of_text(code: CodeType) -> str:
                 part.body = part.body[1:] or [ast.Pass()]
         text = ast.unparse(tree)
     return sha256(text.encode()).hexdigest()[:16]
-
-
-@cache
-def _is_own(file: str) -> bool:
-    """Whether code in a file is the user's: neither the standard library's, nor an installed package's, nor surefoot's."""
-    path = Path(file)
-    if file.startswith("<frozen") or {"site-packages", "dist-packages"} & set(path.parts):
-        return False
-    return not any(path.is_relative_to(other) for other in (sysconfig.get_path("stdlib"), Path(__file__).parent))
 
 
 def _place(problem: Exception, path: Path) -> str:

@@ -25,7 +25,7 @@ from surefoot.models.gpt import GPT
 from surefoot.profile.stopwatch import Stopwatch, stopwatch
 from surefoot.profile.timed_step import Stepping, is_compiled, with_forward
 from surefoot.train import activation_checkpointing
-from surefoot.train.loop import State, Task
+from surefoot.train.loop import State, Task, sole_or_all
 from surefoot.train.precision import FORMATS
 
 if TYPE_CHECKING:
@@ -87,10 +87,9 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
 
     Nothing is counted twice: where activation checkpointing computes again, that is told apart.
     """
-    models: Any = state.models["model"] if list(state.models) == ["model"] else state.models
     called = task.forward.values() if isinstance(task.forward, dict) else [task.forward]
     any_compiled = any(is_compiled(part) for part in called if isinstance(part, nn.Module))
-    plain = replace(task, forward=models) if any_compiled else task
+    plain = replace(task, forward=sole_or_all(state.models)) if any_compiled else task
     once = done = _by_phase(plain, state, micro_batches, feed)
     if blocks := computed_again(state):
         with kept_activations(blocks):

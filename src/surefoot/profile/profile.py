@@ -18,8 +18,7 @@ from surefoot.profile.trace import copied_s, device_busy_s, operators, profiled,
 from surefoot.profile.variants import USUAL, stepping, variants
 from surefoot.report.figures import made
 from surefoot.run.components import RunComponents
-from surefoot.run.run import Run
-from surefoot.run.unchanged import unchanged
+from surefoot.run.run import Run, unchanged
 from surefoot.tracking.format import counted as number_of
 
 _WARM_UP, _UNDER_PROFILER, _LEAST_STEPS = 3, 2, 4

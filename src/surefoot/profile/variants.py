@@ -26,7 +26,7 @@ from surefoot.profile.stopwatch import stopwatch
 from surefoot.profile.timed_step import Stepping
 from surefoot.run.components import RunComponents
 from surefoot.train.compile import compiled
-from surefoot.train.loop import State, Task
+from surefoot.train.loop import State, Task, sole_or_all
 from surefoot.train.precision import Precision
 
 NAMES = ("workers", "precision", "fused", "checkpointing", "channels-last", "micro-batch", "compile")
@@ -218,9 +218,7 @@ def _compiled(parts: RunComponents) -> list[Variant]:
         return []
 
     def make() -> Stepping:
-        forwards = compiled(parts.state.models)
-        forward = forwards["model"] if list(forwards) == ["model"] else forwards
-        return stepping(parts, task=replace(parts.task, forward=forward))
+        return stepping(parts, task=replace(parts.task, forward=sole_or_all(compiled(parts.state.models))))
 
     return [Variant("compiled", "--compile", make, changes="equal to rounding")]
 

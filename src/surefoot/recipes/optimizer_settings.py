@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import surefoot as sf
-from surefoot.config.parallel import Kind, Sharding, strategy_of
+from surefoot.config.parallel import Kind, Sharding, Strategy
 from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import LEADS, STAYS
@@ -70,19 +70,19 @@ class Optimizer:
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
-        own = dict(vars(self))
-        name, lr, decay = own.pop("name"), own.pop("lr"), own.pop("weight_decay")
-        rate, usual_decay = OPTIMIZERS[name].first_run
-        lr, decay = rate if lr is None else lr, usual_decay if decay is None else decay
-        layers, base_width, frozen = own.pop("layer_decay"), own.pop("base_width"), own.pop("frozen")
-        plain = partial(named, name, lr=lr, weight_decay=decay, settings=own)
-        *found, _ = checked(
-            lambda: [] if layers is None else [sf.layer_decay(layers)],
-            lambda: [] if base_width is None else [sf.width_scaling(base_width=base_width)],
-            lambda: [] if not frozen else [sf.frozen(*frozen)],
+        shared = ("name", "lr", "weight_decay", "layer_decay", "base_width", "frozen")
+        own = {name: value for name, value in vars(self).items() if name not in shared}
+        rate, decay = OPTIMIZERS[self.name].first_run
+        rate = rate if self.lr is None else self.lr
+        decay = decay if self.weight_decay is None else self.weight_decay
+        plain = partial(named, self.name, lr=rate, weight_decay=decay, settings=own)
+        *rates, _ = checked(
+            lambda: [] if self.layer_decay is None else [sf.layer_decay(self.layer_decay)],
+            lambda: [] if self.base_width is None else [sf.width_scaling(base_width=self.base_width)],
+            lambda: [] if not self.frozen else [sf.frozen(*self.frozen)],
             plain,
         )
-        return plain(rates=[rate for given in found for rate in given])
+        return plain(rates=[each for given in rates for each in given])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,11 @@ class RecipeSettings(TrainSettings):
 
     early_stopping: int | None = setting(None, identity=True, after="time_limit")
     """End after this many evaluations without a better score. None: never."""
-    plateau: int | None = setting(None, identity=True, after="workers")
+    optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers")
+    """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
+    schedule: Schedule = setting(Schedule(), identity=True)
+    """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
+    plateau: int | None = setting(None, identity=True)
     """Lower the learning rate after this many evaluations without a better score. None: never."""
     plateau_factor: float | None = setting(None, identity=True)
     """With plateau: what the learning rate is multiplied by. None: 0.5."""
@@ -147,20 +151,20 @@ class RecipeSettings(TrainSettings):
     max_restarts: int = setting(0, observer=True)
     """How often to start all processes again if one died; they go on from the newest checkpoint."""
 
-    def check(self, schedule: Schedule) -> None:
+    def check(self) -> None:
         """Raise one `ConfigError` with everything that is wrong with the settings that every recipe has."""
         from surefoot.run.validate import check_settings  # imports torch
 
         try:
-            spec = schedule.spec()
+            spec = self.schedule.spec()
         except sf.ConfigError:  # which is told by itself
             spec = None
         checked(lambda: check_settings(self, schedule=spec), lambda: self.steering("min any/score"))
 
     def run_settings(self, watch: str | None) -> dict[str, Any]:
         """The keywords of `Run` that these settings are; `watch` is the recipe's score, None for a run that scores nothing."""
-        steering = {} if watch is None else self.steering(watch)
-        return self.train_settings() | {"parallel": strategy_of(self.parallel, self.sharding)} | steering
+        parallel = Strategy(kind=self.parallel, **vars(self.sharding))
+        return self.train_settings() | {"parallel": parallel} | ({} if watch is None else self.steering(watch))
 
     def steering(self, watch: str) -> dict[str, Any]:
         """`early_stopping` and `plateau` for `Run`: here they are numbers of evaluations, of the recipe's score."""
@@ -187,12 +191,12 @@ def note(text: str) -> None:
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:
     """What each check returns; where some raise `ConfigError`, one of them all, with every problem."""
-    found, problems = [], []
+    values, problems = [], []
     for check in checks:
         try:
-            found.append(check())
+            values.append(check())
         except sf.ConfigError as problem:
             problems.append(str(problem))
     if problems:
         raise sf.ConfigError("\n".join(problems))
-    return found
+    return values

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import os
+import re
 import shlex
 import sys
 import typing
@@ -19,7 +20,7 @@ from surefoot.config import user_code
 from surefoot.config.paths import file_text
 from surefoot.config.toml import program as program_of
 from surefoot.config.toml import values
-from surefoot.config.tree import flatten, layered, nearest
+from surefoot.config.tree import did_you_mean, flatten, layered
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
@@ -47,16 +48,14 @@ class Program:
     def preset(self, name: str | None) -> dict[str, Any]:
         """The values of a preset by dotted name; none for None."""
         presets = self.names.get("PRESETS", {})
-        if name is None or name in presets:
-            return dict(presets[name]) if name is not None else {}
-        close = nearest(name, presets)
-        meant = f"did you mean {close}?" if close else f"there are: {', '.join(presets) or 'none'}"
-        raise ConfigError(f"no preset {name!r}: {meant}")
+        if name is not None and name not in presets:
+            meant = did_you_mean(name, presets, otherwise=f"there are: {', '.join(presets) or 'none'}")
+            raise ConfigError(f"no preset {name!r}: {meant}")
+        return {} if name is None else dict(presets[name])
 
     def check(self, config: Any) -> None:
         """Have the module's `check(config: Config)` refuse settings that cannot be, before any data are read; where both exist."""
-        function = None if self.config is None else self.names.get("check")
-        if inspect.isfunction(function) and self.config in typing.get_type_hints(function).values():
+        if (function := self._of_config("check")) is not None:
             function(config)
 
     def refuse_changed_files(self, config: Any, *, run: Path, resuming: bool = False) -> None:
@@ -68,12 +67,16 @@ class Program:
 
     def on_paper(self, *config: Any) -> Run:
         """The run as far as it can be computed with: without its data, where the module's `outline(config: Config)` knows how."""
-        function = self.names.get("outline")
-        if inspect.isfunction(function) and self.config in typing.get_type_hints(function).values():
-            outline: Run | None = function(*config)
-            if outline is not None:
-                return outline
-        return self.run(*config)
+        function = self._of_config("outline")
+        outline: Run | None = None if function is None else function(*config)
+        return self.run(*config) if outline is None else outline
+
+    def _of_config(self, name: str) -> Callable[..., Any] | None:
+        """The module's function of that name, where it has one that takes the settings."""
+        function = self.names.get(name)
+        if self.config is None or not inspect.isfunction(function):
+            return None
+        return function if self.config in typing.get_type_hints(function).values() else None
 
     def run(self, *config: Any) -> Run:
         """What the function builds, which must be a run."""
@@ -96,9 +99,8 @@ def find_program(name: str) -> Program:
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
         return _in_file(Path(path), function or "build")
-    close = nearest(name, NAMES)
-    meant = f"did you mean {close}?" if close else f"there are: {', '.join(NAMES)}; or give FILE.py:build"
-    raise ConfigError(f"no recipe {name!r}: {meant}")
+    otherwise = f"there are: {', '.join(NAMES)}; or give FILE.py:build"
+    raise ConfigError(f"no recipe {name!r}: {did_you_mean(name, NAMES, otherwise=otherwise)}")
 
 
 def program_again(
@@ -169,8 +171,9 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> Run:
             started_in = None if of is None else directory_of_start(of)
             if started_in in (None, os.getcwd()):
                 raise
-            where = f"this run was started in {started_in}: a relative path is from there"
-            raise DataError(f"{problem}\n  {where}") from problem
+            raise DataError(
+                f"{problem}\n  this run was started in {started_in}: a relative path is from there"
+            ) from problem
 
 
 @contextmanager
@@ -209,9 +212,8 @@ def choose_checkpoint(run: Path, which: str | None) -> Contents:
     from surefoot.checkpoint import Store, averaged
 
     store = Store(run / "checkpoints")
-    match (which or "").split():
-        case ["average", count] if count.isascii() and count.isdigit():
-            return averaged(store, int(count))
+    if which is not None and (last := re.fullmatch(r"\s*average\s+([0-9]+)\s*", which)):
+        return averaged(store, int(last[1]))
     contents = store.newest_intact()
     if contents is None:
         raise CheckpointError(f"{run} holds no checkpoint")
@@ -221,10 +223,9 @@ def choose_checkpoint(run: Path, which: str | None) -> Contents:
     if which in (None, "newest"):
         return chosen
     if which == "best":
-        best = chosen.saved.best_step
-        if best is None:
+        if chosen.saved.best_step is None:
             raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
-        return store.at(best)
+        return store.at(chosen.saved.best_step)
     if not (which.isascii() and which.isdigit()):
         raise ConfigError(
             f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())};"

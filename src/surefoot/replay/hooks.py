@@ -16,7 +16,7 @@ from surefoot.distributed.strategy import Alone
 from surefoot.mean import Mean
 from surefoot.replay.findings import OfModule
 from surefoot.replay.tensor_stats import Tally, bad_rows, floating, tally
-from surefoot.train.loop import Loss, Step, forward_backward
+from surefoot.train.loop import Loss, Step, forward_backward, sole_or_all
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,7 @@ def passed_under_glass(step: Step, loss: Loss) -> Glass:
     They are left in the parameters, as `forward_backward` leaves them; no update is made.
     """
     glass, task = Glass(step), step.task
-    models: dict[str, Any] = dict(step.state.models)
-    step.task = replace(task, forward=models["model"] if list(models) == ["model"] else models, ranks=Alone())
+    step.task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
     try:
         with glass.over():
             forward_backward(step, glass.watched(loss))

@@ -17,7 +17,7 @@ from surefoot.distributed.strategy import Alone
 from surefoot.replay.hooks import value_of
 from surefoot.replay.tensor_stats import rows, wide_norm
 from surefoot.seeding import fold, seed_generators
-from surefoot.train.loop import Step, forward_backward
+from surefoot.train.loop import Step, forward_backward, sole_or_all
 
 Mode = Literal["evaluation", "training"]
 """training: as in the step, but batch normalisation by its running statistics, since one sample has none of its own."""
@@ -33,11 +33,9 @@ class Probe:
         self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
         self.count = len(micro_batch.ids)
         self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
-        models: dict[str, Any] = dict(step.state.models)
-        called = models["model"] if list(models) == ["model"] else models
         # with a loss scale a single sample's gradient would overflow where the mean's does not
         plain = replace(step.task.precision, loss_scale=None)
-        self.task = replace(step.task, forward=called, ranks=Alone(), precision=plain)
+        self.task = replace(step.task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)
 
     def batch(self, chosen: Sequence[int]) -> Any:
         if len(chosen) == self.count:

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from surefoot.config.intervals import timetable
+from surefoot.checkpoint.changes import change_names
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
-from surefoot.config.train_settings import clipping
+from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import order_build
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.data.pipeline import Supply
@@ -22,7 +22,7 @@ from surefoot.distributed.world import World, joined
 from surefoot.optim.build import Decided
 from surefoot.optim.specs import OptimizerSpec
 from surefoot.run import build_state as assembly
-from surefoot.run.checkpointing import Saving, began_with
+from surefoot.run.checkpointing import Saving
 from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.validate import check_settings, json_settings
 from surefoot.schedules.lr_schedule import constant
@@ -31,11 +31,12 @@ from surefoot.tracking.console import Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, checked_files
+from surefoot.tracking.run_reader import began_with
 from surefoot.train.channels_last import Layout, layout
 from surefoot.train.compile import compiled, compiling
 from surefoot.train.components import printed
 from surefoot.train.early_stopping import watched
-from surefoot.train.loop import State, Task
+from surefoot.train.loop import State, Task, sole_or_all
 from surefoot.train.plateau import feedback
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings
@@ -52,11 +53,17 @@ def build(settings: RunSettings) -> RunComponents:
     world, parallel = join_world(settings)
     plan = plan_data(settings, world)
     log = None if world.is_main else RankLog()
-    console = _console(plan.times.length.steps, log) if settings.console else None
+    console: Screen | None = None
+    if settings.console:
+        from surefoot.tracking.live_terminal import screen
+
+        console = screen(plan.times.length.steps, log)
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.supply)
-    models = shard_models(models, plan.supply)
-    state = build_state(settings, models, world)
+    if models.parallel.kind == "fsdp" and not world.on_paper:
+        models = shard_models(models, plan.supply)
+    clip = clipping(settings.clip)
+    state = assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.trained, settings.schedule or constant())]:
             console.say(f"note: {line}")
@@ -76,7 +83,7 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     """Plan which samples each step sees, what is due when, and what is evaluated. Collective."""
     train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
     out = None if settings.out is None else local_path(settings.out, setting="out")
-    began = None if out is None else began_with(out, batch_size, world=world)
+    began = None if out is None else world.from_main(began_with(out, batch_size) if world.is_main else None)
     sizes = order_build.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
     samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
     order = order_build.data_plan(train, seed=seed, samples=samples, sizes=sizes)
@@ -88,10 +95,13 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     for name, split in splits.items():
         check_split(name, split.dataset, seed=seed)
     steering = [name for name, split in splits.items() if not split.at_end]
-    watch = watched(settings.best, settings.early_stopping, splits=steering)
-    lowering = feedback(settings.plateau, settings.early_stopping, splits=steering)
-    supply = Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate)
-    return Plan(supply, times, schedule, watch, lowering)
+    return Plan(
+        Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate),
+        times,
+        schedule,
+        watch=watched(settings.best, settings.early_stopping, splits=steering),
+        lowering=feedback(settings.plateau, settings.early_stopping, splits=steering),
+    )
 
 
 def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
@@ -116,8 +126,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
 
 def check_first_batch(settings: RunSettings, models: Models, supply: Supply) -> None:
     """Pass a micro-batch, if there are several ranks, and refuse what they could not do together. Collective."""
-    world, parallel = supply.world, models.parallel
-    is_sharded = parallel.kind == "fsdp"
+    world, parallel, is_sharded = supply.world, models.parallel, models.parallel.kind == "fsdp"
     if settings.loss is None or world.on_paper or not (world.size > 1 or is_sharded):
         return
     from surefoot.train.parallel_check import check_first_pass
@@ -135,19 +144,12 @@ def check_first_batch(settings: RunSettings, models: Models, supply: Supply) -> 
 
 
 def shard_models(models: Models, supply: Supply) -> Models:
-    """Spread the models over the ranks, if that was asked for: each is then trained as far as a rank holds it. Collective."""
-    parallel, nominal = models.parallel, float(supply.sizes.batch_size)
-    if parallel.kind != "fsdp" or supply.world.on_paper:
-        return models
+    """Spread the models over the ranks: each is then trained as far as a rank holds it. Collective."""
+    nominal = float(supply.sizes.batch_size)
     fsdp, decisions = assembly.spread_models(
-        models.by_name, models.decisions, world=supply.world, parallel=parallel, nominal=nominal
+        models.by_name, models.decisions, world=supply.world, parallel=models.parallel, nominal=nominal
     )
     return replace(models, decisions=decisions, fsdp=fsdp)
-
-
-def build_state(settings: RunSettings, models: Models, world: World) -> State:
-    clip = clipping(settings.clip)
-    return assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
 
 
 def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State) -> Task:
@@ -161,7 +163,7 @@ def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State)
         fsdp=models.fsdp,
     )
     return Task(
-        forward=called["model"] if list(called) == ["model"] else called,
+        forward=sole_or_all(called),
         loss=settings.loss,
         key=stream_key(settings.seed, "train"),
         precision=models.precision,
@@ -178,15 +180,22 @@ def assemble(
     averaged = [average.model for average in state.averages.values()]
     laid = layout(settings.channels_last, [*state.models.values(), *averaged])
     task = wrap_models(settings, plan, models, state)
-    more: dict[str, Any] = {"precision": precision, "compiling": models.compiling, "ranks": task.ranks}
     directory = None if settings.out is None else RunDirectory(Path(settings.out))
-    own: dict[str, Any] = {"disk": settings.disk, "console": console, "world": supply.world}
+    say = console.say if console is not None else lambda _: None
     return RunComponents(
         settings=settings,
         task=task,
         whole=Whole(state, precision, plan.watch, plan.lowering),
         supply=supply,
-        scoring=Scoring(state, supply, splits=splits, loss=settings.loss, **more),
+        scoring=Scoring(
+            state,
+            supply,
+            splits=splits,
+            loss=settings.loss,
+            precision=precision,
+            compiling=models.compiling,
+            ranks=task.ranks,
+        ),
         timetable=times,
         schedule=plan.schedule,
         world=supply.world,
@@ -197,14 +206,14 @@ def assemble(
         architecture=models.architecture,
         scored={name: fingerprint(split.dataset) for name, split in splits.items()},
         directory=directory,
-        saving=None if directory is None else Saving(directory, times, **own),
+        saving=None if directory is None else Saving(directory, times, disk=settings.disk, say=say, world=supply.world),
         console=console,
         rank_log=log,
         computed_again=models.recomputed,
         files=checked_files(settings.files or {}),
         example=settings.example,
         trackers=trackers_of(settings.trackers, out=settings.out),
-        accept_change=_accepted(settings),
+        accept_change=change_names(settings.accept_change),
     )
 
 
@@ -222,7 +231,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "length": f"{times.length.steps} steps",
         "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
         **supply.sizes.described(),
-        "optimizer": optimizers["model"] if list(optimizers) == ["model"] else optimizers,
+        "optimizer": sole_or_all(optimizers),
         "schedule": plan.schedule.described(),
         "plateau": plateau,
         "precision": models.precision.name,
@@ -233,20 +242,6 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "data": {"plan": supply.plan.described(), **fingerprint(supply.dataset)},
     }
     return identity_of(settings, resolved)
-
-
-def _accepted(settings: RunSettings) -> tuple[str, ...]:
-    if settings.accept_change is None:
-        return ()
-    from surefoot.checkpoint.changes import change_names
-
-    return change_names(settings.accept_change)
-
-
-def _console(steps: int, log: RankLog | None) -> Screen:
-    from surefoot.tracking.live_terminal import screen
-
-    return screen(steps, log)
 
 
 def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:

@@ -80,11 +80,13 @@ def _called(name: str, build: Callable[[], nn.Module]) -> nn.Module:
 
 def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -> list[str]:
     """Put `trained` models that are in evaluation mode as a whole into training mode, and say so; all other modes stay."""
-    found = [name for name in models if name in trained and not any(part.training for part in models[name].modules())]
-    for name in found:
+    evaluating = [
+        name for name in models if name in trained and not any(part.training for part in models[name].modules())
+    ]
+    for name in evaluating:
         models[name].train()
     how = "was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
-    return [f"{name} {how}" for name in found]
+    return [f"{name} {how}" for name in evaluating]
 
 
 def with_synchronised_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
@@ -117,13 +119,11 @@ def decided(
         raise ConfigError(
             f"optimizer: {foreign[0] if foreign else 'none'!r} has no model of that name; models: {', '.join(models)}"
         )
-    found: dict[str, Decided] = {}
+    decisions = {name: _decided(name, models, spec, clip=clip) for name, spec in named.items()}
     for name, spec in named.items():
-        found[name] = _decided(name, models, spec, clip=clip)
-        own_mean = isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
-        if own_mean or ema is not None:
-            found[name] = replace(found[name], twin=twin_of(models[name]))
-    return found
+        if ema is not None or (isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None):
+            decisions[name] = replace(decisions[name], twin=twin_of(models[name]))
+    return decisions
 
 
 def _decided(
@@ -135,8 +135,8 @@ def _decided(
     trained: set[str] | None = None,
 ) -> Decided:
     """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on."""
-    model = models[name]
-    factors = factors_of(model, spec.rates if isinstance(spec, OptimizerSpec) else ())
+    model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
+    factors = factors_of(model, () if by_spec is None else by_spec.rates)
     stays = [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]
     if stays:
         raise ConfigError(
@@ -146,14 +146,13 @@ def _decided(
         )
     if trained is None:
         freeze(model, factors)
-    decay = spec.weight_decay if isinstance(spec, OptimizerSpec) else None
-    groups = parameter_groups(model, decay or 0.0, rates=factors, trained=trained)
+    decay = 0.0 if by_spec is None else by_spec.weight_decay or 0.0
+    groups = parameter_groups(model, decay, rates=factors, trained=trained)
     parameters = [parameter for group in groups for parameter in group.parameters]
     if not parameters:
         raise _nothing_to_train(name, models)
-    split = kind_named(spec.name).split if isinstance(spec, OptimizerSpec) else None
-    if isinstance(spec, OptimizerSpec) and split is not None:
-        groups = split(model, groups, spec.settings)
+    if by_spec is not None and (split := kind_named(by_spec.name).split) is not None:
+        groups = split(model, groups, by_spec.settings)
     return Decided(spec, factors, groups, limited(clip, model, parameters), None)
 
 
@@ -208,8 +207,7 @@ def built_state(
     state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world))
 
     def build(name: str, decision: Decided) -> None:
-        before = state.trained.get(name)
-        state.trained[name] = trained_by(decision, models, clip=clip, world=world, before=before)
+        state.trained[name] = trained_by(decision, models, clip=clip, world=world, before=state.trained.get(name))
         average = _averages(models[name], decision, state.trained[name].optimizer, ema)
         if average is not None:
             state.averages[name] = average
@@ -250,9 +248,8 @@ def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: fl
 def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
     shape = schedule.described()["shape"]
-    kinds = [kind_of(trained.optimizer) for trained in optimizers.values() if shape != "constant"]
     return [
         f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=surefoot.constant(...), or --schedule.name constant"
-        for kind in kinds
-        if kind is not None and kind.average is not None
+        for kind in (kind_of(trained.optimizer) for trained in optimizers.values())
+        if shape != "constant" and kind is not None and kind.average is not None
     ]

@@ -5,18 +5,15 @@ Of several ranks each has a `Saving`; all of them save the same steps and find t
 
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 from surefoot.checkpoint import collective
 from surefoot.checkpoint.async_writer import Writer
 from surefoot.checkpoint.filesystem import Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
-from surefoot.config.intervals import Timetable
+from surefoot.config.train_settings import Timetable
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
-from surefoot.tracking import run_reader
-from surefoot.tracking.console import Screen
 from surefoot.tracking.run_directory import RunDirectory
 
 _RETRY_S = 30.0  # after a save that failed
@@ -26,37 +23,30 @@ class Saving:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(
-        self, directory: RunDirectory, times: Timetable, *, disk: Files, console: Screen | None, world: World
+        self, directory: RunDirectory, times: Timetable, *, disk: Files, say: Callable[[str], None], world: World
     ) -> None:
-        self.world = world
+        self.world, self.times, self.say = world, times, say
         self.store = Store(
             directory.checkpoints,
             keep_last=times.settings.keep_last,
-            keep_every=self._is_kept,
+            keep_every=lambda step: times.every["keep_every"].due(step),  # noqa: PLW0108  # a resume gives it others
             guard=directory.refuse_links,
             disk=disk,
         )
-        mail = world.mailbox("checkpoint") if world.size > 1 else None
-        self.writer = Writer(self.store, rank=world.rank, mail=mail)
-        self.times, self.console = times, console
+        self.writer = Writer(self.store, rank=world.rank, mail=world.mailbox("checkpoint") if world.size > 1 else None)
         self.asked = False  # by a new best score, or by a signal
         self.begun_step: int | None = None  # of the newest save, finished or not
-        self.begun_at = time.monotonic()
-        self.longest_s = 0.0
+        self.begun_at, self.longest_s = time.monotonic(), 0.0
 
     def due(self, done: int) -> bool:
         """By steps, or because it was asked for; the same on every rank."""
         return self.asked or self.times.every["save_every"].due(done) or self._is_kept(done)
 
-    def _is_kept(self, step: int) -> bool:
-        return self.times.every["keep_every"].due(step)
-
     def wanted(self) -> bool:
         """By the clock, or because the last try failed a while ago; rank 0 looks at it."""
         if not self.world.is_main:
             return False
-        since_s = time.monotonic() - self.begun_at
-        every_s = self.times.every["save_every"].seconds
+        since_s, every_s = time.monotonic() - self.begun_at, self.times.every["save_every"].seconds
         if every_s is not None and since_s >= every_s:
             return True
         return self.writer.failure is not None and since_s >= _RETRY_S
@@ -66,10 +56,8 @@ class Saving:
 
         Every rank calls it after the same step, and writes what is its own to write.
         """
-        self.asked = False
-        self.begun_at = time.monotonic()
-        self.writer.wait()
-        self.say_failure()
+        self.asked, self.begun_at = False, time.monotonic()
+        self.wait()
         contents = packed()
         self.writer.submit(contents, protected=protected)
         self.begun_step = contents.step
@@ -77,14 +65,14 @@ class Saving:
             self.writer.wait()
         self.longest_s = max(self.longest_s, time.monotonic() - self.begun_at)
 
-    def say_failure(self) -> None:
-        """Say loudly that the last save failed, where it did; and that old checkpoints cannot be removed."""
+    def wait(self) -> None:
+        """Wait for the last save; say loudly that it failed, where it did, and that old checkpoints cannot be removed."""
+        self.writer.wait()
         if self.writer.not_pruned is not None:
-            self._say(f"warning: {self.writer.not_pruned}")
-        failure = self.writer.failure
-        if failure is not None:
-            self._say(
-                f"WARNING: NOT SAVED: {failure}\n  training goes on, and saving is tried again in {_RETRY_S:.0f} s"
+            self.say(f"warning: {self.writer.not_pruned}")
+        if self.writer.failure is not None:
+            self.say(
+                f"WARNING: NOT SAVED: {self.writer.failure}\n  training goes on, and saving is tried again in {_RETRY_S:.0f} s"
             )
 
     def finish(self, step: int, packed: Callable[[], Contents], *, protected: tuple[int, ...] = ()) -> None:
@@ -98,8 +86,7 @@ class Saving:
         reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:
             raise failure or CheckpointError(reason)
-        if self.writer.not_pruned is not None:
-            self._say(f"warning: {self.writer.not_pruned}")
+        self.wait()
 
     def resumed(self, step: int) -> None:
         self.begun_step = self.writer.saved = step
@@ -115,24 +102,10 @@ class Saving:
             return None
         contents, damaged = found
         for damage in damaged:
-            self._say(f"warning: {damage}: resuming from step-{contents.step:08d}")
+            self.say(f"warning: {damage}: resuming from step-{contents.step:08d}")
         return contents
 
     def at(self, step: int, *, only: Collection[str] | None = None) -> Contents:
         """The checkpoint of a step, once no save is in flight; `CheckpointError` where it is damaged or absent. Collective."""
         self.writer.wait()
         return collective.at(self.store, self.world, step, only=only)
-
-    def _say(self, text: str) -> None:
-        if self.console is not None:
-            self.console.say(text)
-
-    @property
-    def saved_step(self) -> int | None:
-        return self.writer.saved
-
-
-def began_with(out: Path, batch_size: int | str, *, world: World) -> int | str | None:
-    """The micro-batch size of a run that is there, as all ranks take it (`run_reader.began_with`). Collective."""
-    told: int | str | None = world.from_main(run_reader.began_with(out, batch_size) if world.is_main else None)
-    return told

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from surefoot.config.intervals import Timetable
 from surefoot.config.parallel import Strategy
+from surefoot.config.train_settings import Timetable
 from surefoot.data.pipeline import Supply
 from surefoot.optim.build import Decided
 from surefoot.run.checkpointing import Saving
@@ -37,7 +37,7 @@ class RunComponents(Components):
     @property
     def saved_step(self) -> int | None:
         """The last step that is safe on disk; None if none is."""
-        return None if self.saving is None else self.saving.saved_step
+        return None if self.saving is None else self.saving.writer.saved
 
 
 @dataclass(frozen=True)

@@ -3,103 +3,74 @@
 import json
 import signal
 import traceback
-from collections.abc import Sequence
-from typing import Any
 
 from surefoot.config.paths import make_no_follow
-from surefoot.errors import CheckpointError, DivergedError, RankLostError, SurefootError, first_line
+from surefoot.errors import CheckpointError, DivergedError, SurefootError, first_line
 from surefoot.run import messages
 from surefoot.run.components import RunComponents
 from surefoot.run.stop_requests import Wishes
-from surefoot.tracking.run_directory import RunDirectory
 
 
-def write_report(
-    problem: BaseException,
-    *,
-    step: int,
-    samples: Sequence[Sequence[int]],
-    how_to_go_on: str,
-    directory: RunDirectory,
-    rank: int = 0,
-    seen: Any = None,
-    text: str | None = None,
-) -> None:
-    """Keep an error in the run's directory, as crash/step-N.json; `OSError` or `CheckpointError` where that fails.
+def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
+    """Tell the other ranks that this one begins no further step, for a `problem` or without one.
 
-    samples: of each micro-batch that this rank makes in the step; none is read again, for that may be what failed.
-    That of a rank above 0 is crash/step-N-rank-R.json: several may fail of the same at once, or one after another.
-    seen: of a step that was made again, what was seen, as JSON; `text` is the same for people, as crash/step-N.txt.
-    """
-    found = {
-        "error": f"{type(problem).__name__}: {problem}",
-        "step": step,
-        "samples": [list(ids) for ids in samples],
-        "traceback": traceback.format_exception(problem),
-        "how_to_go_on": how_to_go_on,
-        **({} if seen is None else {"seen": seen}),
-    }
-    make_no_follow(directory.path / "crash")
-    name = f"step-{step:08d}" + (f"-rank-{rank}" if rank else "")
-    directory.write_text(f"crash/{name}.json", json.dumps(found, indent=1))
-    if text is not None:
-        directory.write_text(f"crash/{name}.txt", f"{problem}\n\n{text}\n")
-
-
-def told_to_others(problem: BaseException | None, parts: RunComponents) -> RankLostError | None:
-    """Tell the other ranks that this one begins no further step, for a `problem` or without one; which of them was lost, where
-    that is what ended it.
+    Raises `RankLostError` from it where another rank was lost, and that is what ended this one.
     """
     heart = parts.world.heart
     if not isinstance(problem, Exception):
         heart.goodbye()
-        return None
-    lost = heart.cause(problem)
-    if lost is None and isinstance(problem, DivergedError):
+        return
+    if (lost := heart.cause(problem)) is not None:
+        raise lost from problem
+    if isinstance(problem, DivergedError):
         heart.goodbye()  # as all of them do
-    elif lost is None:
-        heart.failed(problem)
-        if parts.saving is not None:
-            parts.saving.writer.hurry()
-    return lost
+        return
+    heart.failed(problem)
+    if parts.saving is not None:
+        parts.saving.writer.hurry()
 
 
 def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
-    """Keep a report in the run's directory, where there is one, once no save is in flight."""
+    """Keep an error in the run's directory, where there is one, as crash/step-N.json, once no save is in flight.
+
+    Samples are of each micro-batch that this rank makes in the step; none is read again, for that may be what failed. A report
+    of a rank above 0 is crash/step-N-rank-R.json: several may fail of the same at once, or one after another. What was seen of
+    a step that was made again is in it as JSON, and for people in crash/step-N.txt.
+    """
     if parts.directory is None:
         return
-    _wait_for_save(parts)
-    seen = text = None
+    if parts.saving is not None:
+        parts.saving.wait()
+    standing, seen, text = messages.standing(parts), {}, None
     if isinstance(problem, DivergedError) and problem.step is not None:
-        step, seen, text = problem.step, problem.seen, problem.text
+        step, text = problem.step, problem.text
+        seen = {} if problem.seen is None else {"seen": problem.seen}
+    name = f"crash/step-{step:08d}" + (f"-rank-{parts.world.rank}" if parts.world.rank else "")
     try:
-        write_report(
-            problem,
-            step=step,
-            samples=parts.supply.samples(step),
-            how_to_go_on=messages.standing(parts),
-            directory=parts.directory,
-            rank=parts.world.rank,
-            seen=seen,
-            text=text,
-        )
+        report = {
+            "error": f"{type(problem).__name__}: {problem}",
+            "step": step,
+            "samples": [list(ids) for ids in parts.supply.samples(step)],
+            "traceback": traceback.format_exception(problem),
+            "how_to_go_on": standing,
+            **seen,
+        }
+        make_no_follow(parts.directory.path / "crash")
+        parts.directory.write_text(f"{name}.json", json.dumps(report, indent=1))
+        if text is not None:
+            parts.directory.write_text(f"{name}.txt", f"{problem}\n\n{text}\n")
         if not isinstance(problem, SurefootError):  # which says by itself what stands
-            parts.say(f"\n{messages.standing(parts)}\n  what happened is in {parts.directory.path / 'crash'}")
+            parts.say(f"\n{standing}\n  what happened is in {parts.directory.path / 'crash'}")
     except (OSError, CheckpointError) as another:  # the error that ended the run must not be hidden by this one
         parts.say(f"warning: {another}")
 
 
 def left(parts: RunComponents, *, step: int) -> None:
     """Say where a sitting was left by what is no error, such as sys.exit() in the loop's body."""
-    _wait_for_save(parts)
+    if parts.saving is not None:
+        parts.saving.wait()
     if parts.saved_step != parts.state.step:
         parts.say(f"left in step {step}, which is not saved\n{messages.standing(parts)}")
-
-
-def _wait_for_save(parts: RunComponents) -> None:
-    if parts.saving is not None:
-        parts.saving.writer.wait()
-        parts.saving.say_failure()
 
 
 def ended(parts: RunComponents, wishes: Wishes) -> str:
@@ -107,17 +78,15 @@ def ended(parts: RunComponents, wishes: Wishes) -> str:
     if wishes.ended_by is not None:
         where = f" on rank {wishes.told_rank}" if wishes.told_rank else ""
         return f"stopped by {signal.Signals(wishes.ended_by).name}{where}"
-    if parts.state.step >= parts.length.steps:
-        return "finished"
-    if parts.out_of_patience:
-        return "stopped early"
-    if parts.state.step >= parts.timetable.stop_step:
-        return "stopped by stop_after"
-    if wishes.out_of_time:
-        return "stopped by time_limit"
-    if wishes.asked_to_stop:
-        return "stopped by run.stop()"
-    return "stopped by another rank" if wishes.stop_agreed else "stopped by break"
+    reasons = {
+        "finished": parts.state.step >= parts.length.steps,
+        "stopped early": parts.out_of_patience,
+        "stopped by stop_after": parts.state.step >= parts.timetable.stop_step,
+        "stopped by time_limit": wishes.out_of_time,
+        "stopped by run.stop()": wishes.asked_to_stop,
+        "stopped by another rank": wishes.stop_agreed,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "stopped by break")
 
 
 def failed(problem: BaseException) -> str:

@@ -51,8 +51,7 @@ def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tu
 def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
     """Whether the steps skipped from `step` on left everything as it was, so that this is the state of that step."""
     alone = len(parts.state.trained) == 1 and parts.task.loss is not None  # other updates may have been applied
-    watch = parts.whole.watch
-    feedback = parts.whole.feedback
+    watch, feedback = parts.whole.watch, parts.whole.feedback
     evaluated = (watch is not None and (watch.step or 0) > step) or (
         feedback is not None and feedback.standing.step > step
     )
@@ -67,15 +66,14 @@ def _in_words(
     optimizer: dict[str, Any],
     schedule: Schedule | Joined,
     most: int,
-    seen: str | None = None,
-    look: str | None = None,
+    seen: str | None,
+    look: str | None,
 ) -> str:
     """Why a run was ended after more than `most` steps in a row that were not finite, and what to try.
 
     `seen` is what looking at the first of them has found, `look` what to type to look oneself.
     """
-    rate = optimizer.get("lr")
-    stayed = "and stayed so; none of these steps was applied"
+    rate, stayed = optimizer.get("lr"), "and stayed so; none of these steps was applied"
     if most == 0:  # of the steps after it, skipped by the latch, nothing is known
         stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"
     lines = [

@@ -5,34 +5,25 @@ How a score is computed is in `train/evaluate.py`; when one is due, and who wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
 
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
+from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError, DivergedError, first_line
 from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.model_weights import weights_of
-from surefoot.train.run_identity import flat
 from surefoot.train.run_settings import Makes
 
 if TYPE_CHECKING:
-    from surefoot.tracking.panels import Panel
+    from surefoot.tracking.panels import Panel, Panels
 
 LONGEST_S = 60.0  # after which no further panel is begun
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """The panels that were made, and a line for each reason why there are not more."""
-
-    panels: tuple[Panel, ...]
-    told: tuple[str, ...] = ()
 
 
 def made(
@@ -41,39 +32,51 @@ def made(
     *,
     stop: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = perf_counter,
-) -> Gallery:
-    """The panels of a model, one after the other, until `stop` says so or a minute is over; raises nothing.
+) -> tuple[list[Panel], list[str]]:
+    """The panels of a model, made until `stop` says so or a minute is over, and why there are not more; raises nothing.
 
     What the function has yielded before it failed is kept.
 
-    >>> made(lambda model: 1 / 0, None).told
-    ('no panels: ZeroDivisionError: division by zero',)
+    >>> made(lambda model: 1 / 0, None)
+    ([], ['no panels: ZeroDivisionError: division by zero'])
     """
     from surefoot.tracking.panels import Panel
     from surefoot.tracking.panels_file import MOST_BYTES, fitting
 
-    found: list[Panel] = []
-    told: list[str] = []
-    begun = now()
+    panels, notes, begun = list[Panel](), list[str](), now()
     try:
         for panel in function(model):
             if not isinstance(panel, get_args(Panel)):
                 kinds = ", ".join(kind.__name__ for kind in get_args(Panel))
                 raise ConfigError(f"the run's panels hold a {type(panel).__name__}: give a list of {kinds}")
-            found.append(panel)
+            panels.append(panel)
             if stop():
-                told.append(f"no more panels than {len(found)}: told to stop")
+                notes.append(f"no more panels than {len(panels)}: told to stop")
                 break
             if now() - begun > LONGEST_S:
-                told.append(f"no more panels than {len(found)}: they took more than {LONGEST_S:.0f} seconds")
+                notes.append(f"no more panels than {len(panels)}: they took more than {LONGEST_S:.0f} seconds")
                 break
     except Exception as problem:  # whatever a user's function raises ends no run
         kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
-        which = f"after panel {len(found)} none" if found else "no panels"
-        told.append(f"{which}: {kind}{first_line(problem)}")
-    kept, left_out = fitting(found)
-    told += [f"the panel {panel.title!r} is left out: all together may have {MOST_BYTES:,} bytes" for panel in left_out]
-    return Gallery(tuple(kept), tuple(told))
+        which = f"after panel {len(panels)} none" if panels else "no panels"
+        notes.append(f"{which}: {kind}{first_line(problem)}")
+    kept, left_out = fitting(panels)
+    notes += [
+        f"the panel {panel.title!r} is left out: all together may have {MOST_BYTES:,} bytes" for panel in left_out
+    ]
+    return kept, notes
+
+
+def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: False) -> Panels:
+    """What the run's `panels_fn` makes of the model as it is evaluated; each reason why there are not more is said. Collective."""
+    from surefoot.tracking.panels import Panels
+
+    make = parts.settings.panels_fn
+    assert make is not None
+    panels, notes = parts.scoring.panels(lambda model: made(make, model, stop=stop))
+    for line in notes:
+        parts.say(f"warning: {line}")
+    return Panels(step=parts.state.step, panels=tuple(panels))
 
 
 class Evaluations:
@@ -100,20 +103,13 @@ class Evaluations:
         return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
 
     def end_due(self) -> bool:
-        owed = not self.ended and not self.due and bool(self.parts.scoring.names(at_end=True))
-        return owed and self.parts.finished
+        is_owed = not self.ended and not self.due and bool(self.parts.scoring.names(at_end=True))
+        return is_owed and self.parts.finished
 
     def score(self, *, stop: Callable[[], bool]) -> None:
         """Score every split but those for the end, record it, and watch the score that decides what is best."""
-        names = self.parts.scoring.names(at_end=False)
-        try:
-            found = self.parts.scoring.scores(names, stop=self._told(names, stop))
-        except EvaluationStoppedError:
-            self.due = True
-            self.parts.say(f"the evaluation after step {self.state.step:,} is left to the resume")
-            return
-        except DivergedError as problem:  # whoever looks at a run does not end it
-            self.parts.say(f"warning: no scores after step {self.state.step:,}: {problem}")
+        found = self._scored(stop, at_end=False)
+        if found is None:
             return
         self.scores = numbers(found)
         self.first = self.first or {"step": self.state.step, **self.scores}
@@ -130,15 +126,9 @@ class Evaluations:
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
         """Score what is for the end alone, with the best checkpoint's weights; the next save holds that it was done."""
         parts, best = self.parts, self._best()
-        names = parts.scoring.names(at_end=True)
-        try:
-            with nullcontext() if best is None else weights_of(self.state, best):
-                found = parts.scoring.scores(names, stop=self._told(names, stop))
-        except EvaluationStoppedError:
-            parts.say(f"the evaluation of {', '.join(names)} is left to the resume")
-            return
-        except DivergedError as problem:
-            parts.say(f"warning: no scores of {', '.join(names)}: {problem}")
+        with nullcontext() if best is None else weights_of(self.state, best):
+            found = self._scored(stop, at_end=True)
+        if found is None:
             return
         step = self.state.step if best is None else best.step
         self.ended, self.at_end = True, (step, numbers(found))
@@ -164,50 +154,53 @@ class Evaluations:
 
         Given up where `stop`, which is asked on rank 0 alone, says so.
         """
-        from surefoot.tracking.panels import Panels, written
+        from surefoot.tracking.panels import written
         from surefoot.tracking.panels_file import FILE
 
-        parts, make, what = self.parts, self.parts.settings.panels_fn, "making the report's panels"
-        assert make is not None
+        parts = self.parts
         assert parts.directory is not None
         if not parts.world.is_main:  # as for a sample
             parts.scoring.panels(lambda _: None)
             return
-        parts.doing(what)
-
-        def stopping() -> bool:
-            parts.doing(what)
-            return stop()
-
-        gallery = parts.scoring.panels(lambda model: made(make, model, stop=stopping))
-        for line in gallery.told:
-            parts.say(f"warning: {line}")
-        if stop() or not gallery.panels:
+        shown = make_panels(parts, stop=self._said("making the report's panels", stop))
+        if stop() or not shown.panels:
             return
-        shown = Panels(step=self.state.step, panels=gallery.panels)
         try:
             parts.directory.write_text(FILE, shown.to_json())
         except CheckpointError as problem:
             parts.say(f"warning: {problem}")
-        panels = [written(panel) for panel in shown.panels]
-        self.journal.show({"kind": "panels", "step": shown.step, "panels": panels})
+        self.journal.show({"kind": "panels", "step": shown.step, "panels": [*map(written, shown.panels)]})
 
     def conclude(self) -> None:
         """Show what the run was and what came of it to those who compare runs."""
-        outcome: dict[str, Any] = {"settings": flat(self.parts.described), "scores": self.scores}
-        if self.at_end is not None:
-            outcome["scores_at_end"] = self.at_end[1]
-        self.journal.show({"kind": "outcome", "step": self.state.step, **outcome})
+        at_end = {} if self.at_end is None else {"scores_at_end": self.at_end[1]}
+        settings = flat(self.parts.described)
+        self.journal.show(
+            {"kind": "outcome", "step": self.state.step, "settings": settings, "scores": self.scores, **at_end}
+        )
 
-    def _told(self, names: Sequence[str], stop: Callable[[], bool]) -> Callable[[], bool]:
-        what = f"evaluating {', '.join(names)}"
-        self.parts.doing(what)
+    def _scored(self, stop: Callable[[], bool], *, at_end: bool) -> dict[str, Any] | None:
+        """Scores of the splits that are for the end, or of all others; None where there are none, which is said."""
+        names = self.parts.scoring.names(at_end=at_end)
+        which = f"of {', '.join(names)}" if at_end else f"after step {self.state.step:,}"
+        try:
+            return self.parts.scoring.scores(names, stop=self._said(f"evaluating {', '.join(names)}", stop))
+        except EvaluationStoppedError:
+            self.due = not at_end
+            self.parts.say(f"the evaluation {which} is left to the resume")
+        except DivergedError as problem:  # whoever looks at a run does not end it
+            self.parts.say(f"warning: no scores {which}: {problem}")
+        return None
 
-        def asked() -> bool:
+    def _said(self, what: str, stop: Callable[[], bool]) -> Callable[[], bool]:
+        """Say what is being done, now and whenever it is asked whether to `stop`."""
+
+        def stopping() -> bool:
             self.parts.doing(what)
             return stop()
 
-        return asked
+        self.parts.doing(what)
+        return stopping
 
     def _steered(self) -> tuple[dict[str, float], str | None]:
         """Let the scores steer the learning rates of the steps to come; what is recorded of that, and what is said.

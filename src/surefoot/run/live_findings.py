@@ -73,13 +73,11 @@ class Remarks:
         """What is wrong with the run now that it is over, the worst first and without notes. Never raises."""
         try:
             self._go_on()
-            history = self.collected.history(replace(self.described, standing="over"))
-            found = verdicts(history, broken=self._warn_of)
+            found = verdicts(self.collected.history(replace(self.described, standing="over")), broken=self._warn_of)
         except Exception as problem:
             self._give_up(problem)
             return []
-        wrong = [each for each in found if isinstance(each, Finding) and each.severity != "note"]
-        return worst_first(wrong)
+        return worst_first([each for each in found if isinstance(each, Finding) and each.severity != "note"])
 
     def sentence(self) -> str:
         return in_a_sentence(self.at_end(), self.command)
@@ -93,7 +91,8 @@ class Remarks:
         before = Collected(earlier)
         if before.kinds:
             self.collected = before
-            self._take_as_said()
+            _, findings = self._asked()
+            self.said = {finding.name: _Said(SEVERITIES.index(finding.severity)) for finding in findings}
         for record in self.waiting:
             self.collected.add(record)
         self.waiting = []
@@ -127,10 +126,6 @@ class Remarks:
         self.not_before = ended + _TIMES_AS_LONG * (ended - begun)
         return history.step, worst_first([verdict for verdict in found if isinstance(verdict, Finding)])
 
-    def _take_as_said(self) -> None:
-        _, found = self._asked()
-        self.said = {finding.name: _Said(SEVERITIES.index(finding.severity)) for finding in found}
-
     def _give_up(self, problem: Exception) -> None:
         if self.not_before < math.inf:
             self.not_before = math.inf
@@ -146,12 +141,22 @@ class Remarks:
 
 
 def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:
+    """The findings of a run that trains now."""
     directory = parts.directory
     earlier: Iterable[Record] = ()
     if resumed and directory is not None and directory.metrics.exists():
         earlier = streamed(directory.metrics, size_bytes=directory.metrics.stat().st_size)
+    described = Described(
+        made=parts.described,
+        written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
+        kinds=kinds_of_models(parts.architecture),
+        standing="running",
+        name="RUN" if parts.directory is None else str(parts.directory.path),
+        processors=os.cpu_count(),
+        memory_bytes=machine_memory_bytes(),
+    )
     command = None if directory is None else diagnose_command(directory)
-    return Remarks(described_now(parts), say=parts.say, command=command, earlier=earlier)
+    return Remarks(described, say=parts.say, command=command, earlier=earlier)
 
 
 def in_a_sentence(findings: Sequence[Finding], command: str | None) -> str:
@@ -164,16 +169,3 @@ def in_a_sentence(findings: Sequence[Finding], command: str | None) -> str:
     more = [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
     text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join([*names, *more])}"
     return "" if not findings else text if command is None else f"{text}: {command}"
-
-
-def described_now(parts: RunComponents) -> Described:
-    """What findings are measured by, of the run that trains now."""
-    return Described(
-        made=parts.described,
-        written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
-        kinds=kinds_of_models(parts.architecture),
-        standing="running",
-        name="RUN" if parts.directory is None else str(parts.directory.path),
-        processors=os.cpu_count(),
-        memory_bytes=machine_memory_bytes(),
-    )

@@ -48,25 +48,19 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
         *chosen.lines(parts),
         f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
     ]
-    if sizes.unit == "samples" and sizes.batch_size > plan.samples:
-        lines.append(
-            f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
-            " each is seen several times a step"
-        )
-    copied = sum(buffer.numel() for buffer in parts.state.buffers.tensors())
-    if copied > _MANY_IN_BUFFERS:
-        lines.append(
-            f"note: the models' buffers hold {copied:,} numbers, copied in every step as batch statistics are:"
-            " give constants such as masks persistent=False"
-        )
-    decay = parts.described["ema"]
+    copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.described["ema"]
     left = 0.0 if decay is None or parts.settings.init is not None else decay**length.steps
-    if left > _MUCH_OF_THE_START:
-        lines.append(
-            f"note: what is evaluated is an average of weights that still has {left:.0%} of the starting ones after"
-            f" {length.steps:,} steps\n  for so short a run: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None"
-        )
-    return "\n".join(lines)
+    notes = {
+        f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
+        " each is seen several times a step": sizes.unit == "samples" and sizes.batch_size > plan.samples,
+        f"note: the models' buffers hold {copied:,} numbers, copied in every step as batch statistics are:"
+        " give constants such as masks persistent=False": copied > _MANY_IN_BUFFERS,
+        f"note: what is evaluated is an average of weights that still has {left:.0%} of the starting ones after"
+        f" {length.steps:,} steps\n  for so short a run: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None": (
+            left > _MUCH_OF_THE_START
+        ),
+    }
+    return "\n".join([*lines, *(note for note, holds in notes.items() if holds)])
 
 
 def ending(
@@ -88,11 +82,17 @@ def ending(
         how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
     else:
         how = stopped
-    told = [how, *_how_it_went(parts, first, scores)]
+    told = [how]
+    if scores:
+        best = None if watch is None or watch.value is None or watch.step in (None, step) else (watch.step, watch.value)
+        told += _moved(next(iter(scores)) if watch is None else watch.score, first, scores, best=best)
     if evaluations.at_end is not None:
-        told += _at_end(parts, *evaluations.at_end)
+        at, scores_at_end = evaluations.at_end
+        whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
+        listed = ", ".join(f"{name} {number(value)}" for name, value in scores_at_end.items())
+        told.append(f"{listed} (scored once, with the weights of {whose})")
     lines = ["; ".join([*told, *_what_else(parts, skipped), *_where_the_time_went(parts)])]
-    lines += [findings] if findings else []
+    lines += [findings] * bool(findings)
     if parts.directory is not None:
         finished = parts.finished and not evaluation_due
         best_is_older = watch is not None and watch.value is not None and watch.step != step
@@ -119,41 +119,15 @@ def script_toml(described: dict[str, Any]) -> str:
     """config.toml of a run that a script of the user's own made: the command that made it, and the resolved settings."""
     import tomlkit
 
-    document = tomlkit.document()
-    document.add(
-        tomlkit.comment(
-            "written by surefoot; this run was made by a script, so `surefoot resume` can only name its command"
-        )
-    )
-    document["program"] = {"kind": "script", "command": ["python", *sys.argv]}
-    document["run"] = _without_none(described)
-    return tomlkit.dumps(document)
-
-
-def _at_end(parts: RunComponents, step: int, scores: dict[str, float]) -> list[str]:
-    whose = f"step {step:,}, the best" if step != parts.state.step else f"the last step, {step:,}"
-    found = ", ".join(f"{name} {number(value)}" for name, value in scores.items())
-    return [f"{found} (scored once, with the weights of {whose})"]
-
-
-def _how_it_went(parts: RunComponents, first: dict[str, float], scores: dict[str, float]) -> list[str]:
-    watch = parts.whole.watch
-    if not scores:
-        return []
-    if watch is None or watch.value is None or watch.step is None or watch.step == parts.state.step:
-        return _moved(next(iter(scores)) if watch is None else watch.score, first, scores)
-    return _moved(watch.score, first, scores, best=(watch.step, watch.value))
+    head = "# written by surefoot; this run was made by a script, so `surefoot resume` can only name its command\n\n"
+    program = {"kind": "script", "command": ["python", *sys.argv]}
+    return head + tomlkit.dumps({"program": program, "run": _without_none(described)})
 
 
 def _what_else(parts: RunComponents, skipped: int) -> list[str]:
-    told = []
-    if parts.state.rate_factor < 1:
-        told.append(f"the learning rate was lowered to {parts.state.rate_factor:.3g} of the schedule's")
-    if skipped:
-        told.append(
-            f"{skipped} {'step was' if skipped == 1 else 'steps were'} skipped, for a gradient that was not finite"
-        )
-    return told
+    rate = f"the learning rate was lowered to {parts.state.rate_factor:.3g} of the schedule's"
+    steps = f"{skipped} {'step was' if skipped == 1 else 'steps were'} skipped, for a gradient that was not finite"
+    return [rate] * (parts.state.rate_factor < 1) + [steps] * (skipped > 0)
 
 
 def _where_the_time_went(parts: RunComponents) -> list[str]:

@@ -14,7 +14,6 @@ from surefoot.checkpoint.format import Contents
 from surefoot.distributed.consistency import Comparison
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
-from surefoot.run import tools
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.stop_requests import Wishes
@@ -61,10 +60,10 @@ class BetweenSteps:
     @property
     def stopping(self) -> bool:
         """True when no further step is to be made; asked once before each step, by all ranks."""
-        made = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
+        is_over = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
         trainable = self.state.trainable
         trainable.follow()
-        if made or self.wishes.stopping(trainable=trainable.fingerprint):
+        if is_over or self.wishes.stopping(trainable=trainable.fingerprint):
             return True
         if trainable.flags is not self.flags and trainable.flags != self.flags:
             self._follow_trainable()
@@ -99,8 +98,7 @@ class BetweenSteps:
         counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
         if counted > 0 and trained_s > 0:
             values["targets_per_s"] = counted / trained_s
-        first = next(iter(self.state.trained.values())).optimizer.param_groups[0]
-        values["learning_rate"] = first["lr"]
+        values["learning_rate"] = next(iter(self.state.trained.values())).optimizer.param_groups[0]["lr"]
         later_steps = self.state.step - self.later_step  # since `looped_at`
         if later_steps > 0:
             step_s = (self.whole.clock.now() - self.looped_at) / later_steps
@@ -112,7 +110,9 @@ class BetweenSteps:
         if self.parts.world.size > 1:
             self.comparison.made(self.state.models, done=self.state.step, last=self.parts.length.steps)
         if latched(self.state, self.parts.settings.max_bad_steps):
-            raise tools.diverged(self.parts, self._packed, protected=self._best)
+            from surefoot.run.divergence import ended
+
+            raise ended(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
         assert self.parts.saving is not None  # save_due says so
@@ -134,17 +134,10 @@ class BetweenSteps:
         self.whole.meter.add(step)
         if step.index == self.later_step - 1:
             self.looped_at = self.whole.clock.now()  # what comes once is over: later steps tell the time that is left
-        if isinstance(step.watch, Watched):
-            seen = self.layers.read(step.watch, count=step.count)
-            if seen is not None:
-                self.journal.write(seen)
+        if isinstance(step.watch, Watched) and (seen := self.layers.read(step.watch, count=step.count)) is not None:
+            self.journal.write(seen)
 
     # --- asked by whoever holds the sitting ----------------------------------------------------------------------
-
-    def ask_to_save(self) -> None:
-        if self.parts.saving is None:
-            raise ConfigError("this run has no directory to save to: give Run(out=...)")
-        self.wishes.asked_to_save = True
 
     def catch_up(self) -> None:
         """Do what was due after the step at which a loop was left by `break`."""

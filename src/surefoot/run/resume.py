@@ -53,35 +53,47 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
         parts.directory.remember("config.toml", *parts.files)
         if not parts.directory.is_locked:
             parts.say(f"note: the file system of {parts.directory.path} has no locks: start no second run there")
-    found = parts.saving.newest()
+    found, accepted = parts.saving.newest(), list[dict[str, Any]]()
     if found is None:
         now = _begun_in(parts.directory, parts.saving, parts, configuration)
     else:
         _go_on(parts, found)
         now = Opened(found, state_check=_state_check(parts))
         parts.saving.resumed(found.step)
-        accepted = _accepted_now(parts, found)
+        accepted = parts.fingerprints["accepted"][len(found.saved.fingerprints["accepted"]) :]
         if parts.world.is_main and (configuration is not None or accepted):
             text = configuration or messages.script_toml(parts.described)
             parts.directory.write_text("config.toml", with_choices(text, parts.described))
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.world.is_main:
-        machine, data = parts.machine(), parts.described["data"]
-        accepted = [] if found is None else _accepted_now(parts, found)
-        sitting = {"step": parts.state.step, "machine": machine, **environment(), "data": data}
+        sitting = {
+            "step": parts.state.step,
+            "machine": parts.machine(),
+            **environment(),
+            "data": parts.described["data"],
+        }
         parts.directory.add_sitting(sitting | ({"accepted_changes": accepted} if accepted else {}))
     return now
 
 
 def _begun(parts: RunComponents) -> Opened:
-    """Settle what is left open until a run begins."""
+    """Settle what is left open until a run begins, and look at its first micro-batch; leaves its state as it was. Collective."""
     chosen = settle_choices(parts)
     if parts.compiling.late:
         parts.compile()
     if (told := start_from_init(parts)) is not None:
         parts.say(told)
-    return Opened(None, chosen, *_checked(parts))
+    check, verdict = _state_check(parts), None
+    if check is not None and parts.whole.kept.is_complete:  # nothing can be kept any more
+        check.check_passes((parts.task.loss, parts.supply.first()))
+    if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
+        from surefoot.train.loss_contract import loss_contract
+
+        with suppress(Exception):  # it will come again in the first step, where it is explained and reported
+            holds, words = loss_contract(parts)
+            verdict = f"loss    contract {words}" if holds else f"warning: {words}"
+    return Opened(None, chosen, check, verdict)
 
 
 def start_from_init(parts: RunComponents) -> str | None:
@@ -96,22 +108,6 @@ def start_from_init(parts: RunComponents) -> str | None:
     return told
 
 
-def _checked(parts: RunComponents) -> tuple[state_check.StateCheck | None, str | None]:
-    """What looks at the first steps, after its passes if nothing can be kept any more; and the loss contract's verdict, if the
-    batch is cut. Leaves everything as it was. Collective.
-    """
-    check, verdict = _state_check(parts), None
-    if check is not None and parts.whole.kept.is_complete:
-        check.check_passes((parts.task.loss, parts.supply.first()))
-    if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
-        from surefoot.train.loss_contract import loss_contract
-
-        with suppress(Exception):  # it will come again in the first step, where it is explained and reported
-            holds, words = loss_contract(parts)
-            verdict = f"loss    contract {words}" if holds else f"warning: {words}"
-    return check, verdict
-
-
 def _state_check(parts: RunComponents) -> state_check.StateCheck | None:
     if not parts.settings.check_state or parts.directory is None or parts.state.step > 0:
         return None
@@ -122,9 +118,11 @@ def _state_check(parts: RunComponents) -> state_check.StateCheck | None:
 
 
 def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, configuration: str | None) -> Opened:
+    from surefoot.train import state_check
+
     now = _begun(parts)
     refuse_lossy(parts.state)
-    parts.fingerprints = _fingerprints(parts, at_beginning=True)
+    parts.fingerprints = state_check.fingerprints(parts, at_beginning=True)
     if unknown := parts.fingerprints["not_looked_into"]:
         parts.say(
             f"note: {', '.join(unknown)} in samples cannot be looked into: a resume does not notice if they change"
@@ -139,10 +137,12 @@ def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, con
 
 
 def _go_on(parts: RunComponents, found: Contents) -> None:
+    from surefoot.train import state_check
+
     trainable = parts.state.trainable
     parts.continue_from(found)
     where, main, flags = f"step-{found.step:08d}", parts.world.is_main, trainable.flags
-    parts.fingerprints = _fingerprints(parts, at_beginning=_at_beginning(parts, found))
+    parts.fingerprints = state_check.fingerprints(parts, at_beginning=_at_beginning(parts, found))
     state_dict.restore(parts.whole, found, where=where, main=main)
     parts.follow_trainable()
     as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
@@ -180,12 +180,6 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
 # --- what is computed, as it was when the run began -------------------------------------------------------------------
 
 
-def _fingerprints(parts: RunComponents, *, at_beginning: bool) -> dict[str, Any]:
-    from surefoot.train.state_check import fingerprints
-
-    return fingerprints(parts, at_beginning=at_beginning)
-
-
 def _at_beginning(parts: RunComponents, checkpoint: Contents) -> bool:
     """Give the models the weights and modes of step 0, and kept objects their state; False where that cannot be done, or is not
     worth it. Collective.
@@ -218,8 +212,8 @@ def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
     from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 
     before, now = checkpoint.saved.fingerprints, parts.fingerprints
-    plateau = parts.whole.feedback
-    steering = [] if plateau is None else [plateau.plateau.score.split("/")[0]]
+    feedback = parts.whole.feedback
+    steering = [] if feedback is None else [feedback.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
     data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.saved.described, parts.described)]
     if another := differences(*data):  # which `continue_from` has let pass
@@ -227,18 +221,11 @@ def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
     refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
         parts.say(f"note: {line}")
-    accepted = list(before["accepted"])
-    if changes:
-        names = sorted({name for change in changes for name in change.names})
-        accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
+    names = sorted({name for change in changes for name in change.names})
+    now_accepted = {"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]}
     taken = dict(now)
     if is_elsewhere(before, now) and not changes:  # what was let pass is nothing to compare with from now on
         taken = {**before, "sources": now["sources"]}
     elif now["loss"] is None and not changes:
         taken |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
-    parts.fingerprints = {**taken, "accepted": accepted}
-
-
-def _accepted_now(parts: RunComponents, checkpoint: Contents) -> list[dict[str, Any]]:
-    accepted: list[dict[str, Any]] = parts.fingerprints["accepted"]
-    return accepted[len(checkpoint.saved.fingerprints["accepted"]) :]
+    parts.fingerprints = {**taken, "accepted": [*before["accepted"], *([now_accepted] if changes else [])]}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,14 +17,20 @@ from surefoot.checkpoint.format import Contents
 from surefoot.config.setting import ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.errors import ConfigError
+from surefoot.optim.clipping import clear
 from surefoot.run.build import build
-from surefoot.run.evaluation import made
+from surefoot.run.components import RunComponents
+from surefoot.run.evaluation import make_panels
+from surefoot.run.resume import start_from_init
 from surefoot.run.session import Sitting
 from surefoot.train import state_dict
+from surefoot.train.auto_precision import settle_choices
 from surefoot.train.evaluate import numbers
 from surefoot.train.loop import State, Step
 from surefoot.train.run_identity import differences
 from surefoot.train.run_settings import RunSettings
+from surefoot.train.scratch import preserved
+from surefoot.train.state_dict import Kept, Whole
 
 if TYPE_CHECKING:
     from surefoot.tracking.panels import Panels
@@ -144,20 +150,16 @@ class Run(RunSettings):
 
         Each reason why there are not more is a line on the console.
         """
-        from surefoot.tracking.panels import Panels
-
-        make = self.parts.settings.panels_fn
-        if make is None:
+        if self.parts.settings.panels_fn is None:
             raise ConfigError("this run has no panels_fn: give Run(panels_fn=...)")
         with self.parts.numerics():
-            gallery = self.parts.scoring.panels(lambda model: made(make, model))
-        for line in gallery.told:
-            self.parts.say(f"warning: {line}")
-        return Panels(step=self.state.step, panels=gallery.panels)
+            return make_panels(self.parts)
 
     def save(self) -> None:
         """Write a checkpoint in the background as soon as this step and its body are over."""
-        self._open("run.save()").between.ask_to_save()
+        self._open("run.save()").wishes.asked_to_save = True
+        if self.parts.saving is None:
+            raise ConfigError("this run has no directory to save to: give Run(out=...)")
 
     def load(self, found: Contents) -> list[str]:
         """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may.
@@ -170,3 +172,52 @@ class Run(RunSettings):
         state_dict.restore(self.parts.whole, found, where=f"step {found.step}")
         now = json.loads(json.dumps(self.parts.described["data"]))
         return differences({"data": found.saved.described["data"]}, {"data": now})
+
+
+@contextmanager
+def unchanged(run: Run) -> Iterator[RunComponents]:
+    """A run as it would train now, to make steps with; whatever is done with it, afterwards it is what it was, bit for bit.
+
+    That is done by a checkpoint in memory, on the host: models, optimizers, averages, loss scale, bad steps in a row, modes,
+    rates of the groups and kept objects are in it. Besides it come back what no checkpoint holds (`preserved`) and the clock.
+    A run that is not open is begun as if it were: with its starting weights, its precision settled. Its meter and its data are
+    not to be used inside: read data through a feed of your own.
+
+    Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
+    """
+    parts, state, precision = run.parts, run.state, run.parts.whole.precision
+    if parts.task.loss is None:
+        raise ConfigError(
+            "this run has no loss of its own, so its steps cannot be tried: they are made in `for step in run.steps()`\n"
+            "  give Run(loss=...), or try them there by hand"
+        )
+    if any(parameter.grad is not None for parameter in state.parameters):
+        raise ConfigError(
+            "the run is in the middle of a step: there are gradients that no update has used\n"
+            "  try it before the loop, or between two steps of `for step in run`"
+        )
+    tried = replace(parts, whole=Whole(state, precision, kept=Kept(dict(parts.whole.kept.objects))))
+    models = {**state.models, **{f"average of {name}": each.model for name, each in state.averages.items()}}
+    format_before = precision.name, precision.open
+    layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.described)
+    clock, spent_s = parts.whole.clock, parts.whole.clock.now() - parts.whole.clock.since
+    with ExitStack() as stack:
+        stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # at last: putting back takes time too
+        user_state = tried.whole.kept.objects
+        # what a checkpoint holds is put back from one; this has the rest, and the averages' buffers before they are refreshed
+        stack.enter_context(preserved(models, parts.task.loss, user_state, state.parameters, with_weights=False))
+        stack.enter_context(parts.numerics())
+        found = tried.packed()
+        try:
+            if run.sitting is None:
+                settle_choices(parts)
+                start_from_init(parts)
+            yield parts
+        finally:
+            clear(state.parameters)
+            state.buffers.undo()
+            state_dict.restore(tried.whole, found, where="what was before the trial")
+            precision.name, precision.open = format_before
+            parts.layout.channels_last, parts.layout.open = layout_before
+            parts.described.clear()
+            parts.described.update(described_before)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import refuse_unequal
-from surefoot.run import crash_report, messages, tools
+from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
-from surefoot.run.crash_report import left, reported, told_to_others
+from surefoot.run.crash_report import left, reported, tell_others
 from surefoot.run.periodic import BetweenSteps
 from surefoot.run.resume import opened
 from surefoot.run.signals import Signals, to_terminal
@@ -47,7 +47,7 @@ class Sitting:
         self.between = BetweenSteps(parts, self.wishes)
         self.journal, self.evaluations = self.between.journal, self.between.evaluations
         self.running: Generator[Step] | None = None
-        self.remarks: list[Remarks] = []
+        self.remarks: Remarks | None = None
 
     # --- opening and closing -------------------------------------------------------------------------------------
 
@@ -69,16 +69,19 @@ class Sitting:
             if self.parts.directory is not None and self.parts.world.is_main:
                 self.journal.open(self.parts.directory, step=self.state.step, found=now.found)
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.described)
-            self.remarks = tools.remarks_of(self.parts, resumed=now.found is not None)
-            self.journal.sinks[1:1] = self.remarks  # behind the console
+            if self.parts.console is not None and self.parts.world.is_main:
+                from surefoot.run.live_findings import remarks  # which reads all that diagnose knows
+
+                self.remarks = remarks(self.parts, resumed=now.found is not None)
+                self.journal.sinks.insert(1, self.remarks)  # behind the console
             if self.journal.metrics is not None and now.found is None:
                 self._look_at_data()
             self.parts.make_ready()
         except BaseException as problem:
-            lost = told_to_others(problem, self.parts)
-            self.release()
-            if lost is not None:
-                raise lost from problem
+            try:
+                tell_others(problem, self.parts)
+            finally:
+                self.release()
             raise
         self.between.opened(now.state_check)
         self.parts.say(messages.header(self.parts, chosen=now.chosen))
@@ -88,15 +91,12 @@ class Sitting:
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
         try:
-            lost = told_to_others(problem, self.parts)
-            if lost is not None:
-                raise lost from problem
+            tell_others(problem, self.parts)
             if problem is None or isinstance(problem, GeneratorExit):
                 try:
                     self._finish()
                 except Exception as failed:
-                    if (lost := told_to_others(failed, self.parts)) is not None:
-                        raise lost from failed
+                    tell_others(failed, self.parts)
                     reported(failed, self.parts, step=self._step)
                     raise
             elif isinstance(problem, Exception):
@@ -111,7 +111,10 @@ class Sitting:
         finally:
             self.release()
             self.heart.closed()
-            tools.write_report(self.parts)
+            if self.parts.settings.report and self.parts.directory is not None and self.parts.world.is_main:
+                from surefoot.report.write import report_at_end  # last, once all else is on disk
+
+                report_at_end(self.parts.directory.path, warn=self.parts.say)
         if self.wishes.ended_by is not None and (problem is None or _is_of_compiler(problem)):  # by the same signal
             if self.wishes.ended_by == signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt from problem
@@ -149,7 +152,7 @@ class Sitting:
             self._show()
         if went_on or self.wishes.ended_by is not None:
             self._happened(crash_report.ended(parts, self.wishes))  # first: findings know by it that the run is over
-            findings, told_by = "; ".join(remarks.sentence() for remarks in self.remarks), self.wishes.told_by
+            findings, told_by = "" if self.remarks is None else self.remarks.sentence(), self.wishes.told_by
             skipped = self.between.skipped
             parts.say(messages.ending(parts, evaluations, skipped=skipped, told_by=told_by, findings=findings))
 
@@ -163,8 +166,7 @@ class Sitting:
 
     def _happened(self, what: str) -> None:
         """Record what ended the session, and its time since the last record; no checkpoint holds that."""
-        times = self.whole.clock.window()
-        self.journal.write({"kind": "event", "step": self.state.step, "what": what, **times})
+        self.journal.write({"kind": "event", "step": self.state.step, "what": what, **self.whole.clock.window()})
 
     def _show(self) -> None:
         if self.parts.settings.panels_fn is not None and self.parts.directory is not None:

@@ -14,16 +14,7 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-_STOP = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
-
-
-def called(number: int) -> str:
-    """What a person calls a signal that stops a run.
-
-    >>> called(signal.SIGINT), called(signal.SIGTERM)
-    ('Ctrl-C', 'SIGTERM')
-    """
-    return _STOP[signal.Signals(number)]
+STOP: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # as a person calls them
 
 
 class Signals:
@@ -48,7 +39,7 @@ class Signals:
         self.answering = _Answering(
             lambda name: self.say(f"{name}: finishing this step, then saving; once more ends at once")
         )
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP:
             self.previous[number] = signal.signal(number, self._on_stop)
         if hasattr(signal, "SIGUSR1"):  # not on Windows
             self.previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save)
@@ -63,9 +54,8 @@ class Signals:
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         del frame
-        name = _STOP[signal.Signals(number)]
         if self.stop is not None:
-            self.say(f"{name} again: ending at once; {self.standing()}")
+            self.say(f"{STOP[number]} again: ending at once; {self.standing()}")
             os._exit(128 + number)
         self.stop = number
 
@@ -109,13 +99,13 @@ class _Answering:
 
     def _listen(self) -> None:
         if hasattr(signal, "pthread_sigmask"):  # they are for the main thread: it may sleep, and must wake
-            signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
         answered = False
         while numbers := self.heard.recv(64):
             for number in numbers:
-                if number in _STOP and not answered:
+                if number in STOP and not answered:
                     answered = True
-                    self.answer(_STOP[signal.Signals(number)])
+                    self.answer(STOP[number])
 
 
 _told: set[int] = set()  # the sockets that Python writes to

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from surefoot.distributed.consensus import Agreement
 from surefoot.distributed.world import World
 from surefoot.run.checkpointing import Saving
-from surefoot.run.signals import Signals, called
+from surefoot.run.signals import STOP, Signals
 from surefoot.train.timer import Deadline
 
 _ABOVE = 1 << 32  # every fingerprint of 32 bits
@@ -77,13 +77,13 @@ class Wishes:
         """Which signal ended the sitting, and on which rank where this is not the one that speaks."""
         if self.ended_by is None:
             return None
-        return called(self.ended_by) + (f" on rank {self.told_rank}" if self.told_rank else "")
+        return STOP[self.ended_by] + (f" on rank {self.told_rank}" if self.told_rank else "")
 
     @property
     def _own_signal(self) -> int:
         """The number of the signal that this rank has had, and in its remainder the rank: of all ranks the first is the largest."""
-        last = self.world.size - 1
-        return 0 if self.signals.stop is None else self.signals.stop * self.world.size + last - self.world.rank
+        from_last = self.world.size - 1 - self.world.rank
+        return 0 if self.signals.stop is None else self.signals.stop * self.world.size + from_last
 
     @property
     def _save_wanted(self) -> bool:

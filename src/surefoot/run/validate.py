@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from surefoot.config.batch_size import batching
-from surefoot.config.durations import planned, run_length
+from surefoot.config.durations import planned
 from surefoot.config.train_settings import TrainSettings, problems_of
 from surefoot.distributed.ddp import check_device
 from surefoot.distributed.world import device_called
@@ -42,7 +42,11 @@ def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | Non
     check("batch_size", by=lambda: batching(settings.batch_size, settings.micro_batch_size))
     check("length", by=lambda: _check_length(settings, schedule))
     check("trackers", by=lambda: tracker_names(settings.trackers))
-    check("activation_checkpointing", "checkpointed_blocks", by=lambda: _check_recomputation(settings))
+    if settings.activation_checkpointing != "off" or settings.checkpointed_blocks is not None:
+        from surefoot.train.activation_checkpointing import check_how
+
+        recomputed = settings.activation_checkpointing, settings.checkpointed_blocks
+        check("activation_checkpointing", "checkpointed_blocks", by=lambda: check_how(*recomputed))
     device: list[torch.device] = []
     check("device", by=lambda: device.append(device_called(settings.device)))
     for place in device:
@@ -53,14 +57,6 @@ def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | Non
         raise ConfigError("\n".join(problems))
 
 
-def _check_recomputation(settings: TrainSettings) -> None:
-    how, blocks = settings.activation_checkpointing, settings.checkpointed_blocks
-    if how != "off" or blocks is not None:
-        from surefoot.train.activation_checkpointing import check_how
-
-        check_how(how, blocks)
-
-
 def _check_length(settings: TrainSettings, schedule: Schedule | Joined | None) -> None:
     """Raise where the run is longer than can be counted, or too short for its schedule."""
     try:
@@ -69,7 +65,7 @@ def _check_length(settings: TrainSettings, schedule: Schedule | Joined | None) -
         return
     size = 1 if sizes.unit == "tokens" else sizes.batch_size
     length = planned(settings.length, samples_per_epoch=size * _MANY, batch_size=size)
-    known = run_length(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size) == length.steps
+    known = planned(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size).steps == length.steps
     if isinstance(schedule, Schedule | Joined) and known and "epoch" not in str(schedule.described()):
         schedule.resolved(length)
 
@@ -77,7 +73,6 @@ def _check_length(settings: TrainSettings, schedule: Schedule | Joined | None) -
 def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as they will be read from a checkpoint; `ConfigError` for what is no JSON."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps(dict(settings), allow_nan=False))
+        return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
     except (TypeError, ValueError) as problem:
         raise ConfigError(f"settings must be JSON, to be compared when the run goes on: {problem}") from problem
-    return found

@@ -15,8 +15,9 @@ from torch import nn
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.durations import Length
-from surefoot.config.intervals import Timetable
 from surefoot.config.parallel import Strategy
+from surefoot.config.train_settings import Timetable
+from surefoot.config.tree import flat
 from surefoot.data.pipeline import Supply
 from surefoot.distributed.world import World, deterministic_kernels
 from surefoot.errors import CheckpointError, ConfigError
@@ -25,10 +26,9 @@ from surefoot.tracking.console import Screen
 from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.channels_last import Layout
 from surefoot.train.compile import Compiling, compiled
-from surefoot.train.loop import State, Task
+from surefoot.train.loop import State, Task, sole_or_all
 from surefoot.train.run_identity import (
     differences,
-    flat,
     has_same_samples,
     refuse_another_length,
     refuse_differences,
@@ -175,8 +175,8 @@ class Components:
 
     def compile(self) -> None:
         """Have the models compiled for training."""
-        called = dict(self.task.ranks.through(compiled(self.state.models)))
-        self.task = replace(self.task, forward=called["model"] if list(called) == ["model"] else called)
+        called = self.task.ranks.through(compiled(self.state.models))
+        self.task = replace(self.task, forward=sole_or_all(called))
 
     @interprets
     def refuse_another_architecture(self, found: Contents) -> None:

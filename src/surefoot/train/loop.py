@@ -6,7 +6,7 @@ numbers and rates are computed from the step's number. Nothing in a step reads a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -49,6 +49,11 @@ class Task:
     factors: Factors  # step -> factor on each group's base rate
     settings: TrainSettings
     ranks: Ranks = field(default_factory=Alone)  # what a step shares with other processes
+
+
+def sole_or_all(named: Mapping[str, Any]) -> Any:
+    """What a loss is called with: the model where one stands alone, as "model"; else all of them by name."""
+    return named["model"] if list(named) == ["model"] else dict(named)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.mean import Mean
 from surefoot.train.components import Components
 from surefoot.train.evaluate import scored_by_batch
+from surefoot.train.loop import sole_or_all
 from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import preserved
 
@@ -52,10 +53,8 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
 
 def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
     """The loss of a batch of each rank, called with the plain models unless all ranks must gather their weights together."""
-    models = parts.state.models
-    plain = models["model"] if list(models) == ["model"] else models
     means = scored_by_batch(
-        parts.task.forward if parts.parallel.kind == "fsdp" else plain,
+        parts.task.forward if parts.parallel.kind == "fsdp" else sole_or_all(parts.state.models),
         [replace(batch, batch=deepcopy(batch.batch))],  # a loss may write into it
         score="loss",
         loss=parts.task.loss,

@@ -18,7 +18,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import clear
-from surefoot.train.loop import State, Step, Task, forward_backward
+from surefoot.train.loop import State, Step, Task, forward_backward, sole_or_all
 from surefoot.train.module_usage import Handed, Watch, Watched
 from surefoot.train.precision import Precision
 from surefoot.train.scratch import eagerly, preserved
@@ -108,8 +108,7 @@ def _passed(
     watch: Watch,
 ) -> list[str]:
     """Names of the trained parameters that got no gradient."""
-    handed: dict[str, Any] = {name: Handed(model, name, watch) for name, model in models.items()}
-    given = handed["model"] if list(handed) == ["model"] else handed
+    given = sole_or_all({name: Handed(model, name, watch) for name, model in models.items()})
     settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.ids))
     task = Task(given, Watched(loss, watch), 0, precision, factors=lambda _: 1.0, settings=settings)
     used: set[Tensor] = set()

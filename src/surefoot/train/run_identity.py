@@ -6,27 +6,13 @@ from typing import Any
 
 from surefoot.checkpoint.state_dict import shortened
 from surefoot.config.durations import Length
+from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.schedules.lr_schedule import Joined, Schedule
 
 Described = Mapping[str, Any]
 
 _WHICH_DATA = (".sha256", ".type", ".indices")  # ends of settings that say which data these are
-
-
-def flat(described: Described, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted keys.
-
-    >>> flat({"optimizer": {"lr": 0.1}, "seed": 0})
-    {'optimizer.lr': 0.1, 'seed': 0}
-    """
-    found: dict[str, Any] = {}
-    for key, value in described.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return found
 
 
 def differences(saved: Described, now: Described) -> list[str]:

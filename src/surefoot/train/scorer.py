@@ -20,7 +20,7 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.compile import Compiling
 from surefoot.train.evaluate import Split, evaluation_mode, scored, scored_by_batch
 from surefoot.train.evaluate import numbers as of_numbers
-from surefoot.train.loop import Loss, State
+from surefoot.train.loop import Loss, State, sole_or_all
 from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
 
@@ -129,7 +129,7 @@ class Scoring:
                 name: torch.compile(model, dynamic=False) for name, model in models.items()
             }
             models = self.callables
-        return models["model"] if list(models) == ["model"] else models
+        return sole_or_all(models)
 
 
 _BATCH_SIZE = 16  # where the split names none; changes no score

@@ -25,7 +25,7 @@ from surefoot.distributed.world import World
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.components import Components
-from surefoot.train.loop import Loss, State, Step, Task, forward_backward
+from surefoot.train.loop import Loss, State, Step, Task, forward_backward, sole_or_all
 from surefoot.train.precision import Precision
 from surefoot.train.scratch import eagerly, preserved
 from surefoot.train.step_watch import UNWATCHED, Watch
@@ -93,7 +93,7 @@ class StateCheck:
     def _changed_by_second_pass(self, loss: Loss, micro_batch: MicroBatch) -> list[str]:
         models, task = self.state.models, replace(self.task, loss=loss)
         if holders(self.state.parameters) is None:  # else all ranks gather weights together
-            task = replace(task, ranks=Alone(), forward=models["model"] if list(models) == ["model"] else models)
+            task = replace(task, ranks=Alone(), forward=sole_or_all(models))
         losses, after = [], []
         with preserved(models, loss, self.user_state, self.state.parameters) as put_back, eagerly():
             for _ in range(2):
@@ -123,7 +123,6 @@ def first_loss(
     None for a pass that fails: the first step says why. No gradient is computed, unless the loss takes one itself. Everything is
     put back as for `check_first_pass`. Of sharded models all ranks must make the pass: it gathers weights.
     """
-    named: Any = models["model"] if list(models) == ["model"] else dict(models)
     generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if precision.device.type == "cuda" else [])]
     sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
     with preserved(models, loss, user_state, ()), eagerly():
@@ -132,7 +131,7 @@ def first_loss(
             before = [state() for state in generators]
             try:
                 with torch.set_grad_enabled(gradients), precision.autocast():
-                    passed = loss(named, micro_batch.batch)
+                    passed = loss(sole_or_all(models), micro_batch.batch)
                 mean = passed[0] if isinstance(passed, tuple) else passed
                 value = float(torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach())
             except Exception:

@@ -10,8 +10,7 @@ from surefoot.data.order_build import planned_sizes
 from surefoot.errors import ConfigError
 from surefoot.memory import free_bytes, in_words, parsed_bytes
 from surefoot.models.layers import Dropout
-from surefoot.run.run import Run
-from surefoot.run.unchanged import unchanged
+from surefoot.run.run import Run, unchanged
 from surefoot.train import error_causes
 from surefoot.tune.batch_size_search import FoundBatch, Tried, chosen, searched
 from surefoot.tune.micro_batch_trial import ONE_VALUE, Trial

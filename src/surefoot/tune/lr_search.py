@@ -14,8 +14,7 @@ from torch import Tensor
 from surefoot.errors import ConfigError
 from surefoot.report.figures import COLOURS, drawing, write
 from surefoot.run.components import RunComponents
-from surefoot.run.run import Run
-from surefoot.run.unchanged import unchanged
+from surefoot.run.run import Run, unchanged
 from surefoot.train import error_causes
 from surefoot.train.loop import State, Step, forward_backward, update
 from surefoot.tune.lr_range_test import RangeTest, averaged, check_range, diverged, far, judged, written

@@ -21,7 +21,7 @@ from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear
 from surefoot.run.components import RunComponents
 from surefoot.tracking.format import shortened
-from surefoot.train.loop import Step, forward_backward, update
+from surefoot.train.loop import Step, forward_backward, sole_or_all, update
 from surefoot.train.scratch import timed_pass
 from surefoot.tune.batch_size_search import Tried
 
@@ -52,9 +52,8 @@ class Trial:
         self.parts, self.state, self.target = parts, parts.state, sizes
         self.task = replace(parts.task, factors=lambda _: 0.0)
         # compiled code is not seen where operators are counted; without it a step needs no less
-        models: Any = self.state.models["model"] if list(self.state.models) == ["model"] else self.state.models
         seen = parts.compiled and parts.device.type != "cuda"
-        self.measured_task = replace(self.task, forward=models) if seen else self.task
+        self.measured_task = replace(self.task, forward=sole_or_all(self.state.models)) if seen else self.task
         self.failed: Exception | None = None
         self.update_s: float | None = None
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
-from surefoot.recipes.optimizer_settings import Optimizer, RecipeSettings, Schedule
+from surefoot.config.train_settings import number
+from surefoot.recipes.optimizer_settings import RecipeSettings
+
+_COUNT = number("how many, or 0 for none", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +71,13 @@ class Config(RecipeSettings):
     evaluate_every: str = default("25%")
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
-    optimizer: Optimizer = setting(factory=Optimizer, identity=True, after="workers")
-    schedule: Schedule = setting(factory=Schedule, identity=True)
-    cloze_questions: int | None = setting(None, observer=True, after="check_state")
+    cloze_questions: int | None = setting(None, check=_COUNT, observer=True, after="check_state")
     """Questions of which of four pieces of held-out text really follows; 0 asks none. Absent: 200, where there is text for them."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
     """Files of multiple-choice questions to score too, each as NAME=FILE: hellaswag=hellaswag_val.jsonl."""
-    multiple_choice_questions: int = setting(500, observer=True)
+    multiple_choice_questions: int = setting(500, check=number("how many of a file, 1 or more", least=1), observer=True)
     """How many of each such file, the same at every evaluation; `surefoot evaluate RUN --on NAME=FILE` asks all."""
-    sample_tokens: int = setting(200, observer=True)
+    sample_tokens: int = setting(200, check=_COUNT, observer=True)
     """How many tokens a sample has; 0 shows none."""
     sample_prompt: str | None = setting(None, observer=True)
     """What a sample goes on from; absent: a line end, and "def " for the default text."""

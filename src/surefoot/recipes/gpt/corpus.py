@@ -17,6 +17,7 @@ TOKENIZER = "tokenizer.json"  # in the run's directory
 _LEAST_VOCABULARY = 257  # the bytes, and an end
 _VOCABULARY = 2048
 _GPT2_VOCABULARY = 50_257
+_CHARACTERS = 320  # of a text that is shown in words
 _LARGEST_BYTES = 200_000_000  # of a tokenizer's file: 33 MB are known
 _GPT2 = Path.home() / ".cache" / "surefoot" / "gpt2"
 
@@ -139,6 +140,12 @@ def saved_tokenizer(path: Path) -> Any:
         return sf.tokenizer_from_json(read_regular(path, limit=_LARGEST_BYTES).decode())
     except (sf.DataError, OSError, ValueError) as problem:
         raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
+
+
+def wrapped(text: str) -> str:
+    """The beginning of a text, in lines that fit a terminal."""
+    shown = text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} ..."
+    return "\n".join(shown[start : start + 92] for start in range(0, len(shown), 92))
 
 
 def beside(weights: Path) -> Path | None:

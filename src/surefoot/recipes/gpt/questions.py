@@ -1,5 +1,7 @@
 """Files of multiple-choice questions as splits, for recipes that train language models. Torch-free until it is used."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +56,7 @@ def question_split(
     if dataset.choices > 1:
         return sf.Split(dataset, scores=choice_accuracy, batch_size=batch_size, loss=False)
     derived = {"perplexity": sf.perplexity}
-    return sf.Split(dataset, scores=continuation_accuracy, batch_size=batch_size, loss=False, derived=derived)
+    return sf.Split(dataset, scores=_continuation_accuracy, batch_size=batch_size, loss=False, derived=derived)
 
 
 def questions_at_once(dataset: Any, *, vocabulary: int) -> int:
@@ -68,7 +70,7 @@ def choice_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
     return sf.choice_accuracy(model, batch, logits=_logits_at)
 
 
-def continuation_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
+def _continuation_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
     return sf.continuation_accuracy(model, batch, logits=_logits_at)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.recipes.describe_samples import text_in_words
 from surefoot.recipes.gpt import corpus as texts
 from surefoot.recipes.gpt import questions as asked_questions
 from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
@@ -51,9 +50,8 @@ def _checks(config: Config) -> list[Callable[[], Any]]:
         lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: config.check(config.schedule),
+        config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
-        lambda: _refuse_negative(config),
         lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
     ]
 
@@ -81,6 +79,10 @@ def build(config: Config) -> sf.Run:
         drawn = sf.generate.sample(model, prompt, **settings, seed=config.seed, end=tokenizer.end, caching=True)
         return str(tokenizer.decode(drawn))
 
+    def in_words(batch: Any) -> str:  # line ends as they are written in Python
+        inputs_BT, targets_BT = batch
+        return texts.wrapped(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
+
     def panels(model: Any) -> list[sf.TintedText]:
         return [tinted_held_out(model, found, context=context)]
 
@@ -91,8 +93,7 @@ def build(config: Config) -> sf.Run:
             derived={"perplexity": sf.perplexity, "bits_per_byte": bits_per_byte},
         )
     }
-    cloze = None if config.cloze_questions == 0 else _cloze(config, found)
-    if cloze is not None:
+    if config.cloze_questions != 0 and (cloze := _cloze(config, found)) is not None:
         splits["cloze"] = cloze
     chosen: dict[str, Any] = {"number": config.multiple_choice_questions, "seed": config.seed}
     for name, file in asked_questions.named(config.multiple_choice or ()).items():
@@ -106,7 +107,7 @@ def build(config: Config) -> sf.Run:
         evaluate=splits,
         sample_fn=sample if config.sample_tokens else None,
         panels_fn=panels,
-        describe_sample=text_in_words(tokenizer),
+        describe_sample=in_words,
         best=BEST,
         files={texts.TOKENIZER: tokenizer.to_json()},
         example="",
@@ -139,14 +140,6 @@ def outline(config: Config) -> sf.Run | None:
 def _loss(model: Any, batch: Any) -> Any:
     inputs_BT, targets_BT = batch
     return model(inputs_BT, loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, targets_BT))
-
-
-def _refuse_negative(config: Config) -> None:
-    for name, number in (("cloze_questions", config.cloze_questions), ("sample_tokens", config.sample_tokens)):
-        if number is not None and number < 0:
-            raise sf.ConfigError(f"{name} = {number}: how many, or 0 for none")
-    if (number := config.multiple_choice_questions) < 1:
-        raise sf.ConfigError(f"multiple_choice_questions = {number}: how many of a file, 1 or more")
 
 
 def network_shape(config: Config, *, vocabulary: int) -> Any:
@@ -199,30 +192,26 @@ def _accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
 
 def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
     """The scores of a trained model over whole files of questions, for `surefoot evaluate --on`; no training data are read."""
-    from surefoot.train.model_weights import load_weights  # imports torch
-
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
-    context = config.model.context
-    splits = {
-        name: asked_questions.question_split(name, path, tokenizer=tokenizer, context=context)
-        for name, path in on.items()
-    }
-    model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))
-    load_weights(model, checkpoint, device=config.device)
-    precision = config.precision  # auto: what the run has found
-    if precision == "auto":
-        precision = checkpoint.saved.described["precision"]
+    own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
+    splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}
+    model = _trained(config, tokenizer, checkpoint, device=config.device)
+    as_trained = checkpoint.saved.described["precision"] if config.precision == "auto" else config.precision
     for name, split in splits.items():
-        scores = sf.split_scores(model, split, device=config.device, precision=precision, seed=config.seed)
+        scores = sf.split_scores(model, split, device=config.device, precision=as_trained, seed=config.seed)
         yield from ((f"{name}/{score}", value) for score, value in scores.items())
 
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The texts with which a trained model goes on from the inputs, in pieces, for `surefoot predict`."""
+    tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
+    model, otherwise = _trained(config, tokenizer, checkpoint, device=asked.device), _prompt(config, tokenizer)
+    return continuations(model, tokenizer, inputs, asked, context=config.model.context, otherwise=otherwise)
+
+
+def _trained(config: Config, tokenizer: Any, checkpoint: Any, *, device: str) -> Any:
     from surefoot.train.model_weights import load_weights  # imports torch
 
-    tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))
-    load_weights(model, checkpoint, device=asked.device)
-    otherwise = _prompt(config, tokenizer)
-    return continuations(model, tokenizer, inputs, asked, context=config.model.context, otherwise=otherwise)
+    load_weights(model, checkpoint, device=device)
+    return model

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
 from surefoot.recipes.images.networks import Model
-from surefoot.recipes.optimizer_settings import Optimizer, RecipeSettings, Schedule
+from surefoot.recipes.optimizer_settings import RecipeSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,6 @@ class Config(RecipeSettings):
     data: Data = setting(factory=Data, identity=True)
     augmentation: Changes = setting(factory=Changes, identity=True)
     model: Model = setting(factory=Model, identity=True)
-    optimizer: Optimizer = setting(factory=Optimizer, identity=True, after="workers")
-    schedule: Schedule = setting(factory=Schedule, identity=True)
     channels_last: bool | Literal["auto"] = default(True)
 
 

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import surefoot as sf
 from surefoot.config import user_code
-from surefoot.config.tree import nearest
-from surefoot.errors import first_line
+from surefoot.config.tree import did_you_mean, nearest
+from surefoot.errors import first_line, refuse_all
 
 RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
+_KINDS = {"simple_cnn": "simple_cnn", **dict.fromkeys(RESNETS, "resnet")}
 _SMALL_SIDE = 64  # pixels, up to which a ResNet does not throw three quarters of its rows away at once
 _LAST_PIXEL = {"cifar": 8, "imagenet": 32}  # up to this side the last of a network's maps is one pixel
 _OWN: dict[str, dict[str, Any]] = {  # settings that are absent have these values, and are foreign to all other networks
@@ -40,18 +41,21 @@ class Model:
 def refuse_settings(model: Model) -> None:
     """Raise `ConfigError` for a network that is none, and for settings that are not its own or cannot be."""
     kind = _kind(model.name)
-    given = {name: getattr(model, name) for own in _OWN.values() for name in own}
-    problems = [
-        f"model.{name} = {value!r} is foreign to {model.name}"
-        for name, value in given.items()
-        if value is not None and name not in _OWN.get(kind, {})
-    ]
-    if model.width is not None and model.width < 1:
-        problems.append(f"model.width = {model.width}: channels of the first block, 1 or more")
-    if model.dropout is not None and not 0 <= model.dropout < 1:
-        problems.append(f"model.dropout = {model.dropout}: a fraction, at least 0 and below 1")
-    if problems:
-        raise sf.ConfigError("\n".join(problems))
+    foreign = [name for own in _OWN.values() for name in own if name not in _OWN.get(kind, {})]
+    refuse_all(
+        {
+            **{
+                f"model.{name} = {getattr(model, name)!r} is foreign to {model.name}": getattr(model, name) is not None
+                for name in foreign
+            },
+            f"model.width = {model.width}: channels of the first block, 1 or more": (
+                model.width is not None and model.width < 1
+            ),
+            f"model.dropout = {model.dropout}: a fraction, at least 0 and below 1": (
+                model.dropout is not None and not 0 <= model.dropout < 1
+            ),
+        }
+    )
 
 
 def recorded_name(model: Model, *, held: str | None = None) -> str:
@@ -76,18 +80,18 @@ def described(model: Model, name: str) -> dict[str, Any]:
 
 def digest(name: str) -> str | None:
     """Of a network of a file a hash of what is in it; None of others, and where the file is not there."""
-    return user_code.digest(_file(name)) if _kind(name) == "file" else None
+    return None if (file := file_of(name)) is None else user_code.digest(file)
 
 
 def file_of(name: str) -> Path | None:
     """The file of the user's own that holds a network; None if it is one of ours or timm's."""
-    return _file(name) if _kind(name) == "file" else None
+    return Path(name.rpartition(":")[0]) if _kind(name) == "file" else None
 
 
 def note_changed(name: str, *, was: str | None) -> None:
     """Print a note where the file of a network is not what it was when the run began; `was` is its `digest` then."""
-    if _kind(name) == "file":
-        user_code.note_changed(_file(name), was=was)
+    if (file := file_of(name)) is not None:
+        user_code.note_changed(file, was=was)
 
 
 def builder(model: Model, name: str, *, channels: int, classes: int, size: int) -> Callable[[], Any]:
@@ -134,21 +138,14 @@ def _own(model: Model, kind: str, *, size: int) -> dict[str, Any]:
 
 
 def _kind(name: str) -> str:
-    if name == "simple_cnn":
-        return name
-    if name in RESNETS:
-        return "resnet"
+    if name in _KINDS:
+        return _KINDS[name]
     if name.startswith("timm:"):
         return "timm"
     if name.rpartition(":")[0].endswith(".py"):
         return "file"
-    close = nearest(name, ["simple_cnn", *RESNETS])
-    meant = f"did you mean {close}?" if close else f"one of simple_cnn, {', '.join(RESNETS)}, timm:NAME, FILE.py:build"
-    raise sf.ConfigError(f"model.name = {name!r} is no network: {meant}")
-
-
-def _file(name: str) -> Path:
-    return Path(name.rpartition(":")[0])
+    choices = f"one of {', '.join(_KINDS)}, timm:NAME, FILE.py:build"
+    raise sf.ConfigError(f"model.name = {name!r} is no network: {did_you_mean(name, _KINDS, otherwise=choices)}")
 
 
 def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
@@ -166,14 +163,12 @@ def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
 
 
 def _of_file(name: str, shape: dict[str, Any]) -> Callable[[], Any]:
-    file, function = _file(name), name.rpartition(":")[2]
-    form = f"def {function}(channels, classes) -> nn.Module"
-    build = user_code.names_in(file, function=function, form=form)[function]
+    path, _, function = name.rpartition(":")
+    form = f"def {function}(channels, classes)"
+    build = user_code.names_in(Path(path), function=function, form=f"{form} -> nn.Module")[function]
     parameters = list(inspect.signature(build).parameters)
     if parameters and sorted(parameters) != sorted(shape):
-        raise sf.ConfigError(
-            f"{file}: {function} takes {', '.join(parameters)}; write def {function}(channels, classes), or without arguments"
-        )
+        raise sf.ConfigError(f"{path}: {function} takes {', '.join(parameters)}; write {form}, or without arguments")
     return lambda: build(**shape) if parameters else build()
 
 

@@ -1,7 +1,9 @@
 """Pictures that a trained classifier names: what a run keeps of its data, and what `surefoot predict` does with them."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -14,6 +16,8 @@ from surefoot.config.tree import type_problem
 FILE = "images.json"  # in the run's directory
 EXAMPLE = "example.png"  # likewise: one that was held out
 _DIGITS = 4  # of a probability, after the point
+_SIDE = 16  # lines of a picture in blocks
+_SHADES = " ░▒▓█"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,38 @@ def kept(run: Path) -> Kept:
             f"  if it is yours, copy it out of the run, and write its absolute path, without links, into {place}"
         )
     return Kept(**found)
+
+
+def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
+    """What describes an image by its shape and class, and draws it in blocks: dark where it is least, white where it is most.
+
+    >>> import torch
+    >>> print(picture_in_words(["no", "yes"])((torch.tensor([[[[0.0, 1.0], [0.5, 0.0]]]]), torch.tensor([1]))))
+    1 x 2 x 2, yes
+      ██
+    ▒▒
+    """
+
+    def described(batch: Any) -> str:
+        images_BCHW, labels_B = batch
+        image_HW = images_BCHW[0].float().mean(dim=0)
+        height, width = image_HW.shape
+        shape = " x ".join(str(size) for size in images_BCHW.shape[1:])
+        stride = max(1, -(-max(height, width) // _SIDE))
+        small = image_HW[::stride, ::stride]
+        finite = small[small.isfinite()]
+        low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
+        lines = ["".join(_shade(value, low, high) * 2 for value in row).rstrip() for row in small.tolist()]
+        return "\n".join([f"{shape}, {classes[int(labels_B[0])]}", *lines])
+
+    return described
+
+
+def _shade(value: float, low: float, high: float) -> str:
+    if not low <= value <= high:  # NaN, or infinity
+        return "?"
+    share = 0.0 if high == low else (value - low) / (high - low)
+    return _SHADES[min(int(share * len(_SHADES)), len(_SHADES) - 1)]
 
 
 def example(held_out: sf.Images | sf.ImageFiles) -> bytes:

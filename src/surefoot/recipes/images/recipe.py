@@ -12,12 +12,14 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.batch_size import batching
-from surefoot.recipes.describe_samples import picture_in_words
+from surefoot.errors import refuse_all
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
-from surefoot.recipes.images.config import BEST, MEANT_FOR, Changes, Config
+from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.images.predict import Predict
 from surefoot.recipes.optimizer_settings import checked, refuse_default_data
+
+_ARRAYS = ("crop_padding", "flip", "cutout", "randaugment", "magnitude")  # what is changed before images are a batch
 
 
 def check(config: Config) -> list[Any]:
@@ -26,14 +28,15 @@ def check(config: Config) -> list[Any]:
     from surefoot.losses.mixing import refuse_mixing
 
     changes = config.augmentation
+    wrong = f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1"
     return checked(
-        lambda: _augmentation(changes),
+        lambda: sf.Augmentation(**{name: getattr(changes, name) for name in _ARRAYS}),
         config.optimizer.spec,
         config.schedule.spec,
-        lambda: config.check(config.schedule),
+        config.check,
         lambda: networks.refuse_settings(config.model),
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
-        lambda: _refuse_smoothing(changes),
+        lambda: refuse_all({wrong: not 0 <= changes.label_smoothing < 1}),
         lambda: refuse_fraction(config.data.held_out_fraction),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
@@ -101,7 +104,7 @@ def build(config: Config) -> sf.Run:
         evaluate=splits,
         panels_fn=panels,
         best=BEST,
-        describe_sample=picture_in_words(names),
+        describe_sample=pictures.picture_in_words(names),
         files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: pictures.example(found.held_out)},
         example=None if config.out is None else str(Path(config.out) / pictures.EXAMPLE),
         about_data=_in_words(found, config.data.path),
@@ -112,11 +115,6 @@ def build(config: Config) -> sf.Run:
         },
         **config.run_settings(BEST),
     )
-
-
-def _augmentation(changes: Changes) -> sf.Augmentation:
-    own = ("crop_padding", "flip", "cutout", "randaugment", "magnitude")
-    return sf.Augmentation(**{name: getattr(changes, name) for name in own})
 
 
 def _in_words(found: sf.ImageSets, path: str | None) -> list[str]:
@@ -141,11 +139,6 @@ def _accuracy(logits_BK: Any, mixture: sf.Mixed) -> sf.Mean:
     return sf.Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
 
 
-def _refuse_smoothing(changes: Changes) -> None:
-    if not 0 <= changes.label_smoothing < 1:
-        raise sf.ConfigError(f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1")
-
-
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
     """The files of the user's own that a run is built again with; each with the hash that the run noted of it last, if it did."""
     kept = pictures.kept(run) if (run / pictures.FILE).is_file() else None
@@ -161,8 +154,8 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
 
     data = pictures.kept(run)
     networks.note_changed(data.network, was=data.sha256)
-    shape = {"channels": data.channels, "classes": len(data.classes), "size": data.size}
-    model = networks.builder(config.model, data.network, **shape)()
+    classes = len(data.classes)
+    model = networks.builder(config.model, data.network, channels=data.channels, classes=classes, size=data.size)()
     load_weights(model, checkpoint, device=asked.device)
     layout(config.channels_last is True, [model])
     return pictures.named(model, data, inputs, asked)

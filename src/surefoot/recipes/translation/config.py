@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
+from surefoot.config.train_settings import number
 from surefoot.recipes.optimizer_settings import Optimizer, RecipeSettings, Schedule
+
+_ONE_OR_MORE = number("1 or more", least=1)
+_FRACTION = number("a fraction, at least 0 and below 1", least=0, below=1, kind=int | float)
+_FROM_ZERO = number("a number from 0 on", least=0, kind=int | float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,20 +96,20 @@ class Config(RecipeSettings):
     ema: float | None = default(0.99)
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
-    optimizer: Optimizer = setting(factory=Optimizer, identity=True, after="workers")
+    optimizer: Optimizer = default(Optimizer())
     """Absent betas of adamw are (0.9, 0.98) here, as Vaswani et al. 2017 have them, and an absent weight decay is 0."""
-    schedule: Schedule = setting(factory=lambda: Schedule(name="inverse-sqrt", warmup="10%"), identity=True)
-    label_smoothing: float = setting(0.1, identity=True, after="check_state")
+    schedule: Schedule = default(Schedule(name="inverse-sqrt", warmup="10%"))
+    label_smoothing: float = setting(0.1, check=_FRACTION, identity=True, after="check_state")
     """How much of each target's probability all tokens share while training; scores are without it."""
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
     """Which score of the held-out part makes a checkpoint the best."""
-    beam: int = setting(5, observer=True, after="label_smoothing")
+    beam: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing")
     """Hypotheses kept open when the test part is translated; 1 is greedy search."""
-    validation_beam: int = setting(1, observer=True)
+    validation_beam: int = setting(1, check=_ONE_OR_MORE, observer=True)
     """The same for the held-out part while training; greedy search is several times faster."""
-    length_penalty: float = setting(1.0, observer=True)
+    length_penalty: float = setting(1.0, check=_FROM_ZERO, observer=True)
     """0 prefers short translations; the larger, the longer."""
-    validation_pairs: int | None = setting(None, observer=True)
+    validation_pairs: int | None = setting(None, check=_ONE_OR_MORE, observer=True)
     """How many of the held-out pairs are scored while training. Absent: all."""
 
 

@@ -161,23 +161,13 @@ def promised_vocabulary(vocabulary: int | None) -> int:
     return _VOCABULARY if vocabulary is None else vocabulary
 
 
-def refuse_small_vocabulary(vocabulary: int | None) -> None:
-    """Raise `ConfigError` for a vocabulary that has no room for all bytes."""
-    if vocabulary is not None and vocabulary < sf.SubwordTokenizer.least:
-        raise sf.ConfigError(
-            f"data.vocabulary = {vocabulary}: subwords need {sf.SubwordTokenizer.least} tokens at least, all bytes and three more"
-        )
-
-
 def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     """The tokenizers of both sides, trained on what is trained on."""
     trained = partial(sf.SubwordTokenizer.trained, vocabulary=promised_vocabulary(data.vocabulary), kind=data.tokenizer)
     sides = [[pair[side] for pair in pairs] for side in (0, 1)]
     if data.shared:
-        both = trained([*sides[0], *sides[1]])
-        return both, both
-    first, second = (trained(side) for side in sides)
-    return first, second
+        return (trained([*sides[0], *sides[1]]),) * 2
+    return trained(sides[0]), trained(sides[1])
 
 
 def smoothed(label_smoothing: float) -> Any:
@@ -185,10 +175,9 @@ def smoothed(label_smoothing: float) -> Any:
 
     def loss(model: Any, batch: Any) -> Any:
         source_BS, target_BT = batch
-        targets_BT = target_BT[:, 1:]
 
         def of_hidden(hidden_BTC: Any, head_VC: Any) -> Any:
-            hidden, targets = _real(hidden_BTC, targets_BT)
+            hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
             return sf.linear_cross_entropy(
                 hidden, head_VC, targets, ignore_index=PADDING, label_smoothing=label_smoothing
             )
@@ -212,8 +201,7 @@ def of_tokens(model: Any, batch: Any) -> dict[str, sf.Mean]:
             "accuracy": sf.Mean(right, real.sum()),
         }
 
-    scores: dict[str, sf.Mean] = model(source_BS, target_BT[:, :-1], loss=of_hidden)
-    return scores
+    return dict(model(source_BS, target_BT[:, :-1], loss=of_hidden))
 
 
 def targets_of(batch: Any) -> int:

@@ -1,5 +1,7 @@
 """What a trained encoder-decoder says: translations of sentences, how good they are, and `surefoot predict`."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

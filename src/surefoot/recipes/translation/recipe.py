@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.recipes.describe_samples import pair_in_words
-from surefoot.recipes.gpt.corpus import saved
+from surefoot.errors import refuse_all
+from surefoot.recipes.gpt.corpus import saved, wrapped
 from surefoot.recipes.optimizer_settings import Optimizer, checked, refuse_default_data
 from surefoot.recipes.translation import corpus as texts
 from surefoot.recipes.translation.config import MEANT_FOR, Config
@@ -30,10 +30,9 @@ def check(config: Config) -> list[Any]:
 def _checks(config: Config) -> list[Callable[[], Any]]:
     return [
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
-        lambda: _as_usual(config.optimizer).spec(),
+        _as_usual(config.optimizer).spec,
         config.schedule.spec,
-        lambda: config.check(config.schedule),
-        lambda: texts.refuse_small_vocabulary(config.data.vocabulary),
+        config.check,
         lambda: _refuse_wrong(config),
     ]
 
@@ -76,6 +75,12 @@ def build(config: Config) -> sf.Run:
         lines = zip(some, translated(model, [one for one, _ in some], at_end), strict=True)
         return "\n".join(f"{one}\n  meant: {other}\n  said:  {answer}" for (one, other), answer in lines)
 
+    def in_words(batch: Any) -> str:
+        source, target = (
+            kind.decode(side[0].tolist()) for kind, side in zip((found.source, found.target), batch, strict=True)
+        )
+        return f"{wrapped(source)}\n  -> {wrapped(target)}"
+
     def panels(model: Any) -> list[sf.Examples]:
         return [shown(model, scored, while_training, language=config.data.target)]
 
@@ -93,7 +98,7 @@ def build(config: Config) -> sf.Run:
         evaluate=splits,
         sample_fn=sample,
         panels_fn=panels,
-        describe_sample=pair_in_words(found.source, found.target),
+        describe_sample=in_words,
         best=best,
         files=found.files,
         example=scored[0][0],
@@ -159,26 +164,20 @@ def _as_usual(optimizer: Optimizer) -> Optimizer:
 
 
 def _refuse_wrong(config: Config) -> None:
-    """Raise one `ConfigError` for all settings of this recipe's own that cannot be."""
-    data, problems = config.data, []
-    if data.source == data.target:
-        problems.append(f"data.source and data.target are both {data.source!r}: name two languages")
-    for name, number, least in (
-        ("beam", config.beam, 1),
-        ("validation_beam", config.validation_beam, 1),
-        ("validation_pairs", config.validation_pairs, 1),
-        ("data.phrases", data.phrases, 100),
-        ("data.max_source", data.max_source, 2),
-        ("data.max_target", data.max_target, 2),
-    ):
-        if number is not None and number < least:
-            problems.append(f"{name} = {number}: {least} or more")
-    for name, most in (("data.max_source", data.max_source), ("data.max_target", data.max_target)):
-        if most > config.model.context:
-            problems.append(f"{name} = {most} is more than model.context = {config.model.context}")
-    if not 0 <= config.label_smoothing < 1:
-        problems.append(f"label_smoothing = {config.label_smoothing}: a fraction, at least 0 and below 1")
-    if not 0 <= config.length_penalty < float("inf"):
-        problems.append(f"length_penalty = {config.length_penalty}: a number from 0 on")
-    if problems:
-        raise sf.ConfigError("\n".join(problems))
+    """Raise one `ConfigError` for all settings of this recipe's data that cannot be."""
+    data, context, least = config.data, config.model.context, sf.SubwordTokenizer.least
+    sides = {"data.max_source": data.max_source, "data.max_target": data.max_target}
+    refuse_all(
+        {
+            f"data.vocabulary = {data.vocabulary}: subwords need {least} tokens at least, all bytes and three more": (
+                data.vocabulary is not None and data.vocabulary < least
+            ),
+            f"data.source and data.target are both {data.source!r}: name two languages": data.source == data.target,
+            f"data.phrases = {data.phrases}: 100 or more": data.phrases < 100,
+            **{f"{name} = {most}: 2 or more": most < 2 for name, most in sides.items()},
+            **{
+                f"{name} = {most} is more than model.context = {context}": most > context
+                for name, most in sides.items()
+            },
+        }
+    )
