@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from surefoot.report.charts import Chart
     from surefoot.report.series import ReportedRun
 
+_DRAWN = 8  # charts of the picture
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -75,7 +77,7 @@ def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
         from surefoot.report.series import read_reported_run
 
         charts, title = _charts([read_reported_run(run) for run in runs])
-        for file in draw(charts, target.with_suffix(""), title=title):
+        for file in draw(charts[:_DRAWN], target.with_suffix(""), title=title):
             print(f"written: {file}")
 
 

@@ -44,7 +44,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over steps. `scale` "auto" is logarithmic where the largest value would flatten all others; `zero` shows 0 too."""
+    """Lines over steps. `scale` "auto" is logarithmic where the largest value would flatten all others; `zero` shows 0 too.
+
+    `within` are the least and the largest value that are shown, where those of the points are not.
+    """
 
     name: str  # of the chart, unlike all others of a page
     title: str
@@ -57,6 +60,8 @@ class Chart:
     zero: bool = False
     note: str = ""
     wide: bool = False
+    x_name: str = "step"
+    within: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,8 @@ def axes(chart: Chart) -> tuple[Axis, Axis] | None:
 
 
 def _vertical(chart: Chart, values: list[float]) -> Axis:
+    if chart.within is not None:
+        return Axis(*chart.within, unit=chart.unit)
     low, high = values[0], values[-1]
     positive = low > 0
     wanted = chart.scale == "log" or (
