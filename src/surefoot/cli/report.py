@@ -86,10 +86,10 @@ def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
         from surefoot.report.run_charts import charts
 
         return charts(runs[0]), runs[0].files.name
-    from surefoot.report.several_runs import overlaid
+    from surefoot.report.several_runs import page_values
 
-    held = overlaid(runs, ["silent"] * len(runs), stretches=150)
-    return held.overlaid, held.title
+    shown = page_values(runs, stretches=150)
+    return shown["overlaid"], shown["title"]
 
 
 def _could_have_panels(run: Path) -> bool:

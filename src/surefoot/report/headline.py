@@ -49,10 +49,6 @@ def state_of(run: ReportedRun, *, running: bool) -> State:
     return "silent"
 
 
-def words_of(state: State) -> str:
-    return "not running" if state == "silent" else state
-
-
 def headline(run: ReportedRun) -> Headline | None:
     """The score that the run watches, or else its first loss, its first score, or the training loss; None without records."""
     scores = {name: curve for name, curve in run.recorded.scores.items() if curve.last is not None}
@@ -92,7 +88,7 @@ def verdict(run: ReportedRun, state: State) -> str:
 def _how_it_ended(run: ReportedRun, state: State) -> str:
     made = f"{run.recorded.last_step:,}"
     of = "" if run.files.planned_steps is None else f" of {run.files.planned_steps:,}"
-    event = run.recorded.over
+    event, crashes = run.recorded.over, run.files.crashes
     match state:
         case "finished":
             return f"finished: {made} steps"
@@ -104,14 +100,12 @@ def _how_it_ended(run: ReportedRun, state: State) -> str:
         case "diverged":
             return f"diverged at step {made}{of}"
         case "failed":
-            error = event.partition(":")[2].strip() if event is not None else _error(run)
+            error = (event or "").partition(":")[2].strip()
+            if event is None and crashes:
+                error = str(crashes[0].get("error", "")).partition("\n")[0]
             return f"failed at step {made}{of}" + (f": {error[:200]}" if error else "")
         case "silent":
             return f"ended at step {made}{of} without a word: killed, or its machine went away"
-
-
-def _error(run: ReportedRun) -> str:
-    return str(run.files.crashes[0].get("error", "")).partition("\n")[0] if run.files.crashes else ""
 
 
 def _headline(name: str, curve: Curve, direction: str) -> Headline:

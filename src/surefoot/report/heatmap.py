@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
+import numpy as np
+
 from surefoot.report.charts import Unit, on_axis, written
 from surefoot.tracking.record import Record
 
@@ -24,22 +26,16 @@ _Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 
 @dataclass(frozen=True)
-class Row:
-    """One layer: its name, its last value, and all of them in words."""
-
-    name: str
-    last: str
-    title: str
-
-
-@dataclass(frozen=True)
 class HeatMap:
-    """What the page shows: rows, the picture as a data address, steps below it, and the scale of its colours."""
+    """What the page shows: rows, the picture as a data address, steps below it, and the scale of its colours.
+
+    Of each row its name, its last value, and all of its values in words.
+    """
 
     name: str
     title: str
     note: str
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[str, str, str], ...]
     picture: str
     steps: tuple[str, ...]
     scale: tuple[str, ...]  # values at even distances along the colours
@@ -116,14 +112,14 @@ def grouped(names: Sequence[str], *, most: int = ROWS) -> dict[str, list[str]]:
     return dict(list(groups.items())[:most])
 
 
-def _row(name: str, values: Sequence[float | None], steps: Sequence[int], unit: Unit) -> Row:
+def _row(name: str, values: Sequence[float | None], steps: Sequence[int], unit: Unit) -> tuple[str, str, str]:
     known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     if not known:
-        return Row(name, "", name)
+        return name, "", name
     finite = [value for _, value in known if math.isfinite(value)]
     last = written(known[-1][1], unit) if unit != "number" else f"{known[-1][1]:.2g}".replace("e-0", "e-")
     between = f", between {written(min(finite), unit)} and {written(max(finite), unit)}" if finite else ""
-    return Row(name, last, f"{name}: {written(known[-1][1], unit)} at step {known[-1][0]:,}{between}")
+    return name, last, f"{name}: {written(known[-1][1], unit)} at step {known[-1][0]:,}{between}"
 
 
 def _cell(value: float | None, low: float, high: float, logarithmic: bool) -> int:
@@ -138,13 +134,10 @@ def _cell(value: float | None, low: float, high: float, logarithmic: bool) -> in
 
 
 def _palette() -> list[tuple[int, int, int, int]]:
-    anchors = [tuple(int(text[first : first + 2], 16) for first in (1, 3, 5)) for text in CIVIDIS]
-    colours = []
-    for index in range(_COLOURS):
-        before, part = divmod(index / (_COLOURS - 1) * (len(anchors) - 1), 1)
-        pairs = zip(anchors[int(before)], anchors[min(int(before) + 1, len(anchors) - 1)], strict=True)
-        red, green, blue = (round(low + part * (high - low)) for low, high in pairs)
-        colours.append((red, green, blue, 255))
+    anchors = np.array([[int(text[first : first + 2], 16) for first in (1, 3, 5)] for text in CIVIDIS])
+    places = np.linspace(0, len(anchors) - 1, _COLOURS)
+    channels = [np.interp(places, range(len(anchors)), channel).round().astype(int).tolist() for channel in anchors.T]
+    colours = [(*colour, 255) for colour in zip(*channels, strict=True)]
     return [*colours, (0, 0, 0, 0), (213, 94, 0, 255)]
 
 
@@ -202,8 +195,8 @@ class Layers:
         rows: dict[str, Sequence[float | None]] = {}
         for group, members in grouped(names).items():
             columns = [[table[kind][name] for name in members if name in table[kind]] for table in self.tables]
-            together = _norm if kind == "gradient_norm" else _largest
-            rows[group] = [together(values) if values else None for values in columns]
+            together = math.hypot if kind == "gradient_norm" else _largest
+            rows[group] = [together(*values) if values else None for values in columns]
         return rows
 
 
@@ -217,17 +210,13 @@ def _numbers(held: Any) -> dict[str, float]:
 def _larger(one: _Table, other: _Table) -> _Table:
     return {
         kind: {
-            name: _largest([held[name] for held in (one[kind], other[kind]) if name in held])
+            name: _largest(*(held[name] for held in (one[kind], other[kind]) if name in held))
             for name in {**one[kind], **other[kind]}
         }
         for kind in one
     }
 
 
-def _largest(values: Sequence[float]) -> float:
+def _largest(*values: float) -> float:
     strange = [value for value in values if not math.isfinite(value)]
     return strange[0] if strange else max(values)
-
-
-def _norm(values: Sequence[float]) -> float:
-    return math.hypot(*values)

@@ -65,7 +65,6 @@ class Recorded:
     count: int = 0
     left_s: float | None = None
     over: str | None = None  # the last event, where nothing came after it
-    left_out: int = 0  # curves
 
     def add(self, record: Record) -> None:
         self.count += 1
@@ -122,7 +121,6 @@ class Recorded:
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
         if name not in curves:
             if len(curves) >= _MOST_CURVES:
-                self.left_out += 1
                 return
             curves[name] = Curve()
         curves[name].add(step, value)
