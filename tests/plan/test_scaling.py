@@ -23,7 +23,7 @@ from rank_processes import Ranks
 from surefoot.distributed.blocks import blocks_of
 from surefoot.distributed.world import joined, on_paper
 from surefoot.memory import tensor_bytes
-from surefoot.plan import memory_model, network_model
+from surefoot.plan import cluster, network_model
 from surefoot.plan.meta_pass import dry_pass
 from surefoot.plan.network_model import Machine
 from surefoot.plan.workload import Spread, Weight, Workload, units, workload
@@ -98,7 +98,7 @@ def test_one_process_holds_what_was_computed(name: str) -> None:
             sf.forward_backward(step)
             gradients = tensor_bytes(held.grad for held in run.state.parameters if held.grad is not None)
             sf.update(step)
-    found = memory_model.memory(
+    found = cluster.memory(
         work_of(optimizer=SPECS[name], ema=None if name == "schedule-free" else 0.9), Spread("none", 1), micro_batches=1
     )
     model, average = run.state.models["model"], run.state.averages["model"].model
@@ -195,7 +195,7 @@ def test_ranks_hold_and_send_what_was_computed(size: int, ranks: Ranks) -> None:
     measured = ranks.each(size, one_step, [dict(zip(names, case, strict=True)) for case in CASES[size]])
     for (kind, micro_batches, settings), case in zip(CASES[size], measured, strict=True):
         spread = Spread(kind, size, **settings)
-        found = memory_model.memory(work, spread, micro_batches=micro_batches)
+        found = cluster.memory(work, spread, micro_batches=micro_batches)
         first = case[0]  # which holds most rows
         computed = {"parameters": found.parameters, "gradients": found.gradients, "optimizer": found.optimizer}
 
@@ -214,7 +214,7 @@ def test_more_ranks_never_need_more_memory(settings: dict[str, Any]) -> None:
 
 def held_bytes(work: Workload, spread: Spread) -> int:
     """What stays; buffers for the exchange are padded to the number of ranks."""
-    found = memory_model.memory(work, spread, micro_batches=2)
+    found = cluster.memory(work, spread, micro_batches=2)
     return found.parameters + found.gradients + found.optimizer + found.averages + found.updating
 
 
@@ -223,7 +223,7 @@ def test_each_way_to_save_memory_saves_some(micro_batches: int) -> None:
     work, plain = work_of(), Spread("fsdp", 6, synchronise="every")
 
     def total(spread: Spread) -> int:
-        return memory_model.memory(work, spread, micro_batches=micro_batches).total
+        return cluster.memory(work, spread, micro_batches=micro_batches).total
 
     assert total(plain) < total(replace(plain, reshard=False))
     assert total(plain) < total(replace(plain, replicas=2)) < total(replace(plain, replicas=3))
@@ -234,8 +234,8 @@ def test_each_way_to_save_memory_saves_some(micro_batches: int) -> None:
 
 def test_what_is_offloaded_is_in_the_hosts_memory() -> None:
     work, plain = work_of(ema=0.9), Spread("fsdp", 2)
-    there = memory_model.memory(work, plain, micro_batches=1)
-    away = memory_model.memory(work, replace(plain, offload=True), micro_batches=1)
+    there = cluster.memory(work, plain, micro_batches=1)
+    away = cluster.memory(work, replace(plain, offload=True), micro_batches=1)
     assert away.host == there.parameters + there.gradients + there.optimizer + there.averages
     assert away.parameters + away.gradients + away.optimizer + away.averages == 0
 

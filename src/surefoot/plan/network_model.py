@@ -1,7 +1,8 @@
 """How many bytes a GPU sends in a step under a strategy, beside which pass, and how long the step takes."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from surefoot.plan.workload import Spread, Workload
@@ -21,6 +22,7 @@ class Machine:
     bandwidth: float
     node_bandwidth: float
     node_size: int = 8
+    origins: Mapping[str, str] = field(default_factory=dict)  # of each number, where it comes from
 
 
 def ring_gathered(number: float, ranks: int) -> float:
