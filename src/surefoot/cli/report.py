@@ -65,10 +65,11 @@ def report(arguments: list[str]) -> None:
 
 
 def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
-    from surefoot.report.write import page_of, target_of, write
+    from surefoot.report.figures import write_file
+    from surefoot.report.write import page_of, target_of
 
     target = target_of(runs, out)
-    write(page_of(runs), target)
+    write_file(target, page_of(runs).encode())
     print(f"written: {target}")
     if len(runs) == 1 and _could_have_panels(runs[0]):
         print(f"note: without panels of what the model does, which surefoot evaluate {runs[0]} --panels makes")

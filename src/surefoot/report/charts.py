@@ -79,15 +79,11 @@ class Axis:
         >>> Axis(0.0, 8.0).place(2.0), Axis(1.0, 100.0, logarithmic=True).place(10.0), Axis(0.0, 1.0).place(7.0)
         (0.25, 0.5, 1.0)
         """
-        if self.logarithmic:
-            from math import log
-
-            if value <= 0:
-                return 0.0
-            found = log(value / self.low) / log(self.high / self.low)
+        if not self.logarithmic:
+            part = (value - self.low) / (self.high - self.low)
         else:
-            found = (value - self.low) / (self.high - self.low)
-        return min(1.0, max(0.0, found))
+            part = math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else 0.0
+        return min(1.0, max(0.0, part))
 
 
 _FLATTENED = 30.0  # times the median: what is so large takes an even scale's room from all others
@@ -109,13 +105,10 @@ def axes(chart: Chart) -> tuple[Axis, Axis] | None:
     values = sorted(y for _, y in points)
     if not steps:
         return None
-    left, right = min(steps), max(steps)
-    if chart.x_scale == "log":
-        horizontal = Axis(left, right if right > left else 2 * left, logarithmic=True)
-    else:
-        left = max(0.0, chart.x_from)
-        horizontal = Axis(left, right if right > left else left + 1)
-    return horizontal, _vertical(chart, values)
+    logarithmic, right = chart.x_scale == "log", max(steps)
+    left = min(steps) if logarithmic else max(0.0, chart.x_from)
+    beyond = 2 * left if logarithmic else left + 1
+    return Axis(left, right if right > left else beyond, logarithmic), _vertical(chart, values)
 
 
 def _vertical(chart: Chart, values: list[float]) -> Axis:

@@ -41,7 +41,9 @@ def made(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise _refused(directory, problem) from problem
+        raise ConfigError(
+            f"cannot write to {directory}: {problem.strerror}\n  choose another place: --out PATH"
+        ) from problem
     return directory
 
 
@@ -50,27 +52,25 @@ def write(figure: Any, path: Path) -> list[Path]:
 
     The directory is made where it is missing. Raises `ConfigError` where a file cannot be written.
     """
-    pictures = {kind: _rendered(figure, kind) for kind in _WITHOUT_DATE}
-    files = []
+    if not path.name:
+        raise ConfigError(f"cannot write to {path}: it has no name\n  choose another place: --out PATH")
+    pictures = {}
+    for kind, metadata in _WITHOUT_DATE.items():
+        rendered = BytesIO()
+        figure.savefig(rendered, format=kind, dpi=_DPI, metadata=metadata)
+        pictures[kind] = rendered.getvalue()
+    return [write_file(path.with_name(f"{path.name}.{kind}"), picture) for kind, picture in pictures.items()]
+
+
+def write_file(path: Path, content: bytes) -> Path:
+    """Write a file so that it is there whole or not at all, and return its path; `ConfigError` where that cannot be."""
     try:
-        made(path.parent)
-        for kind, picture in pictures.items():
-            files.append(path.with_name(f"{path.name}.{kind}"))
-            write_whole(files[-1], picture)
-    except (OSError, ValueError) as problem:  # ValueError: no name at all
-        raise _refused(path, problem) from problem
-    return files
-
-
-def _refused(path: Path, problem: Exception) -> ConfigError:
-    why = problem.strerror if isinstance(problem, OSError) else problem
-    return ConfigError(f"cannot write to {path}: {why}\n  choose another place: --out PATH")
-
-
-def _rendered(figure: Any, kind: str) -> bytes:
-    held = BytesIO()
-    figure.savefig(held, format=kind, dpi=_DPI, metadata=_WITHOUT_DATE[kind])
-    return held.getvalue()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    except (OSError, ValueError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise ConfigError(f"cannot write to {path}: {why}\n  choose another place: --out PATH") from problem
+    return path
 
 
 _WIDTH, _DPI = 10.0, 100  # inches: 1,000 pixels

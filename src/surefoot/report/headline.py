@@ -125,8 +125,7 @@ def _moved(found: Headline, curve: Curve, *, running: bool) -> list[str]:
         return [f"{found.name} {reached} and is {written(first)} again, as at step {first_step:,}"]
     if first == found.last:
         return [f"{found.name} is {written(first)} as at step {first_step:,}"]
-    verb = "fell" if found.last < first else "rose"
-    told = [f"{found.name} {verb} from {written(first)} to {written(found.last)}"]
+    told = [f"{found.name} {'fell' if found.last < first else 'rose'} from {written(first)} to {written(found.last)}"]
     if not found.best_is_last and found.name != "training loss":
         told[0] += f" (best {written(found.best)} at step {found.best_step:,})"
     trend = _trend(found, curve)
@@ -155,5 +154,4 @@ def _trend(found: Headline, curve: Curve) -> str:
     if abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late):
         return "level"
     verb = "falling" if change < 0 else "rising"
-    better = (change < 0) == (found.direction == "min")
-    return f"still {verb}" if better else verb
+    return f"still {verb}" if (change < 0) == (found.direction == "min") else verb

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.report.charts import Unit, on_axis, written
+from surefoot.report.charts import Axis, Unit, on_axis, written
 from surefoot.tracking.record import Record
 
 ROWS = 48
@@ -67,7 +67,8 @@ def heat_map(
     low, high = (min(known), max(known)) if logarithmic else (0.0, max(known) or 1.0)
     if logarithmic and high < 1.01 * low:
         low, high = low / 2, high * 2
-    cells = [[_cell(value, low, high, logarithmic) for value in row] for row in table.values()]
+    axis = Axis(low, high, logarithmic)
+    cells = [[_cell(value, axis) for value in row] for row in table.values()]
     between = [place / 4 for place in range(5)]
     scale = [low * (high / low) ** part if logarithmic else low + (high - low) * part for part in between]
     places = sorted({0, len(steps) // 2, len(steps) - 1})
@@ -101,9 +102,8 @@ def grouped(names: Sequence[str], *, most: int = ROWS) -> dict[str, list[str]]:
     >>> grouped(["a.0.weight", "a.0.bias", "a.1.weight", "head"], most=3)
     {'a.0': ['a.0.weight', 'a.0.bias'], 'a.1': ['a.1.weight'], 'head': ['head']}
     """
-    deepest = max((name.count(".") for name in names), default=0) + 1
     groups: dict[str, list[str]] = {}
-    for depth in range(deepest, 0, -1):
+    for depth in range(max((name.count(".") for name in names), default=0) + 1, 0, -1):
         groups = {}
         for name in names:
             groups.setdefault(".".join(name.split(".")[:depth]), []).append(name)
@@ -122,15 +122,10 @@ def _row(name: str, values: Sequence[float | None], steps: Sequence[int], unit: 
     return name, last, f"{name}: {written(known[-1][1], unit)} at step {known[-1][0]:,}{between}"
 
 
-def _cell(value: float | None, low: float, high: float, logarithmic: bool) -> int:
+def _cell(value: float | None, axis: Axis) -> int:
     if value is None:
         return _MISSING
-    if not math.isfinite(value):
-        return _STRANGE
-    if logarithmic and value <= 0:
-        return 0
-    part = math.log(value / low) / math.log(high / low) if logarithmic else (value - low) / (high - low)
-    return min(_COLOURS - 1, max(0, round(part * (_COLOURS - 1))))
+    return round(axis.place(value) * (_COLOURS - 1)) if math.isfinite(value) else _STRANGE
 
 
 def _palette() -> list[tuple[int, int, int, int]]:
@@ -201,10 +196,10 @@ class Layers:
 
 
 def _numbers(held: Any) -> dict[str, float]:
-    if not isinstance(held, dict):
-        return {}
-    numbers = {name: value for name, value in held.items() if not isinstance(value, bool)}
-    return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+    named = held.items() if isinstance(held, dict) else ()
+    return {
+        name: float(value) for name, value in named if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def _larger(one: _Table, other: _Table) -> _Table:

@@ -62,8 +62,7 @@ class Watched:
         with self.lock:
             seen = tuple(_signature(place) for place in self.places)
             if seen != self.seen:
-                page = page_of(self.places, script=_SCRIPT, policy=_POLICY)
-                self.page = page.encode()
+                self.page = page_of(self.places, script=_SCRIPT, policy=_POLICY).encode()
                 self.tag = f'"{hashlib.sha256(repr(seen).encode()).hexdigest()[:16]}"'
                 self.seen = seen
             return self.page, self.tag
@@ -118,8 +117,7 @@ def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
         raise ConfigError(
             f"cannot serve on {HERE}:{port}: {problem.strerror or problem}\n  choose another --port, or none for a free one"
         ) from problem
-    number = server.server_address[1]
-    allowed = {f"{name}:{number}" for name in (HERE, "localhost")}
+    allowed = {f"{name}:{server.server_address[1]}" for name in (HERE, "localhost")}
     return server
 
 

@@ -83,7 +83,7 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     trained, counted = spent["training"] + spent["waiting"], recorded.targets - recorded.starting_targets
     if counted > 0 and trained > 0:
         row.append(("targets a second", written(float(f"{counted / trained:.3g}")), "while training"))
-    resumed = sum(event.kind == "resumed" for event in recorded.events)
+    resumed = sum(event.resumed for event in recorded.events)
     if resumed:
         row.append(("resumed", "once" if resumed == 1 else f"{resumed:,} times", ""))
     if recorded.skipped:

@@ -61,13 +61,12 @@ def tinted_by_loss(
         held += 0.0 if loss is None else max(loss, 0.0)  # in this order, which lets pass what is not a number
         text = tokenizer.decode(tokens[: place + 1])
         if len(text) > done and whole.startswith(text):  # no character is begun and not ended
-            number = held if place and math.isfinite(held) else None
-            pieces.append((text[done:], number))
+            pieces.append((text[done:], held if place and math.isfinite(held) else None))
             done, held = len(text), 0.0
     if done < len(whole):
         pieces.append((whole[done:], None))
-    said = "the model's loss at each token, in nats" if legend is None else legend
-    return TintedText(title=title, legend=said, unit="nats", pieces=tuple(pieces))
+    legend = "the model's loss at each token, in nats" if legend is None else legend
+    return TintedText(title=title, legend=legend, unit="nats", pieces=tuple(pieces))
 
 
 def examples_by_score(
@@ -115,8 +114,7 @@ def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: 
         summed = np.zeros((_ALL_CLASSES, _ALL_CLASSES), dtype=np.int64)
         np.add.at(summed, (place_K[:, None], place_K[None, :]), counts_KK)
         counts_KK, names = summed, [*(names[place] for place in shown), f"{len(classes) - len(shown)} others"]
-    rows = tuple(tuple(row) for row in counts_KK.tolist())
-    return ConfusionMatrix(title=title, classes=tuple(names), counts=rows)
+    return ConfusionMatrix(title=title, classes=tuple(names), counts=tuple(map(tuple, counts_KK.tolist())))
 
 
 def picture_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:

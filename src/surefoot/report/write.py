@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.config.paths import local_path, write_whole
+from surefoot.config.paths import local_path
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Finding
 from surefoot.diagnose.reading import collecting, described_in
 from surefoot.errors import ConfigError, DataError
+from surefoot.report.figures import write_file
 from surefoot.report.page import POLICY, run_page, runs_page
 from surefoot.report.series import read_reported_run
 from surefoot.tracking.panels import Panels
@@ -37,8 +38,7 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
         raise ConfigError("report on which run? give the directory of one, or of several")
     places = [local_path(path, setting="paths") for path in paths]
     target = target_of(places, None if out is None else local_path(out, setting="out"))
-    write(page_of(places), target)
-    return target
+    return write_file(target, page_of(places).encode())
 
 
 def target_of(places: Sequence[Path], out: Path | None) -> Path:
@@ -71,22 +71,12 @@ def page_of(places: Sequence[Path], *, panels: Panels | None = None, script: str
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
     """Write the page of a run that this process has just trained; whatever goes wrong with it is one warning."""
     try:
-        write(page_of([path]), path / FILE)
+        write_file(path / FILE, page_of([path]).encode())
     except Exception as problem:  # looking at a run never breaks it
         told = str(problem).partition("\n")[0]
         warn(
             f"warning: no {path / FILE}: {told if isinstance(problem, ConfigError) else f'{type(problem).__name__}: {told}'}"
         )
-
-
-def write(page: str, target: Path) -> None:
-    """Write a page so that it is there whole or not at all; `ConfigError` where that cannot be."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, page.encode())
-    except (OSError, ValueError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else problem
-        raise ConfigError(f"cannot write {target}: {why}\n  choose another place: --out FILE") from problem
 
 
 class _Findings:

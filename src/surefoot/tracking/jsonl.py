@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from surefoot.config.paths import open_no_follow, open_regular
 from surefoot.tracking.record import Record
@@ -42,10 +43,7 @@ class AppendedFile:
 
     def was_deleted(self) -> bool:
         """Whether the file's name is gone, or that of another file by now."""
-        try:
-            return not os.path.samestat(self.path.lstat(), os.fstat(self.file.fileno()))
-        except FileNotFoundError:
-            return True
+        return not is_named(self.path, self.file)
 
     def make_again(self) -> None:
         """Write all of a file that was deleted under its name again."""
@@ -67,6 +65,14 @@ class AppendedFile:
     def _opened(self) -> FileIO:
         handle = open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         return os.fdopen(handle, "a+b", buffering=0)
+
+
+def is_named(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file is the one that has this name now."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 class JsonLines:

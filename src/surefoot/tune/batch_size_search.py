@@ -57,8 +57,7 @@ class FoundBatch:
     def reason(self) -> str:
         """Why the recommended size, and which are the fastest and the largest, in words."""
         unit, best, taken = self.unit, self.fastest, self.recommended
-        whole = self.largest.size == self.batch_size
-        size = "the whole batch" if whole else f"{self.largest.size} {unit}"
+        size = "the whole batch" if self.largest.size == self.batch_size else f"{self.largest.size} {unit}"
         rated = "samples" if unit == "samples" else "targets"
         limit = f"the largest that was found to fit {in_words(self.limit_bytes)} is {size}"
         if taken.size == best.size:

@@ -26,7 +26,7 @@ import surefoot as sf
 from surefoot.config.toml import to_toml
 from surefoot.tracking.external import client, registry, worker
 from surefoot.tracking.external.client import Tracker
-from surefoot.tracking.external.protocol import About, Kept
+from surefoot.tracking.external.registry import About, Kept
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from waiting import HANG_S, HangLimit

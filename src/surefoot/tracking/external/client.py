@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import make_no_follow, open_no_follow
-from surefoot.tracking.external.protocol import About
-from surefoot.tracking.external.registry import project_and_name
+from surefoot.tracking.external.registry import About, project_and_name
 from surefoot.tracking.record import Record
 
 WAITING = 10_000  # records that a tracker may be behind; past them the oldest are lost
@@ -33,6 +32,7 @@ class Tracker:
 
     def __init__(self, name: str, *, out: Path, settings: dict[str, Any]) -> None:
         self.name, self.directory = name, out / "trackers"
+        self.log = self.directory / f"{name}.log"
         project, run = project_and_name(out)
         self.waiting: deque[bytes] = deque()
         self.begun_line = b""  # what is left of a line that was written in part
@@ -90,14 +90,10 @@ class Tracker:
         self.process = None
         self._tell()
 
-    @property
-    def _log(self) -> Path:
-        return self.directory / f"{self.name}.log"
-
     def _started(self) -> subprocess.Popen[bytes]:
         make_no_follow(self.directory)
         paths = os.pathsep.join(path for path in sys.path if path)  # what this process can import, that one can
-        with open(open_no_follow(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
+        with open(open_no_follow(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "surefoot.tracking.external.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
@@ -146,7 +142,7 @@ class Tracker:
             with suppress(ValueError):  # what is no JSON was printed by something else, while that interpreter began
                 self.problem = self.problem or str(json.loads(line)["problem"])
         if not part and self.process.poll():
-            self.problem = self.problem or f"its process ended with status {self.process.returncode}; see {self._log}"
+            self.problem = self.problem or f"its process ended with status {self.process.returncode}; see {self.log}"
 
     def _tell(self) -> None:
         if self.problem is not None and not self.told:

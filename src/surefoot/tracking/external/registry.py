@@ -1,12 +1,21 @@
-"""Which trackers there are, what each needs, and what a run is called in them. Torch-free, and imports none of them."""
+"""Which trackers there are and what each needs; what one is told of a run, and what is kept of it in the run's directory.
 
+Torch-free, and imports none of them.
+"""
+
+import json
 import re
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Self
 
+from surefoot.config.paths import read_regular, write_whole
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
+from surefoot.tracking.record import Record
 
 PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
 """Each tracker with what it imports. Its extra and its file have its name, and its class too, with a capital letter."""
@@ -80,3 +89,91 @@ def _is_there(package: str) -> bool:
 def _plain(name: str) -> str:
     """A name in characters that every tracker takes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("_.-")[:_LONGEST]
+
+
+@dataclass(frozen=True)
+class About:
+    """One run, as a tracker is told of it. `directory` is where the tracker may write: OUT/trackers."""
+
+    tracker: str
+    project: str
+    name: str
+    directory: str
+    settings: dict[str, Any]
+
+    def line(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def read(cls, line: str) -> Self:
+        return cls(**json.loads(line))
+
+
+@dataclass
+class Kept:
+    """Which run in a tracker this one is, and how far it has been told; a file of the run's directory, NAME.json."""
+
+    path: Path
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    begun: bool = False  # the tracker knows it
+    sent: dict[str, int] = field(default_factory=dict)  # kind -> largest step
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What an earlier sitting kept; a new run in the tracker where there is none, or none that can be read."""
+        try:
+            held = json.loads(read_regular(path))
+            return cls(path, str(held["id"]), bool(held["begun"]), {str(k): int(v) for k, v in held["sent"].items()})
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return cls(path)
+
+    def write(self) -> None:
+        """Keep it, so that it is there whole or not at all."""
+        write_whole(self.path, (json.dumps({"id": self.id, "begun": self.begun, "sent": self.sent}) + "\n").encode())
+
+
+_TEXTS = {"sample": "text", "event": "what"}  # kind -> its text
+
+
+def numbers_in(record: Record) -> dict[str, float]:
+    """The numbers of a record by the names that they have in a tracker; those of a dictionary by its own names too.
+
+    Scores have their own names, "SPLIT/SCORE"; all else stands under its kind, as in TensorBoard. What is scored once is under "end".
+
+    >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "noise": {"small": 1.0}})
+    {'train/loss': 0.5, 'train/noise/small': 1.0}
+    >>> numbers_in({"kind": "scores", "step": 3, "held-out/loss": 0.5, "held-out/confusion": [[1, 0], [0, 1]]})
+    {'held-out/loss': 0.5}
+    """
+    prefix = "" if record["kind"] == "scores" else f"{record['kind']}/"
+    return {
+        prefix + name: value
+        for name, value in flat_settings(record, separator="/").items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
+    }
+
+
+def text_in(record: Record) -> str | None:
+    """The text of a sample or an event; None for a record of numbers.
+
+    >>> text_in({"kind": "sample", "step": 3, "text": "once"}), text_in({"kind": "train", "step": 3, "loss": 0.5})
+    ('once', None)
+    """
+    text = record.get(_TEXTS.get(record["kind"], ""))
+    return None if text is None else str(text)
+
+
+def flat_settings(settings: Mapping[str, Any], *, separator: str = ".") -> dict[str, Any]:
+    """Nested settings as one level with dotted names; lists stay whole.
+
+    >>> flat_settings({"seed": 0, "optimizer": {"name": "adamw", "betas": [0.9, 0.95]}})
+    {'seed': 0, 'optimizer.name': 'adamw', 'optimizer.betas': [0.9, 0.95]}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            nested = flat_settings(value, separator=separator)
+            flat |= {f"{name}{separator}{inner}": part for inner, part in nested.items()}
+        else:
+            flat[name] = value
+    return flat
