@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.data.buckets import Lengthy
 from surefoot.memory import in_words
-from surefoot.plan.network_model import Machine, Timing, hidden_from, sent_bytes, timing
+from surefoot.plan.network_model import Machine, Timing, timing
 from surefoot.plan.workload import Spread, Weight, Workload
 from surefoot.run.components import RunComponents
 
@@ -91,7 +91,7 @@ def _unit_bytes(unit: Sequence[Weight], strategy: Spread) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy, and what is computed of it: bytes of a GPU, seconds and bytes sent of a step, the micro-batch that hides these."""
+    """A strategy, and what is computed of it: bytes of a GPU, and the time of a step."""
 
     name: str
     strategy: Spread
@@ -106,14 +106,6 @@ class Case:
     @property
     def timing(self) -> Timing:
         return timing(self.work, self.strategy, self.machine, micro_batches=self.micro_batches)
-
-    @property
-    def sent(self) -> float:
-        return sent_bytes(self.work, self.strategy, micro_batches=self.micro_batches)
-
-    @property
-    def hidden_from(self) -> int:
-        return hidden_from(self.work, self.strategy, self.machine, micro_batches=self.micro_batches)
 
 
 def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:

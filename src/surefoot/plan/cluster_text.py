@@ -154,12 +154,12 @@ def sent(case: Case) -> list[str]:
         for name, (members, stride) in ring.items()
         if members > 1
     )
-    return [*lines, f"{in_words(case.sent)} in all, at {speeds}"]
+    return [*lines, f"{in_words(case.timing.sent_bytes)} in all, at {speeds}"]
 
 
 def times(case: Case, *, tokens: float | None) -> list[str]:
     """Seconds of computing and sending, and from which batch on the one hides the other."""
-    found, world, samples = case.timing, case.strategy.world, case.hidden_from
+    found, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
     hidden = found.communication_s - found.exposed_s
     made = world * case.micro_batches * case.work.samples / found.step_s
     of_step = f"a step of {measured_time(found.step_s)} without its update: {_rate(made, tokens)}"
@@ -181,8 +181,8 @@ def table(cases: Iterable[Case]) -> list[str]:
             case.name,
             in_words(case.memory.total),
             fits(case.memory, case.machine),
-            in_words(case.sent),
-            f"{case.hidden_from:,} a GPU",
+            in_words(case.timing.sent_bytes),
+            f"{case.timing.hidden_from:,} a GPU",
             measured_time(case.timing.exposed_s),
             measured_time(case.timing.step_s),
         )

@@ -46,8 +46,7 @@ class Trace:
     @property
     def mean(self) -> float:
         """The area under the curve: how much all steps learn together, as a share of what a constant rate would."""
-        until_next = np.diff(self.steps, append=self.steps[-1] + 1)
-        return float(np.average(self.factors, weights=until_next))
+        return float(np.average(self.factors, weights=np.diff(self.steps, append=self.steps[-1] + 1)))
 
     def _at(self, place: int) -> tuple[int, float]:
         return int(self.steps[place]), float(self.factors[place])
@@ -119,8 +118,8 @@ def plot_schedules(
     """
     if not schedules:
         raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.warmup_cosine('5%')}")
-    whole = length if isinstance(length, Length) else steps_alone(length)
-    return drawn(traced(schedules, whole), out=out, rate=rate)
+    traces = traced(schedules, length if isinstance(length, Length) else steps_alone(length))
+    return drawn(traces, out=out, rate=rate)
 
 
 def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:

@@ -83,15 +83,12 @@ def examples_by_score(
     worst, rest = rest[::-1][:each], rest[: max(0, len(rest) - each)]
     drawn = random.Random(0).sample(sorted(rest), min(each, len(rest)))
     groups: list[tuple[Group, list[int]]] = [("best", best), ("worst", worst), ("random", drawn)]
-    chosen = [(group, said[place]) for group, places in groups for place in places]
-    return Examples(
-        title=title,
-        legend=legend,
-        examples=tuple(
-            Example(source=source, reference=reference, output=output, score=score, group=group)
-            for group, (source, reference, output, score) in chosen
-        ),
-    )
+    examples = [
+        Example(source=source, reference=reference, output=output, score=score, group=group)
+        for group, places in groups
+        for source, reference, output, score in (said[place] for place in places)
+    ]
+    return Examples(title=title, legend=legend, examples=tuple(examples))
 
 
 def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: Sequence[str]) -> ConfusionMatrix:

@@ -102,11 +102,8 @@ class Console:
         if record is None:
             return
         self.printed_at = self.now()
-        shown = [
-            f"{name}={number(record[name])}"
-            for name in _SHOWN
-            if name in record and not (name == "skipped" and not record[name])
-        ]
+        there = [name for name in _SHOWN if name in record and (name != "skipped" or record[name])]
+        shown = [f"{name}={number(record[name])}" for name in there]
         users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
         left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
         self._print(" ".join([f"step={record['step']}/{self.length}", *shown, *users, *left]))

@@ -38,8 +38,7 @@ class AppendedFile:
         """Write at the end; it is in the hands of the operating system when this returns, and waits if this raises `OSError`."""
         self.waiting += content
         while self.waiting:  # one write may take only a part
-            written = self.file.write(self.waiting)
-            self.waiting = self.waiting[written:]
+            self.waiting = self.waiting[self.file.write(self.waiting) :]
 
     def was_deleted(self) -> bool:
         """Whether the file's name is gone, or that of another file by now."""
@@ -63,8 +62,7 @@ class AppendedFile:
             self.file.close()
 
     def _opened(self) -> FileIO:
-        handle = open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        return os.fdopen(handle, "a+b", buffering=0)
+        return os.fdopen(open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b", buffering=0)
 
 
 def is_named(path: Path, file: IO[bytes]) -> bool:
@@ -190,11 +188,10 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
     with open_regular(path) as file:
         while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):
             size += len(text)
-            if b'"resumed"' in text:
-                record = parse_record(text)
-                if record is not None and record["kind"] == "resumed":
-                    ends.append(size)
-                    steps.append(record["step"])
+            record = parse_record(text) if b'"resumed"' in text else None
+            if record is not None and record["kind"] == "resumed":
+                ends.append(size)
+                steps.append(record["step"])
     return ends, steps, size
 
 

@@ -128,8 +128,7 @@ def _base_rate(parts: RunComponents) -> float:
     """The learning rate in the settings of the first optimizer; of one that is built by a function, its first group's."""
     name, trained = next(iter(parts.state.trained.items()))
     described = parts.described["optimizer"]
-    own = described if len(parts.state.trained) == 1 and name == "model" else described[name]
-    rate = own.get("lr")
+    rate = (described if len(parts.state.trained) == 1 and name == "model" else described[name]).get("lr")
     return float(rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"])
 
 

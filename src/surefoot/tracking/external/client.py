@@ -37,7 +37,6 @@ class Tracker:
         self.waiting: deque[bytes] = deque()
         self.begun_line = b""  # what is left of a line that was written in part
         self.heard = b""
-        self.lost = 0  # records
         self.problem: str | None = None
         self.told = False  # of the problem
         self.until = math.inf  # when it must have finished
@@ -55,7 +54,6 @@ class Tracker:
         self._append(json.dumps(record, default=str))
         if len(self.waiting) > WAITING:
             self.waiting.popleft()
-            self.lost += 1
             self.problem = self.problem or f"it is more than {WAITING:,} records behind"
         self._push()
         self._hear()

@@ -24,10 +24,12 @@ _USUAL = ("runs", "outputs", "experiments")  # directories of runs, which name n
 _LONGEST = 100  # characters of a name: Weights & Biases takes 128
 
 
-def tracker_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
     """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for one that is unknown or named twice.
 
-    >>> tracker_names("wandb, mlflow"), tracker_names(["trackio"]), tracker_names(None)
+    And where the run has no directory to keep in which run of theirs it is.
+
+    >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
     (('wandb', 'mlflow'), ('trackio',), ())
     """
     names = tuple(name.strip() for name in (given.split(",") if isinstance(given, str) else given or ()))
@@ -38,16 +40,6 @@ def tracker_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
             raise ConfigError(f"no tracker {name!r}: {cure}")
     if len(set(names)) < len(names):
         raise ConfigError(f"trackers = {given!r} names one of them twice")
-    return names
-
-
-def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
-    """The trackers of a run; `ConfigError` where it has no directory to keep in which run of theirs it is.
-
-    >>> trackers_of("trackio", out="runs/first")
-    ('trackio',)
-    """
-    names = tracker_names(given)
     if names and out is None:
         raise ConfigError(
             f"trackers = {given!r}: which of their runs this is, is kept in the run's directory, and there is none\n  give one: --out DIR"
