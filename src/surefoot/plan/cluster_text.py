@@ -100,9 +100,8 @@ def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
 
 def assumptions(machine: Machine, *, world: int) -> list[str]:
     """Every number about the machine that is assumed, and where it comes from."""
-    nodes = -(-world // machine.node_size)
     told = {
-        "node_size": f"{counted(world, 'GPU')}, {counted(nodes, 'node')} of {machine.node_size}",
+        "node_size": f"{counted(world, 'GPU')}, {counted(-(-world // machine.node_size), 'node')} of {machine.node_size}",
         "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
         "mfu": f"{machine.mfu:.0%} of them are used, computing again included",
         "gpu_memory": f"{in_words(machine.memory_bytes)} a GPU",

@@ -133,8 +133,7 @@ def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
         return found.batch, there
 
     def resized(tensor: Tensor) -> Tensor:
-        fits = tensor.ndim > 0 and len(tensor) == there
-        return tensor.new_empty((rows, *tensor.shape[1:])) if fits else tensor
+        return tensor.new_empty((rows, *tensor.shape[1:])) if tensor.ndim and len(tensor) == there else tensor
 
     return tree_map_only(Tensor, resized, found.batch), rows
 

@@ -64,8 +64,7 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
         if own or not list(model.named_children()):
             rows.append((name, class_name(model), own))
         for part, child in model.named_children():
-            blocks = list(child) if isinstance(child, nn.ModuleList) else []
-            kinds = Counter(class_name(block) for block in blocks)
+            kinds = Counter(class_name(block) for block in (child if isinstance(child, nn.ModuleList) else ()))
             what = ", ".join(f"{number} x {kind}" for kind, number in kinds.items()) or class_name(child)
             if numbers := _numbers(child.parameters()):
                 rows.append((f"{prefix}{part}", what, numbers))

@@ -48,14 +48,15 @@ def heat_map(
     table: Mapping[str, Sequence[float | None]],
     steps: Sequence[int],
     *,
-    logarithmic: bool = True,
     unit: Unit = "number",
     note: str = "",
 ) -> HeatMap | None:
     """A heat map of values by row, with one for each step; None where none of them can be shown.
 
-    A value that is absent is left empty, one that is not finite is red. On a logarithmic scale a 0 has the lowest colour.
+    A value that is absent is left empty, one that is not finite is red. The scale is logarithmic but for fractions, and a 0 has
+    its lowest colour.
     """
+    logarithmic = unit != "fraction"
     known = [
         value
         for row in table.values()
@@ -132,8 +133,7 @@ def _palette() -> list[tuple[int, int, int, int]]:
     anchors = np.array([[int(text[first : first + 2], 16) for first in (1, 3, 5)] for text in CIVIDIS])
     places = np.linspace(0, len(anchors) - 1, _COLOURS)
     channels = [np.interp(places, range(len(anchors)), channel).round().astype(int).tolist() for channel in anchors.T]
-    colours = [(*colour, 255) for colour in zip(*channels, strict=True)]
-    return [*colours, (0, 0, 0, 0), (213, 94, 0, 255)]
+    return [*((*colour, 255) for colour in zip(*channels, strict=True)), (0, 0, 0, 0), (213, 94, 0, 255)]
 
 
 class Layers:
@@ -170,19 +170,18 @@ class Layers:
     def maps(self) -> list[HeatMap]:
         """Gradient norm, update to weight, and what is saturated, as far as they were recorded."""
         several = f" Each column is the largest of {self.size} watched steps." if self.size > 1 else ""
-        texts = {
-            "gradient_norm": ("Gradient norm of each layer", "Before clipping. Light is large."),
-            "ratio": ("Update to weight", "How large a step is against what it changes: about 0.001 is usual."),
-        }
-        maps = [
-            heat_map(kind, title, self._table(kind), self.steps, note=note + several)
-            for kind, (title, note) in texts.items()
+        kinds = [
+            ("gradient_norm", "Gradient norm of each layer", "Before clipping. Light is large."),
+            ("ratio", "Update to weight", "How large a step is against what it changes: about 0.001 is usual."),
         ]
         if any(value > 0 for table in self.tables for value in table["saturated"].values()):
-            title = "Outputs at their flat end"
-            note = f"Of activations that saturate or rectify; 100 % passes no gradient.{several}"
-            rows = self._table("saturated")
-            maps.append(heat_map("saturated", title, rows, self.steps, logarithmic=False, unit="fraction", note=note))
+            note = "Of activations that saturate or rectify; 100 % passes no gradient."
+            kinds.append(("saturated", "Outputs at their flat end", note))
+        units: dict[str, Unit] = {"saturated": "fraction"}
+        maps = [
+            heat_map(kind, title, self._table(kind), self.steps, unit=units.get(kind, "number"), note=note + several)
+            for kind, title, note in kinds
+        ]
         return [one for one in maps if one is not None]
 
     def _table(self, kind: str) -> dict[str, Sequence[float | None]]:

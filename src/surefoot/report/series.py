@@ -103,10 +103,9 @@ class Recorded:
         self.targets += _number_in(record, "targets") or 0.0
         self.starting_targets += _number_in(record, "starting_targets") or 0.0
         self.left_s = _number_in(record, "left_s")
-        skipped = record.get("skipped")
+        skipped, steps = record.get("skipped"), record.get("skipped_steps")
         if isinstance(skipped, int) and skipped > 0:
             self.skipped += skipped
-            steps = record.get("skipped_steps")
             which = f": {', '.join(str(index) for index in steps[:5])}" if isinstance(steps, list) and steps else ""
             more = ", ..." if which and skipped > 5 else ""
             told = "1 step was" if skipped == 1 else f"{skipped:,} steps were"

@@ -10,6 +10,7 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
@@ -209,13 +210,10 @@ def parse_record(text: bytes) -> Record | None:
     strange = record.pop("nonfinite", None)
     for name, written in strange.items() if isinstance(strange, dict) else ():
         outer, _, inner = name.partition("/")
-        try:
-            value = float(written)
-        except (TypeError, ValueError):
-            continue
         held = record.get(outer)
-        if name in record or not isinstance(held, dict):  # a score has a slash in its name too
-            record[name] = value
-        else:
-            held[inner] = value
+        with suppress(TypeError, ValueError):
+            if name in record or not isinstance(held, dict):  # a score has a slash in its name too
+                record[name] = float(written)
+            else:
+                held[inner] = float(written)
     return record

@@ -217,8 +217,8 @@ def _cell(value: float) -> str:
     >>> _cell(3.36541), _cell(0.000123456), _cell(-1.2345e-100)
     ('3.3654', '0.000123', '-1.2e-100')
     """
-    fits = (text for text in (number(value), f"{value:.3g}", f"{value:.2g}") if len(text) <= _CELL)
-    return next(fits, f"{value:.0e}")
+    texts = (number(value), f"{value:.3g}", f"{value:.2g}")
+    return next((text for text in texts if len(text) <= _CELL), f"{value:.0e}")
 
 
 def _titles(names: list[str]) -> dict[str, str]:

@@ -78,13 +78,11 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
     (0.01, 0.01)
     """
     if len(losses) < _FEW:
-        too_few = _too_few(len(losses), diverged_at)
-        return RangeTest(rates, losses, losses, end, diverged_at, None, None, None, too_few)
+        return RangeTest(rates, losses, losses, end, diverged_at, None, None, None, _too_few(len(losses), diverged_at))
     curve = smoothed(rates, without_spikes(losses))
     lowest = int(curve.argmin())
     if not _falls(rates, losses, curve, lowest):
-        reason = _without_fall(rates, end)
-        return RangeTest(rates, losses, curve, end, diverged_at, None, None, None, reason)
+        return RangeTest(rates, losses, curve, end, diverged_at, None, None, None, _without_fall(rates, end))
     slope = np.gradient(curve, np.log10(rates))[: lowest + 1]
     steepest, minimum = float(rates[slope.argmin()]), float(rates[lowest])
     near = diverged_at is not None and steepest * _ROOM > diverged_at

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -325,7 +326,7 @@ class Noted:
 
 def followed(place: Path, *records: Record, told: Noted) -> list[str]:
     about = About("trackio", "poems", "first", str(place), {})
-    lines = [about.line(), *(json.dumps(record) for record in records)]
+    lines = [json.dumps(asdict(about)), *(json.dumps(record) for record in records)]
     said: list[str] = []
     worker.follow((line.encode() for line in lines), lambda *_: told, say=said.append)
     return said

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class Tracker:
         self.told = False  # of the problem
         self.until = math.inf  # when it must have finished
         self.process: subprocess.Popen[bytes] | None = None
-        self._append(About(name, project, run, str(self.directory.resolve()), settings).line())
+        about = About(name, project, run, str(self.directory.resolve()), settings)
+        self._append(json.dumps(asdict(about), default=str))
         try:
             self.process = self._started()
         except OSError as problem:

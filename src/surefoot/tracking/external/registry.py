@@ -7,7 +7,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -92,13 +92,6 @@ class About:
     name: str
     directory: str
     settings: dict[str, Any]
-
-    def line(self) -> str:
-        return json.dumps(asdict(self), default=str)
-
-    @classmethod
-    def read(cls, line: str) -> Self:
-        return cls(**json.loads(line))
 
 
 @dataclass

@@ -43,8 +43,7 @@ def main() -> None:
         except OSError:  # whoever would have read it is gone
             print(problem, flush=True)
 
-    gone = end_with(int(sys.argv[1]))
-    ok = follow(_until_over(sys.stdin.buffer, gone), begin, say=say)
+    ok = follow(_until_over(sys.stdin.buffer, end_with(int(sys.argv[1]))), begin, say=say)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if ok else 1)  # what a package has for the interpreter's end may hang, and all is done
@@ -75,7 +74,7 @@ def follow(
     A step is noted before its record is handed over: after a kill in between a point is missing, and none is there twice.
     """
     each = iter(lines)
-    about = About.read(next(each).decode())
+    about = About(**json.loads(next(each)))
     kept = Kept.read(Path(about.directory) / f"{about.tracker}.json")
     lock = _alone(kept.path)
     before, failed = dict(kept.sent), list[Exception]()
