@@ -77,14 +77,15 @@ def follow(
     about = About(**json.loads(next(each)))
     kept = Kept.read(Path(about.directory) / f"{about.tracker}.json")
     lock = _alone(kept.path)
-    before, failed = dict(kept.sent), list[Exception]()
+    before, ok = dict(kept.sent), True
 
     @contextmanager
     def telling() -> Iterator[None]:
+        nonlocal ok
         try:
             yield
         except Exception as problem:
-            failed.append(problem)
+            ok = False
             traceback.print_exception(problem)
             first = str(problem).strip().partition("\n")[0]
             say(f"{type(problem).__name__}: {first}" if first else type(problem).__name__)
@@ -94,7 +95,7 @@ def follow(
         package = begin(about, kept, say)
         kept.begun = True
         kept.write()
-    if failed:
+    if not ok:
         return False
     for line in each:
         record = json.loads(line)
@@ -112,7 +113,7 @@ def follow(
         package.close(ending or "stopped")
     if lock is not None:
         lock.close()
-    return not failed
+    return ok
 
 
 def begin(about: About, kept: Kept, say: Callable[[str], None]) -> Package:
