@@ -63,9 +63,15 @@ def traced(schedules: Mapping[str, Schedule | Joined], length: Length) -> list[T
     found, problems = [], []
     for name, schedule in schedules.items():
         try:
-            found.append(_trace(name, schedule, length))
+            resolved = schedule.resolved(length)
+            factor = resolved.factors(length)
         except ConfigError as problem:
             problems.append(f"{name}: {problem}")
+            continue
+        warmup, last = int(resolved.warmup or 0), length.steps - 1
+        even = np.arange(0, last + 1, -(-length.steps // _LOOKED_AT), dtype=np.int64)
+        steps = np.unique(np.concatenate([even, [warmup, last]])).astype(np.int64)
+        found.append(Trace(name, steps, np.array([factor(int(step)) for step in steps]), warmup))
     if problems:
         raise ConfigError("\n".join(problems))
     return found
@@ -85,14 +91,6 @@ def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
         peak, lowest = (f"{factor * (rate or 1.0):.3g}, step {step:,}" for step, factor in (trace.peak, trace.lowest))
         rows.append((trace.name, ends, peak, lowest, f"{trace.mean:.3f}"))
     return "\n".join(text_table(rows))
-
-
-def _trace(name: str, schedule: Schedule | Joined, length: Length) -> Trace:
-    written = schedule.resolved(length)
-    factor, warmup, steps = written.factors(length), int(written.warmup or 0), length.steps
-    even = np.arange(0, steps, -(-steps // _LOOKED_AT), dtype=np.int64)
-    looked = np.unique(np.concatenate([even, [warmup, steps - 1]])).astype(np.int64)
-    return Trace(name, looked, np.array([factor(int(step)) for step in looked]), warmup)
 
 
 _POINTS = 160  # of a line, besides its jumps

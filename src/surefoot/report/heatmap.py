@@ -6,7 +6,7 @@ Rectangles for tens of thousands of values would be megabytes; one picture eleme
 import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
@@ -136,15 +136,15 @@ def _palette() -> list[tuple[int, int, int, int]]:
     return [*((*colour, 255) for colour in zip(*channels, strict=True)), (0, 0, 0, 0), (213, 94, 0, 255)]
 
 
+@dataclass
 class Layers:
     """The "layers" records of a run: at most twice `COLUMNS` of them, each the largest of its neighbours' values."""
 
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.tables: list[_Table] = []
-        self.size = 1  # watched steps in each column but the last
-        self.in_last = 0
-        self.never_updated: list[str] = []
+    steps: list[int] = field(default_factory=list)
+    tables: list[_Table] = field(default_factory=list)
+    size: int = 1  # watched steps in each column but the last
+    in_last: int = 0
+    never_updated: list[str] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         table = {kind: _numbers(record.get(kind)) for kind in _KINDS}

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from surefoot.tracking.format import duration, in_line, number, visible
@@ -26,12 +27,12 @@ class Screen(Sink, Protocol):
     def doing(self, what: str) -> None: ...
 
 
+@dataclass(eq=False)
 class Said:
     """Text on a stream (default: standard output, looked up when it is written), for as long as it takes any."""
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self.stream = stream
-        self.gone = False
+    stream: TextIO | None
+    gone: bool = False
 
     def put(self, text: str) -> None:
         """Write and flush; where that fails (`... | head`, a closed window, a full disk), be silent from then on."""

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,14 +29,14 @@ _APPENDED_TO = ("metrics.jsonl", ".lock")
 _REPLACED = ("config.toml", "environment.json", "panels.json")  # whole, so that links are not followed
 
 
+@dataclass(eq=False)
 class RunDirectory:
     """One run's directory, held by one process at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lock: IO[bytes] | None = None
-        self.is_locked = False  # not on a file system without locks
-        self.small_files: dict[str, bytes] = {}  # config.toml and others, to be written again where they are deleted
+    path: Path
+    lock: IO[bytes] | None = None
+    is_locked: bool = False  # not on a file system without locks
+    small_files: dict[str, bytes] = field(default_factory=dict)  # config.toml and others: written again if deleted
 
     @property
     def checkpoints(self) -> Path:

@@ -10,7 +10,9 @@ import time
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from PIL import Image, ImageDraw
 
 from surefoot.config.paths import make_no_follow
 from surefoot.tracking.external.registry import numbers_in
@@ -18,17 +20,13 @@ from surefoot.tracking.format import compact
 from surefoot.tracking.jsonl import AppendedFile
 from surefoot.tracking.record import Record
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-
 _CELL = 28  # pixels of one count
 _LETTER = 7  # pixels of one letter's width, about
 _TILE = 64  # pixels of one picture
 _LONGEST_NAME = 16
 
 
-def pictured(panel: Mapping[str, Any]) -> Image | None:
+def pictured(panel: Mapping[str, Any]) -> Image.Image | None:
     """A confusion matrix or the pictures of a panel (as `panels.written` gives it) as a picture; None of any other kind.
 
     >>> pictured({"kind": "confusion-matrix", "title": "", "classes": ("a", "b"), "counts": ((3, 1), (0, 4))}).size
@@ -42,10 +40,8 @@ def pictured(panel: Mapping[str, Any]) -> Image | None:
     return None
 
 
-def _matrix(classes: Any, counts: Any) -> Image:
+def _matrix(classes: Any, counts: Any) -> Image.Image:
     """The darker, the larger the share of its row; rows are the right classes, as is written at the left and at the top."""
-    from PIL import Image, ImageDraw
-
     names = [name[:_LONGEST_NAME] for name in classes]
     margin = 8 + _LETTER * max((len(name) for name in names), default=0)
     side = margin + _CELL * len(names)
@@ -66,10 +62,8 @@ def _matrix(classes: Any, counts: Any) -> Image:
     return image
 
 
-def _tiles(pngs: list[bytes]) -> Image:
+def _tiles(pngs: list[bytes]) -> Image.Image:
     """Pictures side by side, row after row, each pixel as large as fits."""
-    from PIL import Image
-
     across = min(8, len(pngs))
     image = Image.new("RGB", (across * (_TILE + 2), -(-len(pngs) // across) * (_TILE + 2)), "white")
     for place, data in enumerate(pngs):
