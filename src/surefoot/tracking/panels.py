@@ -57,8 +57,8 @@ def check_count(parts: Sized, what: str) -> None:
 def check_png(text: Any) -> None:
     """Raise where it is no base64 of a PNG file of few pixels."""
     try:
-        data = base64.b64decode(text, validate=True)
-    except (TypeError, ValueError) as problem:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (AttributeError, ValueError) as problem:
         raise ConfigError("a panel cannot be shown: a picture's png is no base64") from problem
     check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "a picture's png is no PNG file")
     wide, high = (int.from_bytes(data[place : place + 4], "big") for place in (16, 20))

@@ -81,7 +81,10 @@ class Tracker:
             time.sleep(0.01)
         if process.poll() is None:
             self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end, and was ended"
-            _end(process)
+            with suppress(OSError):
+                if sys.platform != "win32":
+                    os.killpg(process.pid, signal.SIGKILL)  # with those that it started
+            process.kill()
         process.wait()
         self._hear()
         for pipe in (process.stdin, process.stdout):
@@ -148,14 +151,3 @@ class Tracker:
         if self.problem is not None and not self.told:
             self.told = True
             raise OSError(self.problem)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process with those that it started."""
-    try:
-        if sys.platform == "win32":
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        process.kill()
