@@ -5,9 +5,11 @@ can read it by a name of its own that leads here.
 """
 
 import hashlib
+import os
 import threading
 from base64 import b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingTCPServer
@@ -21,6 +23,7 @@ HERE = "127.0.0.1"
 EVERY_S = 3.0
 _PATIENCE_S = 10.0  # for a request
 _LAST_PORT = 65_535
+_SHOWN = {"metrics.jsonl", "config.toml", "environment.json", "panels.json", "crash", "checkpoints"}
 # the body is exchanged, not loaded again: the page stays where it was scrolled to
 _SCRIPT = """
 (function () {
@@ -133,12 +136,7 @@ _HEADERS = (
 
 def _signature(place: Path) -> tuple[object, ...]:
     """What changes where the page of a run would."""
-    found: list[object] = [is_running(place)]
-    for name in ("metrics.jsonl", "config.toml", "environment.json", "panels.json", "crash", "checkpoints"):
-        try:
-            stat = (place / name).stat()
-        except OSError:
-            found.append(None)
-        else:
-            found.append((stat.st_size, stat.st_mtime_ns))
-    return tuple(found)
+    with suppress(OSError):  # a file may go meanwhile
+        stats = {entry.name: entry.stat() for entry in os.scandir(place) if entry.name in _SHOWN}
+        return is_running(place), sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+    return ()

@@ -11,7 +11,6 @@ import re
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import groupby, pairwise
@@ -111,44 +110,32 @@ def traced(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]
 
 def bands(chart: Chart, horizontal: Axis) -> list[tuple[float, float, float, list[str]]]:
     """Stripes from top to bottom: left edge, width and centre from 0 to 1, and what the lines are there."""
-    lines = [_Placed.of(line, horizontal) for line in chart.lines]
-    steps = sorted({x for line in lines for x, _ in line.points})
+    lines = []
+    for line in chart.lines:
+        points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
+        lines.append((line, points, [horizontal.place(x) for x, _ in points]))
+    steps = sorted({x for _, points, _ in lines for x, _ in points})
     if len(steps) > _BANDS:
         steps = [steps[round(n * (len(steps) - 1) / (_BANDS - 1))] for n in range(_BANDS)]
     places = [horizontal.place(step) for step in steps]
     edges = [0.0, *[(one + other) / 2 for one, other in pairwise(places)], 1.0]
     found = []
     for step, place, left, right in zip(steps, places, edges, edges[1:], strict=False):
-        told = [f"{line.name} {value}" for line in lines if (value := line.told(step, left, right, chart.unit))]
+        told = []
+        for line, points, placed in lines:
+            if near := points[bisect_left(placed, left) : bisect_right(placed, right)]:
+                told.append(f"{line.name} {_told(near, step, chart.unit, faint=line.faint)}")
         if told and right - left >= 0.0001:
             found.append((left, right - left, place, [f"step {written(step)}", *told]))
     return found
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """A line with where its points stand, from 0 to 1."""
-
-    name: str
-    faint: bool
-    points: Sequence[tuple[float, float]]
-    places: Sequence[float]
-
-    @classmethod
-    def of(cls, line: Line, horizontal: Axis) -> _Placed:
-        points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
-        return cls(line.name, line.faint, points, [horizontal.place(x) for x, _ in points])
-
-    def told(self, centre: float, left: float, right: float, unit: Unit) -> str:
-        """What the line is in a stripe: its value, of a faint one its least and largest; nothing where it has none there."""
-        near = self.points[bisect_left(self.places, left) : bisect_right(self.places, right)]
-        if not near:
-            return ""
-        if self.faint:
-            low, high = min(y for _, y in near), max(y for _, y in near)
-            if low != high:
-                return f"{written(low, unit)} \u2013 {written(high, unit)}"
-        return written(min(near, key=lambda point: abs(point[0] - centre))[1], unit)
+def _told(near: Sequence[tuple[float, float]], centre: float, unit: Unit, *, faint: bool) -> str:
+    """What a line is in a stripe: its value, of a faint one its least and largest."""
+    low, high = min(y for _, y in near), max(y for _, y in near)
+    if faint and low != high:
+        return f"{written(low, unit)} \u2013 {written(high, unit)}"
+    return written(min(near, key=lambda point: abs(point[0] - centre))[1], unit)
 
 
 # tried one after the other until the page is small enough: stretches of a curve, samples, rows of settings and of events,

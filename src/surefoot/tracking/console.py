@@ -73,12 +73,10 @@ class Console:
             if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
                 self._print_held()
         elif kind == "scores":
-            self._print_held()
             values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
-            self._print(" ".join([f"step={step}/{self.length}", *values]))
+            self.say(" ".join([f"step={step}/{self.length}", *values]))
         elif kind == "sample":
-            self._print_held()
-            self._print(f"--- sample at step {step} ---\n{record['text']}\n---")
+            self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
 
     def say(self, text: str) -> None:
         self._print_held()
