@@ -80,14 +80,10 @@ class Curve:
 
         `stretches` asks for fewer than are held.
         """
-        found: dict[int, float] = {}
-        for stretch in _joined(self.held, stretches):
-            for step, value in sorted({(stretch.low_at, stretch.low), (stretch.high_at, stretch.high)}):
-                found[step] = value
-        for end in (self.first, self.last):
-            if end is not None:
-                found[end[0]] = end[1]
-        return sorted(found.items())
+        held = _joined(self.held, stretches)
+        points = [point for each in held for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
+        ends = [end for end in (self.first, self.last) if end is not None]
+        return sorted(dict([*points, *ends]).items())  # of two values at one step the later one
 
     def means(self) -> list[tuple[float, float, int]]:
         """Mean step, mean value and number of values of each stretch."""

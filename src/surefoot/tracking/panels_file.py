@@ -46,13 +46,12 @@ def read_panels(run: Path | str) -> Panels | None:
     try:
         with open_regular(place) as file:
             text = file.read(MOST_BYTES + 1)
+        check(len(text) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
+        return panels_from_json(text.decode())
     except FileNotFoundError:
         return None
     except OSError as problem:
         raise DataError(f"{place} cannot be read: {problem.strerror or problem}") from problem
-    try:
-        check(len(text) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
-        return panels_from_json(text.decode())
     except (ConfigError, UnicodeDecodeError) as problem:
         raise DataError(
             f"{place} holds no panels of a run: {problem}\n  remove it; `surefoot report` makes them anew"

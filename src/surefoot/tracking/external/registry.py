@@ -52,12 +52,11 @@ def refuse_missing(names: Sequence[str]) -> None:
 
     >>> refuse_missing([])
     """
-    missing = {name: [package for package in PACKAGES[name] if not _is_there(package)] for name in names}
-    lacking = [name for name, packages in missing.items() if packages]
-    if lacking:
-        what = "; ".join(f"{name} needs {', '.join(missing[name])}" for name in lacking)
+    wanted = {name: [package for package in PACKAGES[name] if not _is_there(package)] for name in names}
+    if missing := {name: packages for name, packages in wanted.items() if packages}:
+        what = "; ".join(f"{name} needs {', '.join(packages)}" for name, packages in missing.items())
         raise ConfigError(
-            f'trackers: {what}, not installed here\n  pip install "surefoot[{",".join(lacking)}]", or leave it out'
+            f'trackers: {what}, not installed here\n  pip install "surefoot[{",".join(missing)}]", or leave it out'
         )
 
 
