@@ -98,17 +98,13 @@ def axes(chart: Chart) -> tuple[Axis, Axis] | None:
     """
     points = [point for line in chart.lines for point in line.points]
     points += [(mark.x, mark.y) for mark in chart.marks if mark.y is not None]
-    if not points:
+    logarithmic = chart.x_scale == "log"
+    steps = [x for x in (*(x for x, _ in points), *(mark.x for mark in chart.marks)) if x > 0 or not logarithmic]
+    if not points or not steps:
         return None
-    places = [x for x, _ in points] + [mark.x for mark in chart.marks]
-    steps = [x for x in places if chart.x_scale == "linear" or x > 0]
-    values = sorted(y for _, y in points)
-    if not steps:
-        return None
-    logarithmic, right = chart.x_scale == "log", max(steps)
-    left = min(steps) if logarithmic else max(0.0, chart.x_from)
+    left, right = min(steps) if logarithmic else max(0.0, chart.x_from), max(steps)
     beyond = 2 * left if logarithmic else left + 1
-    return Axis(left, right if right > left else beyond, logarithmic), _vertical(chart, values)
+    return Axis(left, right if right > left else beyond, logarithmic), _vertical(chart, sorted(y for _, y in points))
 
 
 def _vertical(chart: Chart, values: list[float]) -> Axis:

@@ -65,9 +65,8 @@ def overlaid_charts(
     found = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
     for name in score_names:
         curves = [run.recorded.scores.get(name) for run in runs]
-        points = [points_of(curve, stretches) for curve in curves]
         dots = max((curve.count for curve in curves if curve is not None), default=0) < _DOTS
-        lines = _lines(labels, points, dots=dots)
+        lines = _lines(labels, [points_of(curve, stretches) for curve in curves], dots=dots)
         found.append(Chart(f"score-{name}", name, lines, _best_of_all(curves, direction_of(name))))
     for key, title in _MORE.items():
         lines = _lines(labels, [points_of(train.get(key), stretches) for train in trained])
