@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from surefoot.compare import plot, runner
-from surefoot.compare.plot import draw
+from surefoot.compare import runner
+from surefoot.compare.plot import charts, draw
 from surefoot.compare.progress import Board, Lines, Standing
-from surefoot.compare.results import Comparison, compared
+from surefoot.compare.results import compared
 from surefoot.compare.runner import InOrder, Sitting
 from surefoot.compare.tables import as_json, markdown, text, tsv
 from surefoot.compare.trained import Compared, Trained, read_run
 from surefoot.compare.trials import Records, Trial, Trials
 from surefoot.compare.variants import Variant
 from surefoot.errors import ConfigError
+from surefoot.report.charts import Chart
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
 
@@ -249,35 +250,29 @@ def test_a_picture_that_cannot_be_written_is_refused_in_words(tmp_path: Path) ->
         draw(compared([run("a")]), tmp_path / "file" / "it")
 
 
-def drawn(found: Comparison, path: Path, patch: pytest.MonkeyPatch) -> tuple[list[str], list[Any]]:
-    """The names in the legend of a picture, and its axes."""
-    figures: list[Any] = []
-    patch.setattr(plot, "write", lambda figure, _: figures.append(figure))
-    draw(found, path)
-    return [text.get_text() for text in figures[0].legends[0].get_texts()], figures[0].axes
+def names(chart: Chart) -> list[str]:
+    """As they stand in the legend."""
+    return [line.name for line in chart.lines if line.named]
 
 
-def test_every_score_is_in_the_picture_and_what_is_too_far_away_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_score_is_in_the_picture_and_what_is_too_far_away_is_said() -> None:
     early = run("lr=1", [(1, 5.0), (50, 2.0), (100, 1.0)])
     far = Compared(variant("lr=9"), trained([(1, 5.0), (50, 1e6), (100, 1e9)]), "diverged")
-    names, axes = drawn(compared([early, far, run("lr=2", [(1, 1e9)])]), tmp_path / "it", monkeypatch)
-    low, high = axes[0].get_ylim()
+    (chart,) = charts(compared([early, far, run("lr=2", [(1, 1e9)])]))
+    assert chart.within is not None
+    low, high = chart.within
     assert low < 1.0
     assert 5.0 < high < 50.0
-    assert names == ["lr=1", "lr=9 (diverged at step 100, off the scale in part)", "lr=2 (off the scale)"]
+    assert names(chart) == ["lr=1", "lr=9 (diverged at step 100, off the scale in part)", "lr=2 (off the scale)"]
 
 
-def test_an_axis_is_called_what_is_on_it_and_a_trial_by_its_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_field_is_called_what_is_on_it_and_a_trial_by_its_settings() -> None:
     trial = Compared(variant("trial-003", **{"optimizer.lr": 0.0123456, "optimizer.name": "sgd"}), trained(loss=[]))
-    names, axes = drawn(compared([trial]), tmp_path / "it", monkeypatch)
-    assert names == ["trial-003: lr=0.0123, name=sgd"]
-    assert axes[0].get_ylabel() == "held-out/loss"
-    _, axes = drawn(compared([run("a")]), tmp_path / "it", monkeypatch)
-    assert axes[0].get_ylabel() == "training loss (lines), held-out/loss (points)"
+    (chart,) = charts(compared([trial]))
+    assert names(chart) == ["trial-003: lr=0.0123, name=sgd"]
+    assert chart.title == "held-out/loss"
+    (chart,) = charts(compared([run("a")]))
+    assert chart.title == "training loss (lines), held-out/loss (points)"
 
 
 def test_plain_lines_come_at_most_every_ten_seconds_for_each_variant() -> None:

@@ -14,8 +14,7 @@ import surefoot as sf
 from surefoot.distributed.world import on_paper
 from surefoot.memory import peak
 from surefoot.plan.measure import measure
-from surefoot.plan.meta_device import OnPaper
-from surefoot.plan.meta_pass import dry_pass
+from surefoot.plan.meta_pass import OnPaper, dry_pass
 from surefoot.recipes import gpt, images, translation
 from surefoot.recipes.images.networks import Model as ImageModel
 from surefoot.train.scratch import timed_pass

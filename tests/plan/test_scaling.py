@@ -23,7 +23,7 @@ from rank_processes import Ranks
 from surefoot.distributed.blocks import blocks_of
 from surefoot.distributed.world import joined, on_paper
 from surefoot.memory import tensor_bytes
-from surefoot.plan import memory_model, network_model
+from surefoot.plan import cluster, network_model
 from surefoot.plan.meta_pass import dry_pass
 from surefoot.plan.network_model import Machine
 from surefoot.plan.workload import Spread, Weight, Workload, units, workload
@@ -98,7 +98,7 @@ def test_one_process_holds_what_was_computed(name: str) -> None:
             sf.forward_backward(step)
             gradients = tensor_bytes(held.grad for held in run.state.parameters if held.grad is not None)
             sf.update(step)
-    found = memory_model.memory(
+    found = cluster.memory(
         work_of(optimizer=SPECS[name], ema=None if name == "schedule-free" else 0.9), Spread("none", 1), micro_batches=1
     )
     model, average = run.state.models["model"], run.state.averages["model"].model
@@ -195,13 +195,13 @@ def test_ranks_hold_and_send_what_was_computed(size: int, ranks: Ranks) -> None:
     measured = ranks.each(size, one_step, [dict(zip(names, case, strict=True)) for case in CASES[size]])
     for (kind, micro_batches, settings), case in zip(CASES[size], measured, strict=True):
         spread = Spread(kind, size, **settings)
-        found = memory_model.memory(work, spread, micro_batches=micro_batches)
+        found = cluster.memory(work, spread, micro_batches=micro_batches)
         first = case[0]  # which holds most rows
         computed = {"parameters": found.parameters, "gradients": found.gradients, "optimizer": found.optimizer}
 
         assert computed == {name: first[name] for name in computed}, spread
         assert all(rank["parameters"] <= found.parameters for rank in case), spread
-        sent = network_model.sent_bytes(work, spread, micro_batches=micro_batches)
+        sent = network_model.timing(work, spread, MACHINE, micro_batches=micro_batches).sent_bytes
         assert [rank["sent"] for rank in case] == [sent] * size, spread
 
 
@@ -214,7 +214,7 @@ def test_more_ranks_never_need_more_memory(settings: dict[str, Any]) -> None:
 
 def held_bytes(work: Workload, spread: Spread) -> int:
     """What stays; buffers for the exchange are padded to the number of ranks."""
-    found = memory_model.memory(work, spread, micro_batches=2)
+    found = cluster.memory(work, spread, micro_batches=2)
     return found.parameters + found.gradients + found.optimizer + found.averages + found.updating
 
 
@@ -223,7 +223,7 @@ def test_each_way_to_save_memory_saves_some(micro_batches: int) -> None:
     work, plain = work_of(), Spread("fsdp", 6, synchronise="every")
 
     def total(spread: Spread) -> int:
-        return memory_model.memory(work, spread, micro_batches=micro_batches).total
+        return cluster.memory(work, spread, micro_batches=micro_batches).total
 
     assert total(plain) < total(replace(plain, reshard=False))
     assert total(plain) < total(replace(plain, replicas=2)) < total(replace(plain, replicas=3))
@@ -234,8 +234,8 @@ def test_each_way_to_save_memory_saves_some(micro_batches: int) -> None:
 
 def test_what_is_offloaded_is_in_the_hosts_memory() -> None:
     work, plain = work_of(ema=0.9), Spread("fsdp", 2)
-    there = memory_model.memory(work, plain, micro_batches=1)
-    away = memory_model.memory(work, replace(plain, offload=True), micro_batches=1)
+    there = cluster.memory(work, plain, micro_batches=1)
+    away = cluster.memory(work, replace(plain, offload=True), micro_batches=1)
     assert away.host == there.parameters + there.gradients + there.optimizer + there.averages
     assert away.parameters + away.gradients + away.optimizer + away.averages == 0
 
@@ -270,7 +270,7 @@ def scaled(work: Workload, samples: int) -> Workload:
 def test_communication_is_hidden_from_the_batch_on_that_is_named(spread: Spread) -> None:
     blocks = ((Weight((512, 512)),),) * 6
     work = Workload((Weight((100, 512)),), blocks, lambda _: 0, lambda _: 0, 0, 0, 0, (2e7, 4e7), 1)
-    least = network_model.hidden_from(work, spread, MACHINE, micro_batches=3)
+    least = network_model.timing(work, spread, MACHINE, micro_batches=3).hidden_from
 
     def exposed_s(samples: int) -> float:
         return network_model.timing(scaled(work, samples), spread, MACHINE, micro_batches=3).exposed_s
@@ -283,13 +283,14 @@ def test_communication_is_hidden_from_the_batch_on_that_is_named(spread: Spread)
 def test_one_process_sends_nothing() -> None:
     work = work_of()
     for kind in ("none", "ddp", "fsdp"):
-        assert network_model.sent_bytes(work, Spread(kind, 1), micro_batches=3) == 0.0
-        assert network_model.hidden_from(work, Spread(kind, 1), MACHINE, micro_batches=3) == 1
+        found = network_model.timing(work, Spread(kind, 1), MACHINE, micro_batches=3)
+        assert (found.sent_bytes, found.hidden_from) == (0.0, 1)
 
 
 def test_ddp_and_unsharded_fsdp_send_the_same() -> None:
     work = work_of()
     replicated = Spread("fsdp", 8, replicas=8)
-    assert network_model.sent_bytes(work, replicated, micro_batches=2) == network_model.sent_bytes(
-        work, Spread("ddp", 8), micro_batches=2
-    )
+    sent = [
+        network_model.timing(work, how, MACHINE, micro_batches=2).sent_bytes for how in (replicated, Spread("ddp", 8))
+    ]
+    assert sent[0] == sent[1]

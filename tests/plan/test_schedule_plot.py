@@ -72,15 +72,18 @@ def test_each_schedule_is_told_with_its_marks(rate: float | None, one: list[Path
 def test_both_sides_of_a_jump_are_drawn_however_few_the_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_plot, "_POINTS", 10)
     (trace,) = traced({"step": sf.step_decay(50)}, Length(steps=100_000, samples_per_epoch=1, batch_size=1))
-    steps, factors = schedule_plot._points(trace)
-    assert {50, 49_999, 50_000, 74_999, 75_000, 99_999} <= set(steps.tolist())
-    assert len(steps) < 80
-    assert factors.max() == 1.0
+    (chart,) = schedule_plot.charts([trace], rate=1.0)
+    points = dict(chart.lines[0].points)
+    assert {50, 49_999, 50_000, 74_999, 75_000, 99_999} <= points.keys()
+    assert len(points) < 80
+    assert max(points.values()) == 1.0
 
 
 def test_no_two_of_many_curves_look_alike() -> None:
-    styles = [schedule_plot._style(place) for place in range(35)]
-    assert all(one != other for place, one in enumerate(styles) for other in styles[:place])
+    length = Length(steps=10, samples_per_epoch=1, batch_size=1)
+    together = schedule_plot.charts(traced({f"{place}": sf.linear() for place in range(35)}, length), rate=1.0)[0]
+    styles = {(line.colour % len(figures.COLOURS), line.dashes % len(figures.DASHES)) for line in together.lines}
+    assert len(styles) == 35
 
 
 def linear_light(colour: str) -> np.ndarray:

@@ -82,7 +82,7 @@ def test_a_page_that_cannot_be_written_is_one_warning(tmp_path: Path, capsys: py
     build(tmp_path / "run", length="2 steps", console=True).train()
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert told == [
-        f"warning: no {tmp_path / 'run' / 'report.html'}: cannot write {tmp_path / 'run' / 'report.html'}: Is a directory"
+        f"warning: no {tmp_path / 'run' / 'report.html'}: cannot write to {tmp_path / 'run' / 'report.html'}: Is a directory"
     ]
 
 

@@ -15,7 +15,12 @@ from PIL import Image
 from in_one import in_one
 from surefoot.report.charts import Axis, Chart, Line, Mark, axes, on_axis, ticks, written
 from surefoot.report.heatmap import grouped, heat_map
-from surefoot.report.svg import svg
+from surefoot.report.page import environment
+
+
+def svg(shown: Chart) -> str:
+    """The picture of a chart, as it stands on a page."""
+    return str(environment().get_template("parts.html").module.plot(shown)).strip()  # type: ignore[attr-defined]
 
 
 def chart(*lines: Line, marks: tuple[Mark, ...] = (), **settings: object) -> Chart:
@@ -132,7 +137,7 @@ def test_colours_of_a_heat_map_rise_with_the_logarithm() -> None:
     assert found is not None
     assert cells_of(found.picture) == [[0, 50, 99, 100, 101, 0]]
     assert found.scale == ("1", "3.2", "10", "32", "100")
-    assert found.rows[0].title == "row: 0 at step 5, between 0 and 100"
+    assert found.rows[0][2] == "row: 0 at step 5, between 0 and 100"
 
 
 def opened(picture: str) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from pages import Elements, titles
 from surefoot.report.figures import draw
 from surefoot.report.run_charts import charts
 from surefoot.report.series import read_reported_run
-from surefoot.report.several_runs import labels, overlaid
+from surefoot.report.several_runs import labels, page_values
 from surefoot.report.write import page_of
 from written_runs import falling, scores, train, written
 
@@ -27,22 +28,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_only_settings_that_differ_are_told(runs: list[Path]) -> None:
-    held = overlaid([read_reported_run(run) for run in runs], ["finished"] * 3, stretches=100)
-    assert held.differing == [("optimizer.lr", ["0.0001", "0.001", "0.1"])]
+    held = page_values([read_reported_run(run) for run in runs], stretches=100)
+    assert held["differing"] == [("optimizer.lr", ["0.0001", "0.001", "0.1"])]
 
 
 def test_the_best_of_each_score_is_marked(runs: list[Path]) -> None:
-    held = overlaid([read_reported_run(run) for run in runs], ["finished"] * 3, stretches=100)
-    place = held.score_names.index("held-out/loss")
-    cells = [row.cells[place] for row in held.rows]
-    assert [(cell.value, cell.best) for cell in cells][1] == ("1.1996", True)
-    assert held.verdict.startswith("slow has the best held-out/loss") or "best held-out/loss" in held.verdict
+    held = page_values([read_reported_run(run) for run in runs], stretches=100)
+    place = held["score_names"].index("held-out/loss")
+    value, _, best = held["cells"][1][place]
+    assert (value, best) == ("1.1996", True)
+    assert held["verdict"].startswith("slow has the best held-out/loss") or "best held-out/loss" in held["verdict"]
 
 
 def test_every_run_has_a_line_in_every_chart_and_one_colour(runs: list[Path]) -> None:
-    held = overlaid([read_reported_run(run) for run in runs], ["finished"] * 3, stretches=100)
-    assert [chart.name for chart in held.overlaid][:2] == ["loss", "score-held-out/loss"]
-    for chart in held.overlaid:
+    held = page_values([read_reported_run(run) for run in runs], stretches=100)
+    assert [chart.name for chart in held["overlaid"]][:2] == ["loss", "score-held-out/loss"]
+    for chart in held["overlaid"]:
         assert [(line.name, line.colour) for line in chart.lines] == [("slow", 0), ("fast", 1), ("wild", 2)]
 
 
@@ -56,8 +57,10 @@ def test_the_page_of_several_is_well_formed_and_asks_for_nothing(runs: list[Path
 
 def test_more_runs_than_colours_differ_in_their_dashes(tmp_path: Path) -> None:
     several = [read_reported_run(written(tmp_path / f"run {n}", [train(1), train(2)])) for n in range(20)]
-    held = overlaid(several, ["silent"] * 20, stretches=20)
-    assert len({(row.colour, row.dashes) for row in held.rows}) == 20
+    page = page_of([run.files.path for run in several])
+    keys = re.findall(r'<svg class="key"[^>]*><path class="([^"]*)"', page)
+    lines = {(line.colour, line.dashes) for line in page_values(several, stretches=20)["overlaid"][0].lines}
+    assert len(set(keys)) == len(lines) == 20
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -78,12 +78,13 @@ def header(wide: int, high: int) -> str:
         ("no base64!", "no base64"),
         ('"><script>', "no base64"),
         ("é", "no base64"),
+        (b"iVBORw0K", "no base64"),
         (base64.b64encode(b"<svg onload=alert(1)>" * 3).decode(), "no PNG file"),
         (header(100_000, 1), "100000 x 1 pixels"),
         (header(0, 1), "0 x 1 pixels"),
     ],
 )
-def test_a_picture_that_is_no_small_png_is_refused(png: str, why: str) -> None:
+def test_a_picture_that_is_no_small_png_is_refused(png: Any, why: str) -> None:
     with pytest.raises(sf.ConfigError, match=why):
         sf.Pictures(title="wrong", pictures=(sf.Picture(png=png),))
 

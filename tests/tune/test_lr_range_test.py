@@ -11,7 +11,7 @@ from PIL import Image
 import surefoot as sf
 from in_one import in_one
 from surefoot.tune.lr_range_test import Curve, RangeTest, check_range, diverged, judged, smoothed, written
-from surefoot.tune.lr_search import _limit, _shown, draw
+from surefoot.tune.lr_search import chart_of, draw
 
 RATES: Curve = np.geomspace(1e-6, 10, 141)  # 20 a decade
 NOISE = np.random.default_rng(0).normal(size=len(RATES))
@@ -171,21 +171,18 @@ def test_a_result_prints_as_a_short_table_with_the_suggestion_and_why_the_test_e
 
 def test_the_drawn_curve_ends_where_losses_count_as_less_than_they_are() -> None:
     losses = fall(RATES, 0.01) + np.where(RATES > 1, 100.0, 0.0)
-    found = judged(RATES, losses, end="diverged", diverged_at=10.0)
-    assert RATES[_shown(found)] == RATES[RATES > 1][0]
-    assert _shown(flat()) == len(RATES)
+    drawn = chart_of(judged(RATES, losses, end="diverged", diverged_at=10.0)).lines[1]
+    assert (drawn.name, drawn.points[-1][0]) == ("smoothed", RATES[RATES <= 1][-1])
+    assert [rate for rate, _ in chart_of(flat()).lines[1].points] == RATES.tolist()
 
 
-def test_losses_above_what_is_drawn_are_arrows_at_the_top() -> None:
-    from matplotlib.figure import Figure
-
+def test_losses_above_what_is_drawn_are_marks_at_the_top() -> None:
     for lifted in (0.0, -5.0):  # a logarithmic axis, and a linear one
         losses = fall(RATES, 0.01) + lifted + np.where(RATES > 5, 1e6, 0.0)
-        axes = Figure().add_subplot()
-        _limit(axes, judged(RATES, losses, end="diverged", diverged_at=10.0))
-        (arrows,) = axes.lines
-        assert list(arrows.get_xdata()) == RATES[RATES > 5].tolist()
-        assert axes.get_yscale() == ("linear" if lifted else "log")
+        chart = chart_of(judged(RATES, losses, end="diverged", diverged_at=10.0))
+        assert [mark.x for mark in chart.marks if mark.kind == "strange"] == RATES[RATES > 5].tolist()
+        assert chart.scale == ("linear" if lifted else "log")
+        assert max(value for line in chart.lines for _, value in line.points) < 1e5
 
 
 def flat() -> RangeTest:

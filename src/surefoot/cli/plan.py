@@ -17,7 +17,7 @@ from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, build_run, find_program
 
 if TYPE_CHECKING:
-    from surefoot.plan.cluster import Assumed
+    from surefoot.plan.network_model import Machine
     from surefoot.run.run import Run
 
 _H100 = "H100 SXM's data sheet"
@@ -123,9 +123,8 @@ def _plan_on_paper(program: Program, config: Any, numbers: Mapping[str, float], 
             print(f"\n{section}")
 
 
-def _assumed(numbers: Mapping[str, float], *, precision: str) -> Assumed:
+def _assumed(numbers: Mapping[str, float], *, precision: str) -> Machine:
     """The machine that is meant: what was given, else an H100; and for each number where it comes from."""
-    from surefoot.plan.cluster import Assumed
     from surefoot.plan.network_model import Machine
     from surefoot.train.precision import FORMATS
 
@@ -136,7 +135,7 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> Assumed:
         name: f"--{name.replace('_', '-')}" + ("" if name in numbers else f" absent: {origin}")
         for name, (_, origin) in usual.items()
     }
-    return Assumed(Machine(**values), origins)
+    return Machine(**values, origins=origins)
 
 
 def _numbers(options: MachineOptions) -> dict[str, float]:

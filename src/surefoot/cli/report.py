@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from surefoot.report.charts import Chart
     from surefoot.report.series import ReportedRun
 
+_DRAWN = 8  # charts of the picture
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -63,10 +65,11 @@ def report(arguments: list[str]) -> None:
 
 
 def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
-    from surefoot.report.write import page_of, target_of, write
+    from surefoot.report.figures import write_file
+    from surefoot.report.write import page_of, target_of
 
     target = target_of(runs, out)
-    write(page_of(runs), target)
+    write_file(target, page_of(runs).encode())
     print(f"written: {target}")
     if len(runs) == 1 and _could_have_panels(runs[0]):
         print(f"note: without panels of what the model does, which surefoot evaluate {runs[0]} --panels makes")
@@ -75,7 +78,7 @@ def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
         from surefoot.report.series import read_reported_run
 
         charts, title = _charts([read_reported_run(run) for run in runs])
-        for file in draw(charts, target.with_suffix(""), title=title):
+        for file in draw(charts[:_DRAWN], target.with_suffix(""), title=title):
             print(f"written: {file}")
 
 
@@ -84,10 +87,10 @@ def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
         from surefoot.report.run_charts import charts
 
         return charts(runs[0]), runs[0].files.name
-    from surefoot.report.several_runs import overlaid
+    from surefoot.report.several_runs import page_values
 
-    held = overlaid(runs, ["silent"] * len(runs), stretches=150)
-    return held.overlaid, held.title
+    shown = page_values(runs, stretches=150)
+    return shown["overlaid"], shown["title"]
 
 
 def _could_have_panels(run: Path) -> bool:

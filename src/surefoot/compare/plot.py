@@ -8,7 +8,8 @@ from typing import Any
 from surefoot.compare.results import Comparison
 from surefoot.compare.trained import Compared, Row
 from surefoot.compare.variants import short_names
-from surefoot.report.figures import COLOURS, DASHES, drawing, write
+from surefoot.report import figures
+from surefoot.report.charts import Chart, Line
 from surefoot.tracking.format import as_typed, in_line, shortened
 
 Point = tuple[int, float]  # step, value
@@ -16,8 +17,7 @@ _POINTS = 200  # of a curve; more are averaged, so that noise does not hide what
 _SHOWN = 12  # names in the legend
 _HEAD = 0.05  # of a run: its steep beginning need not fit
 _FAR = 3.0  # times the range of the narrower variants: what lies further out would flatten them
-_LINE = 0.17  # inches of the legend
-_LONGEST, _COLUMN = 90, 48  # letters of a name in the legend, and as many as leave room for two beside each other
+_LONGEST = 90  # letters of a name in the legend
 
 
 def draw(comparison: Comparison, path: Path) -> list[Path]:
@@ -27,46 +27,36 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
     What is so far away that it would flatten the others is not shown, and the legend says so. The same comparison gives the
     same bytes.
     """
-    apart = comparison.score is not None and not comparison.score.endswith("loss")
-    groups = {row.name: [run for run in comparison.runs if run.variant.group == row.name] for row in comparison.rows}
-    beyond: dict[str, str] = {}
-    with drawing():
-        from matplotlib.figure import Figure
+    return figures.draw(charts(comparison), path, title="")
 
-        figure = Figure(figsize=(8.0, 7.0 if apart else 4.5), layout="constrained")
-        axes: list[Any] = list(figure.subplots(2 if apart else 1, 1, sharex=True, squeeze=False)[:, 0])
-        shown: list[Any] = []
-        for place, runs in enumerate(groups.values()):
-            style = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place // len(COLOURS) % len(DASHES)]}
+
+def charts(comparison: Comparison) -> list[Chart]:
+    """The field of losses and scores, or one of each."""
+    groups = {row.name: [run for run in comparison.runs if run.variant.group == row.name] for row in comparison.rows}
+    loss = "training loss" if any(run.trained.loss for run in comparison.runs) else ""
+    score = comparison.score or ""
+    if score and not score.endswith("loss"):
+        fields = [(loss, True, False), (score, False, True)]
+    else:
+        fields = [(f"{loss} (lines), {score} (points)" if loss and score else loss or score, True, True)]
+    bounds = [_bounds({name: _seen(runs, *field[1:]) for name, runs in groups.items()}) for field in fields]
+    beyond = {name: told for _, off in bounds for name, told in off.items()}
+    unlike = _unlike(comparison.rows)
+    names = [_legend_name(row, unlike, off=beyond.get(row.name)) for row in comparison.rows]
+    found = []
+    for (title, losses, scores), (within, _) in zip(fields, bounds, strict=True):
+        lines = []
+        for place, (name, runs) in enumerate(zip(names, groups.values(), strict=True)):
+            style: Any = {"colour": place, "dashes": place // 7}
             for run in runs:
-                axes[0].plot(*_across(_smoothed(run)), linewidth=0.9, alpha=0.5, **style)
-                (line,) = axes[-1].plot(
-                    *_across(_finite(run.trained.scores)), marker="o", markersize=3.5, linewidth=1.2, **style
-                )
-            shown.append(line)
-        for each in axes:
-            points = {name: _of_axes(runs, each is axes[0], each is axes[-1]) for name, runs in groups.items()}
-            beyond |= _bounded(each, points)
-            each.grid(visible=True, color="0.9")
-            each.spines[["top", "right"]].set_visible(False)
-        _name_axes(axes, comparison, any(run.trained.loss for run in comparison.runs))
-        unlike = _unlike(comparison.rows)
-        names = [_legend_name(row, unlike, off=beyond.get(row.name)) for row in comparison.rows]
-        more = f"{len(names) - _SHOWN} more, behind" if len(names) > _SHOWN else None
-        columns = 1 if max(map(len, names[:_SHOWN]), default=0) > _COLUMN else 2
-        lines = -(-min(len(names), _SHOWN) // columns) + (more is not None)
-        figure.set_size_inches(8.0, figure.get_figheight() + _LINE * lines)
-        figure.legend(
-            shown[:_SHOWN],
-            names[:_SHOWN],
-            title=more,
-            frameon=False,
-            fontsize=8,
-            loc="outside lower left",
-            alignment="left",
-            ncols=columns,
-        )
-        return write(figure, path)
+                if losses:
+                    lines.append(Line(name, tuple(_smoothed(run)), **style, faint=True, named=False))
+                if scores:
+                    named = place < _SHOWN and run is runs[-1]
+                    lines.append(Line(name, tuple(_finite(run.trained.scores)), **style, dots=True, named=named))
+        more = f"{len(names) - _SHOWN} more, without a name" if scores and len(names) > _SHOWN else ""
+        found.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
+    return found
 
 
 def _unlike(rows: Sequence[Row]) -> list[str]:
@@ -87,23 +77,8 @@ def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:
     return shortened(name, _LONGEST, keep="both") + (f" ({', '.join(told)})" if told else "")
 
 
-def _name_axes(axes: Sequence[Any], comparison: Comparison, losses: bool) -> None:
-    """Say what is drawn, and nothing that is not."""
-    line, point = "training loss" if losses else "", comparison.score or ""
-    axes[0].set_ylabel(
-        line if len(axes) > 1 else f"{line} (lines), {point} (points)" if line and point else line or point
-    )
-    if len(axes) > 1:
-        axes[1].set_ylabel(point)
-    axes[-1].set_xlabel("steps")
-
-
 def _finite(points: Iterable[Point]) -> list[Point]:
     return [(step, value) for step, value in points if math.isfinite(value)]
-
-
-def _across(points: Sequence[Point]) -> tuple[list[int], list[float]]:
-    return [step for step, _ in points], [value for _, value in points]
 
 
 def _smoothed(run: Compared) -> list[Point]:
@@ -113,7 +88,7 @@ def _smoothed(run: Compared) -> list[Point]:
     return [(piece[-1][0], math.fsum(loss for _, loss in piece) / len(piece)) for piece in pieces]
 
 
-def _of_axes(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float]:
+def _seen(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float]:
     """What is to be seen of a variant: all its scores, and its losses but for their steep beginning."""
     found: list[float] = []
     for run in runs:
@@ -123,11 +98,11 @@ def _of_axes(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float
     return found
 
 
-def _bounded(axes: Any, points: Mapping[str, Sequence[float]]) -> dict[str, str]:
-    """Bounds that hold every point of the variants, but for those far above or below a third of them; tells of which that is so."""
+def _bounds(points: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float] | None, dict[str, str]]:
+    """Bounds that hold every point of the variants, but for those far above or below a third of them; and of which that is so."""
     known = {name: values for name, values in points.items() if values}
     if not known:
-        return {}
+        return None, {}
     third = (len(known) - 1) // 3  # most may have diverged
     high = sorted(max(values) for values in known.values())[third]
     low = min(high, sorted((min(values) for values in known.values()), reverse=True)[third])
@@ -136,8 +111,7 @@ def _bounded(axes: Any, points: Mapping[str, Sequence[float]]) -> dict[str, str]
     seen = {name: [value for value in values if low - room <= value <= high + room] for name, values in known.items()}
     bottom, top = min(map(min, filter(None, seen.values()))), max(map(max, filter(None, seen.values())))
     margin = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.05
-    axes.set_ylim(bottom - margin, top + margin)
-    return {
+    return (bottom - margin, top + margin), {
         name: "off the scale in part" if seen[name] else "off the scale"
         for name, values in known.items()
         if len(seen[name]) < len(values)

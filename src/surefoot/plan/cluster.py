@@ -1,29 +1,97 @@
-"""A run on many GPUs as numbers: what the machine is assumed to be, and what fits on it."""
+"""A run on many GPUs as numbers: how many bytes each holds under a strategy, and what for, and what fits on it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from surefoot.data.buckets import Lengthy
 from surefoot.memory import in_words
-from surefoot.plan.memory_model import Memory, memory
-from surefoot.plan.network_model import Machine, Timing, hidden_from, sent_bytes, timing
-from surefoot.plan.workload import Spread, Workload
+from surefoot.plan.network_model import Machine, Timing, timing
+from surefoot.plan.workload import Spread, Weight, Workload
 from surefoot.run.components import RunComponents
 
 _SPARE = 0.9  # of a GPU's memory: CUDA, NCCL and fragments take their part of the rest
 
 
 @dataclass(frozen=True)
-class Assumed:
-    """A machine, and for each of its numbers where that comes from."""
+class Memory:
+    """Bytes that one GPU holds, by what they are for; `total` is the most at one time. `host` is in the memory beside it."""
 
-    machine: Machine
-    origins: Mapping[str, str]
+    parameters: int
+    gradients: int
+    optimizer: int
+    averages: int
+    buffers: int
+    whole_gradients: int  # kept unsharded until the last micro-batch
+    gathered: int  # parameters of blocks at work
+    exchanged: int  # what gradients are copied into, to be sent
+    passing: int  # activations, and what is made between them
+    updating: int  # copies while the optimizer works: when nothing is passing
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        """What stays, and the larger of what a pass and an update add."""
+        stays = self.parameters + self.gradients + self.optimizer + self.averages + self.buffers
+        return stays + max(self.whole_gradients + self.gathered + self.exchanged + self.passing, self.updating)
+
+
+def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
+    """Memory of the GPU that holds most, where each rank makes `micro_batches` in a step.
+
+    Sharding as in Rajbhandari et al. 2020, section 5 (https://arxiv.org/abs/1910.02054), stage 3, by FSDP2's rows. Beside its
+    own rows a GPU has the block at work gathered and the next one on its way (Zhao et al. 2023, section 3.3:
+    https://arxiv.org/abs/2304.11277), all blocks where they are not resharded, and of one block the gradients and the buffer
+    from which these are sent.
+
+    >>> from surefoot.plan.workload import Spread, Weight, Workload
+    >>> block = (Weight((1024, 1024)),)
+    >>> work = Workload((), (block,) * 4, lambda n: 2 * 4 * 4 * 2**20 // n, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
+    >>> held = memory(work, Spread("fsdp", 8), micro_batches=1)
+    >>> [held.parameters, held.gradients, held.optimizer, held.gathered, held.exchanged], held.total  # of 16 MiB of weights
+    ([2097152, 2097152, 4194304, 8388608, 8388608], 25165824)
+    """
+    shards, sharded = strategy.shards, strategy.kind == "fsdp"
+    parameters = sum(weight.shard_bytes(shards) for weight in work.weights)
+    own = {
+        "parameters": parameters,
+        "gradients": sum(weight.shard_bytes(shards) for weight in work.weights if weight.trained),
+        "optimizer": work.state_bytes(shards),
+        "averages": work.averages * parameters,
+    }
+    kept_whole = sharded and strategy.synchronise == "last" and micro_batches > 1
+    return Memory(
+        **(dict.fromkeys(own, 0) if strategy.offload else own),
+        buffers=work.buffer_bytes * (1 + work.averages),
+        whole_gradients=sum(weight.memory_bytes for weight in work.weights if weight.trained) if kept_whole else 0,
+        gathered=_gathered_bytes(work, strategy) if sharded else 0,
+        exchanged=_exchanged_bytes(work, strategy) if sharded else 0,
+        passing=work.pass_bytes,
+        updating=0 if strategy.offload else work.update_bytes(shards),
+        host=sum(own.values()) if strategy.offload else 0,
+    )
+
+
+def _gathered_bytes(work: Workload, strategy: Spread) -> int:
+    outside, *blocks = (_unit_bytes(unit, strategy) for unit in (work.outside, *work.blocks))
+    if not strategy.reshard:
+        return outside + sum(blocks) + max(blocks, default=0)
+    return outside + max((sum(blocks[place : place + 2]) for place in range(len(blocks))), default=0)
+
+
+def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
+    """A block's gradients as the pass makes them, and in float32 as they are sent."""
+    units = [tuple(weight for weight in unit if weight.trained) for unit in (work.outside, *work.blocks)]
+    as_sent = replace(strategy, gather="fp32")
+    return max(_unit_bytes(unit, strategy) + _unit_bytes(unit, as_sent) for unit in units)
+
+
+def _unit_bytes(unit: Sequence[Weight], strategy: Spread) -> int:
+    return sum(weight.gathered_bytes(strategy.shards, strategy.gather) for weight in unit)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy, and what is computed of it: bytes of a GPU, seconds and bytes sent of a step, the micro-batch that hides these."""
+    """A strategy, and what is computed of it: bytes of a GPU, and the time of a step."""
 
     name: str
     strategy: Spread
@@ -38,14 +106,6 @@ class Case:
     @property
     def timing(self) -> Timing:
         return timing(self.work, self.strategy, self.machine, micro_batches=self.micro_batches)
-
-    @property
-    def sent(self) -> float:
-        return sent_bytes(self.work, self.strategy, micro_batches=self.micro_batches)
-
-    @property
-    def hidden_from(self) -> int:
-        return hidden_from(self.work, self.strategy, self.machine, micro_batches=self.micro_batches)
 
 
 def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:

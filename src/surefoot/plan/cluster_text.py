@@ -11,9 +11,9 @@ from surefoot.errors import ConfigError, first_line
 from surefoot.memory import in_words
 from surefoot.optim.memory import state_bytes
 from surefoot.optim.registry import kind_of, refuse_shards
-from surefoot.plan.cluster import Assumed, Case, fits, shared, spread, tokens_each
+from surefoot.plan.cluster import Case, fits, shared, spread, tokens_each
 from surefoot.plan.meta_pass import Pass, dry_pass
-from surefoot.plan.network_model import ring_bandwidth, windows
+from surefoot.plan.network_model import Machine, ring_bandwidth, windows
 from surefoot.plan.summary import Section, parameters_by_module
 from surefoot.plan.workload import Spread, workload
 from surefoot.run.components import RunComponents
@@ -34,7 +34,7 @@ _PURPOSES = {  # what a field of `Memory` is for, and whether FSDP alone has it
 }
 
 
-def sections(parts: RunComponents, assumed: Assumed) -> list[Section]:
+def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     """The machine that is assumed, the step, and memory, bytes and time of the run's strategy and of others."""
     if parts.task.loss is None:
         raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
@@ -45,23 +45,22 @@ def sections(parts: RunComponents, assumed: Assumed) -> list[Section]:
     refused = refusal(parts)
     if refused is not None and own.kind == "fsdp":
         raise refused
-    passes = {own.gather: dry_pass(parts, rows=rows, weights_narrow=own.gather == "bf16")}
-    passes.setdefault("fp32", passes[own.gather] if own.gather == "fp32" else dry_pass(parts, rows=rows))
+    gathers = dict.fromkeys((own.gather, "fp32"))
+    passes = {gather: dry_pass(parts, rows=rows, weights_narrow=gather == "bf16") for gather in gathers}
     works = {gather: workload(parts, passed) for gather, passed in passes.items()}
-
-    def case(name: str, chosen: Spread) -> Case:
-        return Case(name, chosen, works[chosen.gather], micro_batches, assumed.machine)
-
-    beside = others(own, node_size=assumed.machine.node_size)
-    cases = [case(name, chosen) for name, chosen in beside.items() if refused is None or chosen.kind != "fsdp"]
+    cases = [
+        Case(name, chosen, works[chosen.gather], micro_batches, machine)
+        for name, chosen in others(own, node_size=machine.node_size).items()
+        if refused is None or chosen.kind != "fsdp"
+    ]
     mine = next(found for found in cases if found.strategy == own)
     unshardable = [] if refused is None else [first_line(refused)]
     return [
         *([Section("data", list(parts.settings.about_data))] if parts.settings.about_data else []),
         Section("parameters by module", parameters_by_module(parts.state.models)),
-        Section("assumed", assumptions(assumed, world=world)),
+        Section("assumed", assumptions(machine, world=world)),
         Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),
-        Section(f"memory of a GPU, {mine.name}", [*held(parts, mine)]),
+        Section(f"memory of a GPU, {mine.name}", held(parts, mine)),
         *([Section(f"sent by each GPU in a step, {mine.name}", sent(mine))] if world > 1 else []),
         Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
         *([Section("strategies", [*table(cases), *unshardable])] if world > 1 else []),
@@ -94,24 +93,22 @@ def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
     if world > node_size > 1 and world % node_size == 0:
         found[f"fsdp, {world // node_size} replicas"] = replace(plain, replicas=world // node_size)
     if own not in found.values():
-        name = f"fsdp, {own.replicas} replicas" if own.replicas > 1 else "fsdp"
-        found = {f"{name}, as set": own, **found}
+        replicas = f", {own.replicas} replicas" if own.replicas > 1 else ""
+        found = {f"fsdp{replicas}, as set": own, **found}
     return found
 
 
-def assumptions(assumed: Assumed, *, world: int) -> list[str]:
+def assumptions(machine: Machine, *, world: int) -> list[str]:
     """Every number about the machine that is assumed, and where it comes from."""
-    machine = assumed.machine
-    nodes = -(-world // machine.node_size)
     told = {
-        "node_size": f"{counted(world, 'GPU')}, {counted(nodes, 'node')} of {machine.node_size}",
+        "node_size": f"{counted(world, 'GPU')}, {counted(-(-world // machine.node_size), 'node')} of {machine.node_size}",
         "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
         "mfu": f"{machine.mfu:.0%} of them are used, computing again included",
         "gpu_memory": f"{in_words(machine.memory_bytes)} a GPU",
         "bandwidth": f"{in_words(machine.bandwidth)}/s a GPU sends to other nodes, and receives",
         "node_bandwidth": f"{in_words(machine.node_bandwidth)}/s to others of its node",
     }
-    return text_table([(text, f"[{assumed.origins[name]}]") for name, text in told.items()], left=(0, 1))
+    return text_table([(text, f"[{machine.origins[name]}]") for name, text in told.items()], left=(0, 1))
 
 
 def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
@@ -128,20 +125,17 @@ def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None
     ]
 
 
-def held(parts: RunComponents, case: Case) -> Iterable[str]:
+def held(parts: RunComponents, case: Case) -> list[str]:
     """A line for each purpose that takes memory, and their sum against what there is."""
-    found, machine = case.memory, case.machine
-    rows = {what: getattr(found, name) for name, what in _PURPOSES.items()}
-    unknown = any(state_bytes(trained.optimizer) is None for trained in parts.state.trained.values())
-    table = [(what, in_words(number), "") for what, number in rows.items() if number]
-    table.append(("together, at most", in_words(found.total), fits(found, machine)))
-    *lines, together = text_table(table, left=(0, 2))
-    yield from lines
-    if unknown:
-        yield "the optimizer's state is known after its first step only, and left out"
-    yield together
+    found = case.memory
+    table = [(what, in_words(getattr(found, name)), "") for name, what in _PURPOSES.items() if getattr(found, name)]
+    table.append(("together, at most", in_words(found.total), fits(found, case.machine)))
+    lines = text_table(table, left=(0, 2))
+    if any(state_bytes(trained.optimizer) is None for trained in parts.state.trained.values()):
+        lines.insert(-1, "the optimizer's state is known after its first step only, and left out")
     if found.host:
-        yield f"beside it in the host's memory {in_words(found.host)} for each GPU"
+        lines.append(f"beside it in the host's memory {in_words(found.host)} for each GPU")
+    return lines
 
 
 def sent(case: Case) -> list[str]:
@@ -159,12 +153,12 @@ def sent(case: Case) -> list[str]:
         for name, (members, stride) in ring.items()
         if members > 1
     )
-    return [*lines, f"{in_words(case.sent)} in all, at {speeds}"]
+    return [*lines, f"{in_words(case.timing.sent_bytes)} in all, at {speeds}"]
 
 
 def times(case: Case, *, tokens: float | None) -> list[str]:
     """Seconds of computing and sending, and from which batch on the one hides the other."""
-    found, world, samples = case.timing, case.strategy.world, case.hidden_from
+    found, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
     hidden = found.communication_s - found.exposed_s
     made = world * case.micro_batches * case.work.samples / found.step_s
     of_step = f"a step of {measured_time(found.step_s)} without its update: {_rate(made, tokens)}"
@@ -186,8 +180,8 @@ def table(cases: Iterable[Case]) -> list[str]:
             case.name,
             in_words(case.memory.total),
             fits(case.memory, case.machine),
-            in_words(case.sent),
-            f"{case.hidden_from:,} a GPU",
+            in_words(case.timing.sent_bytes),
+            f"{case.timing.hidden_from:,} a GPU",
             measured_time(case.timing.exposed_s),
             measured_time(case.timing.step_s),
         )

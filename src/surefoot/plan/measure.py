@@ -90,7 +90,9 @@ def evaluation_time(parts: RunComponents) -> list[str]:
         return [f"evaluation: not measured: {first_line(problem)}"]
     lines, often, end = [], scoring.names(at_end=False), scoring.names(at_end=True)
     if often:
-        one_s, times = sum(took_s[name] for name in often), _evaluations(parts)
+        steps, due = parts.length.steps, parts.timetable.evaluate_due
+        seen = min(steps, _LOOKED_AT)  # in a run of millions of steps it is about that
+        one_s, times = sum(took_s[name] for name in often), round(sum(map(due, range(1, seen + 1))) * steps / seen)
         lines.append(
             f"about {measured_time(one_s)} an evaluation of {', '.join(often)}, {measured_time(one_s * times)} for {times:,} of them"
             " (measured with a few batches)"
@@ -99,10 +101,3 @@ def evaluation_time(parts: RunComponents) -> list[str]:
         end_s = measured_time(sum(took_s[name] for name in end))
         lines.append(f"about {end_s} for {', '.join(end)}, scored once, at the end")
     return lines
-
-
-def _evaluations(parts: RunComponents) -> int:
-    """How many evaluations the run makes; in a run of millions of steps about."""
-    steps, due = parts.length.steps, parts.timetable.evaluate_due
-    seen = min(steps, _LOOKED_AT)
-    return round(sum(map(due, range(1, seen + 1))) * steps / seen)

@@ -1,7 +1,8 @@
 """How many bytes a GPU sends in a step under a strategy, beside which pass, and how long the step takes."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from surefoot.plan.workload import Spread, Workload
@@ -21,6 +22,7 @@ class Machine:
     bandwidth: float
     node_bandwidth: float
     node_size: int = 8
+    origins: Mapping[str, str] = field(default_factory=dict)  # of each number, where it comes from
 
 
 def ring_gathered(number: float, ranks: int) -> float:
@@ -84,12 +86,6 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     return [window for window in found if window.times]
 
 
-def sent_bytes(work: Workload, strategy: Spread, *, micro_batches: int) -> float:
-    """Bytes that each GPU sends in a step, and as many that it receives."""
-    found = windows(work, strategy, micro_batches=micro_batches)
-    return sum(window.times * (window.to_shards + window.to_replicas) for window in found)
-
-
 def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
     """Bytes a second that each member of a ring sends: of ranks `stride` apart, nodes being filled rank by rank.
 
@@ -108,11 +104,17 @@ def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a step without its update: computing, and beside or after that sending, of which some is exposed."""
+    """Seconds of a step without its update: computing, and beside or after that sending, of which some is exposed.
+
+    `sent_bytes` are those that each GPU sends in a step, and as many that it receives; `hidden_from` is the smallest micro-batch
+    of a GPU, in samples, beside whose passes all communication is over as soon as they are.
+    """
 
     compute_s: float
     communication_s: float
     exposed_s: float
+    sent_bytes: float
+    hidden_from: int
 
     @property
     def step_s(self) -> float:
@@ -129,30 +131,20 @@ def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches:
     >>> found = timing(work, Spread("ddp", 8), machine, micro_batches=2)  # 28 MiB at 10 GB/s, beside one backward pass
     >>> round(found.compute_s, 4), round(found.communication_s, 5), found.exposed_s
     (0.012, 0.00294, 0.0)
+    >>> machine = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10, node_size=1)
+    >>> timing(work, Spread("ddp", 8), machine, micro_batches=2).hidden_from  # 29.4 ms, against 4 ms of a sample's backward pass
+    8
     """
     found = windows(work, strategy, micro_batches=micro_batches)
     took = [(window.times, *_seconds(window, work, strategy, machine)) for window in found]
+    least = max(sending / (computing / work.samples) for _, computing, sending in took)
     return Timing(
         compute_s=micro_batches * sum(work.flops) / (machine.flops * machine.mfu),
         communication_s=sum(times * sending for times, _, sending in took),
         exposed_s=sum(times * max(0.0, sending - computing) for times, computing, sending in took),
+        sent_bytes=sum(window.times * (window.to_shards + window.to_replicas) for window in found),
+        hidden_from=max(1, math.ceil(least)),
     )
-
-
-def hidden_from(work: Workload, strategy: Spread, machine: Machine, *, micro_batches: int) -> int:
-    """The smallest micro-batch of a GPU, in samples, beside whose passes all communication is over as soon as they are.
-
-    >>> from surefoot.plan.workload import Spread, Weight, Workload
-    >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1e9, 2e9), 1)
-    >>> machine = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10, node_size=1)
-    >>> hidden_from(work, Spread("ddp", 8), machine, micro_batches=2)  # 29.4 ms, against 4 ms of a sample's backward pass
-    8
-    """
-    least = 0.0
-    for window in windows(work, strategy, micro_batches=micro_batches):
-        computing, sending = _seconds(window, work, strategy, machine)
-        least = max(least, sending / (computing / work.samples))
-    return max(1, math.ceil(least))
 
 
 def _seconds(window: Window, work: Workload, strategy: Spread, machine: Machine) -> tuple[float, float]:

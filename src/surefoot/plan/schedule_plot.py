@@ -6,7 +6,6 @@ Above all curves in one field; below each in its own, with its peak, its lowest 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 from surefoot.config.durations import Length, planned
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
-from surefoot.report.figures import COLOURS, DASHES, drawing, write
+from surefoot.report.charts import Chart, Line, Mark
+from surefoot.report.figures import draw
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tracking.format import shortened
 from surefoot.tracking.text_table import text_table
@@ -46,8 +46,7 @@ class Trace:
     @property
     def mean(self) -> float:
         """The area under the curve: how much all steps learn together, as a share of what a constant rate would."""
-        until_next = np.diff(self.steps, append=self.steps[-1] + 1)
-        return float(np.average(self.factors, weights=until_next))
+        return float(np.average(self.factors, weights=np.diff(self.steps, append=self.steps[-1] + 1)))
 
     def _at(self, place: int) -> tuple[int, float]:
         return int(self.steps[place]), float(self.factors[place])
@@ -64,9 +63,15 @@ def traced(schedules: Mapping[str, Schedule | Joined], length: Length) -> list[T
     found, problems = [], []
     for name, schedule in schedules.items():
         try:
-            found.append(_trace(name, schedule, length))
+            resolved = schedule.resolved(length)
+            factor = resolved.factors(length)
         except ConfigError as problem:
             problems.append(f"{name}: {problem}")
+            continue
+        warmup, last = int(resolved.warmup or 0), length.steps - 1
+        even = np.arange(0, last + 1, -(-length.steps // _LOOKED_AT), dtype=np.int64)
+        steps = np.unique(np.concatenate([even, [warmup, last]])).astype(np.int64)
+        found.append(Trace(name, steps, np.array([factor(int(step)) for step in steps]), warmup))
     if problems:
         raise ConfigError("\n".join(problems))
     return found
@@ -88,20 +93,9 @@ def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
     return "\n".join(text_table(rows))
 
 
-def _trace(name: str, schedule: Schedule | Joined, length: Length) -> Trace:
-    written = schedule.resolved(length)
-    factor, warmup, steps = written.factors(length), int(written.warmup or 0), length.steps
-    even = np.arange(0, steps, -(-steps // _LOOKED_AT), dtype=np.int64)
-    looked = np.unique(np.concatenate([even, [warmup, steps - 1]])).astype(np.int64)
-    return Trace(name, looked, np.array([factor(int(step)) for step in looked]), warmup)
-
-
-_DPI, _WIDTH = 100, 10.0  # 1,000 pixels
-_COLUMNS = 3
 _POINTS = 160  # of a line, besides its jumps
 _JUMP = 0.02  # between two steps, of the full rate
 _LONGEST_NAME = 40
-_EXPLAINED = "●  peak      ▼  lowest from there on      ┆  warm-up ends      shaded: the area, told as the mean factor"
 
 
 def plot_schedules(
@@ -122,8 +116,8 @@ def plot_schedules(
     """
     if not schedules:
         raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.warmup_cosine('5%')}")
-    whole = length if isinstance(length, Length) else steps_alone(length)
-    return drawn(traced(schedules, whole), out=out, rate=rate)
+    traces = traced(schedules, length if isinstance(length, Length) else steps_alone(length))
+    return drawn(traces, out=out, rate=rate)
 
 
 def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
@@ -131,8 +125,8 @@ def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> li
     place = local_path(out, setting="out")
     if place.suffix in (".png", ".svg"):
         place = place.with_suffix("")
-    with drawing():
-        return write(_figure(traces, rate), place, dpi=_DPI)
+    title = "factor on the base rate" if rate is None else f"learning rate (base {rate:g})"
+    return draw(charts(traces, rate=rate or 1.0), place, title=title)
 
 
 def steps_alone(text: str) -> Length:
@@ -148,91 +142,36 @@ def steps_alone(text: str) -> Length:
     return planned(text, samples_per_epoch=1, batch_size=1)
 
 
-def _figure(traces: Sequence[Trace], rate: float | None) -> Any:
-    from matplotlib.figure import Figure
-
-    columns = 2 if len(traces) == 4 else min(_COLUMNS, len(traces))
-    rows = -(-len(traces) // columns)
-    above, below = 3.4 if len(traces) > 1 else 0.0, (2.6 if len(traces) > 1 else 4.2) * rows + 0.35
-    figure: Any = Figure(figsize=(_WIDTH, above + below), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1)  # the last number of one field and the first of the next are apart
-    unit = rate or 1.0
-    top = 1.08 * unit * max(trace.peak[1] for trace in traces)
-    fields = figure
-    if above:
-        together, fields = figure.subfigures(2, 1, height_ratios=[above, below], hspace=0.0)
-        _overlaid(together.add_subplot(), traces, rate, top)
-    each = fields.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    for place, (axes, trace) in enumerate(zip(each, traces, strict=False)):
-        _marked(axes, trace, unit, _style(place))
-        _framed(axes, trace, top, ticks=4 if columns > 1 else 8)
-    for axes in each[len(traces) :]:
-        axes.remove()
-    for axes in each[max(0, len(traces) - columns) : len(traces)]:
-        axes.tick_params(labelbottom=True)  # where the field below is missing
-    fields.supylabel(_what(rate), fontsize=9)
-    fields.supxlabel(_EXPLAINED, fontsize=8.5)
-    return figure
-
-
-def _overlaid(axes: Any, traces: Sequence[Trace], rate: float | None, top: float) -> None:
+def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
+    """Several schedules in one field, and each in its own with what is marked on it."""
+    top = 1.25 * rate * max(trace.peak[1] for trace in traces)
+    each = []
     for place, trace in enumerate(traces):
-        steps, factors = _points(trace)
-        name = shortened(trace.name, _LONGEST_NAME)
-        axes.plot(steps, factors * (rate or 1.0), label=name, linewidth=1.8, **_style(place))
-    _framed(axes, traces[0], top, ticks=8)
-    axes.set_ylabel(_what(rate))
-    axes.set_xlabel("step")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.0), frameon=False, handlelength=3.6)
-
-
-def _marked(axes: Any, trace: Trace, unit: float, style: dict[str, Any]) -> None:
-    """One schedule in a field of its own, with all that is marked."""
-    steps, factors = _points(trace)
-    axes.fill_between(steps, factors * unit, color=style["color"], alpha=0.15, linewidth=0)
-    axes.plot(steps, factors * unit, linewidth=1.6, **style)
-    if trace.warmup:
-        axes.axvline(trace.warmup, color="0.35", linestyle=(0, (2, 2)), linewidth=1.0)
-    (peak_step, peak), (lowest_step, lowest) = trace.peak, trace.lowest
-    mark = {"color": style["color"], "markersize": 6, "clip_on": False, "zorder": 3}
-    if lowest < peak:
-        axes.plot([lowest_step], [lowest * unit], "v", **mark)
-    axes.plot([peak_step], [peak * unit], "o", **mark)
-    falls = f"lowest {lowest * unit:.3g} at {lowest_step:,}" if lowest < peak else "never lower"
-    told = [
-        f"mean factor {trace.mean:.3f}, " + (f"warm-up to {trace.warmup:,}" if trace.warmup else "no warm-up"),
-        f"peak {peak * unit:.3g} at {peak_step:,}, {falls}",
+        name, (peak_step, peak), (lowest_step, lowest) = shortened(trace.name, _LONGEST_NAME), trace.peak, trace.lowest
+        line = Line(name, tuple((float(step), rate * float(factor)) for step, factor in _points(trace)), place, place)
+        marks = [Mark("best", peak_step, peak * rate, "peak", place)]
+        if lowest < peak:
+            marks.append(Mark("best", lowest_step, lowest * rate, "lowest", place))
+        if trace.warmup:
+            marks.append(Mark("event", trace.warmup, None, "warm-up ends"))
+        falls = f"lowest {lowest * rate:.3g} at {lowest_step:,}" if lowest < peak else "never lower"
+        warms = f"warm-up to {trace.warmup:,}" if trace.warmup else "no warm-up"
+        note = f"mean factor {trace.mean:.3f}, {warms}\npeak {peak * rate:.3g} at {peak_step:,}, {falls}"
+        wide = len(traces) == 1
+        each.append(Chart(name, name, (line,), tuple(marks), scale="linear", within=(0.0, top), note=note, wide=wide))
+    if len(each) == 1:
+        return each
+    return [
+        Chart("all", "", tuple(chart.lines[0] for chart in each), scale="linear", within=(0.0, top), wide=True),
+        *each,
     ]
-    above = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom", "annotation_clip": False}
-    axes.annotate("\n".join(told), (0, 1), xytext=(0, 4), fontsize=8, color="0.25", **above)
-    axes.set_title(shortened(trace.name, _LONGEST_NAME), loc="left", fontsize=9.5, fontweight="bold", pad=28)
 
 
-def _framed(axes: Any, trace: Trace, top: float, *, ticks: int) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.set_ylim(0, top)
-    axes.set_xlim(0, int(trace.steps[-1]) + 1)
-    axes.grid(visible=True, color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
-
-
-def _what(rate: float | None) -> str:
-    return "factor on the base rate" if rate is None else f"learning rate (base {rate:g})"
-
-
-def _points(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _points(trace: Trace) -> list[tuple[int, float]]:
     """Enough of a trace for a smooth line, and both sides of each jump."""
     last = len(trace.steps) - 1
     even = np.linspace(0, last, min(last + 1, _POINTS)).round().astype(np.int64)
     jumps = np.flatnonzero(np.abs(np.diff(trace.factors)) > _JUMP)
     peak, warmup = int(trace.factors.argmax()), int(np.searchsorted(trace.steps, trace.warmup))
     kept = np.unique(np.concatenate([even, jumps, jumps + 1, [peak, warmup]])).astype(np.int64)
-    return trace.steps[kept], trace.factors[kept]
-
-
-def _style(place: int) -> dict[str, Any]:
-    return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
+    return list(zip(trace.steps[kept].tolist(), trace.factors[kept].tolist(), strict=True))

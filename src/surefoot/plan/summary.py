@@ -14,7 +14,6 @@ from surefoot.optim.param_groups import first_and_last
 from surefoot.optim.registry import kind_of
 from surefoot.plan.measure import Measured, evaluation_time, measure, memory_and_time
 from surefoot.run.components import RunComponents
-from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import untouched
 from surefoot.tracking.format import counted
 from surefoot.tracking.text_table import text_table
@@ -65,8 +64,7 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
         if own or not list(model.named_children()):
             rows.append((name, class_name(model), own))
         for part, child in model.named_children():
-            blocks = list(child) if isinstance(child, nn.ModuleList) else []
-            kinds = Counter(class_name(block) for block in blocks)
+            kinds = Counter(class_name(block) for block in (child if isinstance(child, nn.ModuleList) else ()))
             what = ", ".join(f"{number} x {kind}" for kind, number in kinds.items()) or class_name(child)
             if numbers := _numbers(child.parameters()):
                 rows.append((f"{prefix}{part}", what, numbers))
@@ -119,7 +117,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
         f"batch normalisation is over the micro-batches of {counted(ranks, 'rank')} together:"
         " with another number of ranks it is another run"
     )
-    targets = [] if measured is None else [f"{measured.targets * pieces:,} targets a step"]
+    targets = "" if measured is None else f"{measured.targets * pieces:,} targets a step"
     return [
         f"{sizes.batch_size:,} {unit} a step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
@@ -127,7 +125,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
         *([together] if parts.settings.sync_batch_norm else []),
-        *(f"{number}, as many as the loss counts in the first micro-batch" for number in targets),
+        *([f"{targets}, as many as the loss counts in the first micro-batch"] if targets else []),
     ]
 
 
@@ -146,8 +144,10 @@ def learning_rates(parts: RunComponents) -> list[str]:
     lower = [] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]
     shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
     rows = [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in shown.items()]
+    settings = parts.schedule.described()
+    plain = [f", {name} {value}" for name, value in settings.items() if name != "shape" and not isinstance(value, dict)]
     return [
-        _shape(parts.schedule),
+        settings["shape"] + "".join(plain),
         *text_table(rows, left=(0, 3)),
         *([f"these are of group 0; groups have of it: {of_base}"] if len(factors_of_base) > 1 else []),
         *lower,
@@ -174,12 +174,6 @@ def _directory(parts: RunComponents) -> list[str]:
     except CheckpointError as problem:
         return [f"{path} holds a run that train would not go on with:", *str(problem).splitlines()]
     return [f"{path} holds this run at step {found.step:,}: train goes on from there"]
-
-
-def _shape(schedule: Schedule | Joined) -> str:
-    settings = schedule.described()
-    shape = settings.pop("shape")
-    return f"{shape}" + "".join(f", {name} {value}" for name, value in settings.items() if not isinstance(value, dict))
 
 
 def _shown(names: Iterable[str]) -> str:

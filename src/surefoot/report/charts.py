@@ -44,7 +44,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over steps. `scale` "auto" is logarithmic where the largest value would flatten all others; `zero` shows 0 too."""
+    """Lines over steps. `scale` "auto" is logarithmic where the largest value would flatten all others; `zero` shows 0 too.
+
+    `within` are the least and the largest value that are shown, where those of the points are not.
+    """
 
     name: str  # of the chart, unlike all others of a page
     title: str
@@ -57,6 +60,8 @@ class Chart:
     zero: bool = False
     note: str = ""
     wide: bool = False
+    x_name: str = "step"
+    within: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,15 +79,11 @@ class Axis:
         >>> Axis(0.0, 8.0).place(2.0), Axis(1.0, 100.0, logarithmic=True).place(10.0), Axis(0.0, 1.0).place(7.0)
         (0.25, 0.5, 1.0)
         """
-        if self.logarithmic:
-            from math import log
-
-            if value <= 0:
-                return 0.0
-            found = log(value / self.low) / log(self.high / self.low)
+        if not self.logarithmic:
+            part = (value - self.low) / (self.high - self.low)
         else:
-            found = (value - self.low) / (self.high - self.low)
-        return min(1.0, max(0.0, found))
+            part = math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else 0.0
+        return min(1.0, max(0.0, part))
 
 
 _FLATTENED = 30.0  # times the median: what is so large takes an even scale's room from all others
@@ -97,23 +98,18 @@ def axes(chart: Chart) -> tuple[Axis, Axis] | None:
     """
     points = [point for line in chart.lines for point in line.points]
     points += [(mark.x, mark.y) for mark in chart.marks if mark.y is not None]
-    if not points:
+    logarithmic = chart.x_scale == "log"
+    steps = [x for x in (*(x for x, _ in points), *(mark.x for mark in chart.marks)) if x > 0 or not logarithmic]
+    if not points or not steps:
         return None
-    places = [x for x, _ in points] + [mark.x for mark in chart.marks]
-    steps = [x for x in places if chart.x_scale == "linear" or x > 0]
-    values = sorted(y for _, y in points)
-    if not steps:
-        return None
-    left, right = min(steps), max(steps)
-    if chart.x_scale == "log":
-        horizontal = Axis(left, right if right > left else 2 * left, logarithmic=True)
-    else:
-        left = max(0.0, chart.x_from)
-        horizontal = Axis(left, right if right > left else left + 1)
-    return horizontal, _vertical(chart, values)
+    left, right = min(steps) if logarithmic else max(0.0, chart.x_from), max(steps)
+    beyond = 2 * left if logarithmic else left + 1
+    return Axis(left, right if right > left else beyond, logarithmic), _vertical(chart, sorted(y for _, y in points))
 
 
 def _vertical(chart: Chart, values: list[float]) -> Axis:
+    if chart.within is not None:
+        return Axis(*chart.within, unit=chart.unit)
     low, high = values[0], values[-1]
     positive = low > 0
     wanted = chart.scale == "log" or (

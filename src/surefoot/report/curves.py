@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 STRETCHES = 300  # of a curve, each of two points: about as many as a screen has columns for
 _STRANGE = 50  # steps with a value that is not finite, of which the number is kept
 
@@ -46,12 +48,10 @@ class Curve:
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
         self.strange: list[int] = []  # the first steps with a value that is not finite
-        self.strange_count = 0
 
     def add(self, step: int, value: float) -> None:
         """One more value, of a later step than those before."""
         if not math.isfinite(value):
-            self.strange_count += 1
             if len(self.strange) < _STRANGE:
                 self.strange.append(step)
             return
@@ -80,14 +80,10 @@ class Curve:
 
         `stretches` asks for fewer than are held.
         """
-        found: dict[int, float] = {}
-        for stretch in _joined(self.held, stretches):
-            for step, value in sorted({(stretch.low_at, stretch.low), (stretch.high_at, stretch.high)}):
-                found[step] = value
-        for end in (self.first, self.last):
-            if end is not None:
-                found[end[0]] = end[1]
-        return sorted(found.items())
+        held = _joined(self.held, stretches)
+        points = [point for each in held for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
+        ends = [end for end in (self.first, self.last) if end is not None]
+        return sorted(dict([*points, *ends]).items())  # of two values at one step the later one
 
     def means(self) -> list[tuple[float, float, int]]:
         """Mean step, mean value and number of values of each stretch."""
@@ -122,16 +118,10 @@ def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]
     reach = math.ceil(3 * deviation)
     if reach < 2:
         return [(step, value) for step, value, _ in means]
-    weights = [math.exp(-0.5 * (offset / deviation) ** 2) for offset in range(-reach, reach + 1)]
-    found = []
-    for place, (step, _, _) in enumerate(means):
-        first = max(0, place - reach)
-        near = means[first : place + reach + 1]
-        nearby = weights[first - place + reach :]
-        weighed = [weight * count for (_, _, count), weight in zip(near, nearby, strict=False)]
-        total = math.fsum(weight * value for (_, value, _), weight in zip(near, weighed, strict=True))
-        found.append((step, total / math.fsum(weighed)))
-    return found
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / deviation) ** 2)
+    steps, values, counts = np.array(means).T
+    smooth = np.convolve(values * counts, weights, mode="same") / np.convolve(counts, weights, mode="same")
+    return list(zip(steps.tolist(), smooth.tolist(), strict=True))
 
 
 def _joined(held: list[Stretch], stretches: int | None) -> list[Stretch]:

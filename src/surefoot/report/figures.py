@@ -1,4 +1,4 @@
-"""The main curves as one picture, by matplotlib, from the same charts as the page's."""
+"""Charts as one picture, by matplotlib: the main curves of the page, and what other verbs draw."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,39 +41,40 @@ def made(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise _refused(directory, problem) from problem
+        raise ConfigError(
+            f"cannot write to {directory}: {problem.strerror}\n  choose another place: --out PATH"
+        ) from problem
     return directory
 
 
-def write(figure: Any, path: Path, *, dpi: int = 120) -> list[Path]:
+def write(figure: Any, path: Path) -> list[Path]:
     """Write a figure to PATH.png and PATH.svg, each whole or not at all; returns both.
 
     The directory is made where it is missing. Raises `ConfigError` where a file cannot be written.
     """
-    pictures = {kind: _rendered(figure, kind, dpi) for kind in _WITHOUT_DATE}
-    files = []
+    if not path.name:
+        raise ConfigError(f"cannot write to {path}: it has no name\n  choose another place: --out PATH")
+    pictures = {}
+    for kind, metadata in _WITHOUT_DATE.items():
+        rendered = BytesIO()
+        figure.savefig(rendered, format=kind, dpi=_DPI, metadata=metadata)
+        pictures[kind] = rendered.getvalue()
+    return [write_file(path.with_name(f"{path.name}.{kind}"), picture) for kind, picture in pictures.items()]
+
+
+def write_file(path: Path, content: bytes) -> Path:
+    """Write a file so that it is there whole or not at all, and return its path; `ConfigError` where that cannot be."""
     try:
-        made(path.parent)
-        for kind, picture in pictures.items():
-            files.append(path.with_name(f"{path.name}.{kind}"))
-            write_whole(files[-1], picture)
-    except (OSError, ValueError) as problem:  # ValueError: no name at all
-        raise _refused(path, problem) from problem
-    return files
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    except (OSError, ValueError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise ConfigError(f"cannot write to {path}: {why}\n  choose another place: --out PATH") from problem
+    return path
 
 
-def _refused(path: Path, problem: Exception) -> ConfigError:
-    why = problem.strerror if isinstance(problem, OSError) else problem
-    return ConfigError(f"cannot write to {path}: {why}\n  choose another place: --out PATH")
-
-
-def _rendered(figure: Any, kind: str, dpi: int) -> bytes:
-    held = BytesIO()
-    figure.savefig(held, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
-    return held.getvalue()
-
-
-_MOST = 8  # charts
+_WIDTH, _DPI = 10.0, 100  # inches: 1,000 pixels
+_INSIDE, _SHORT = 4, 60  # names, and letters of one, that a legend inside of a field has room for
 
 
 def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
@@ -81,22 +82,33 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
 
     The same charts give the same bytes. Raises `ConfigError` where there is nothing to draw or a file cannot be written.
     """
-    shown = [chart for chart in charts if axes(chart) is not None][:_MOST]
-    if not shown:
+    if not charts:
         raise ConfigError(f"nothing to draw: {title} has no records of training or scores")
     with drawing():
         from matplotlib.figure import Figure
 
-        rows = _rows(shown)
-        heights = [3.4 if len(row) == 1 and row[0].wide else 2.5 for row in rows]
-        figure = Figure(figsize=(9.0, sum(heights)), layout="constrained")
+        rows = _rows(charts)
+        heights = [max(map(_height, row)) for row in rows]
+        figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
         for place, row in enumerate(rows):
             for column, chart in enumerate(row):
-                whole = len(row) == 1 and chart.wide
-                _draw(figure.add_subplot(grid[place, :] if whole else grid[place, column]), chart)
+                _draw(figure.add_subplot(grid[place, slice(None) if chart.wide else column]), chart)
         return write(figure, path)
+
+
+def _height(chart: Chart) -> float:
+    """Inches, with those of the legend that stands below a field."""
+    columns, names = _legend(chart)
+    return (3.4 if chart.wide else 2.5) + (0.17 * -(-names // columns) if columns else 0.0)
+
+
+def _legend(chart: Chart) -> tuple[int, int]:
+    """Columns of the legend below a field, 0 where the field itself has room for it; and how many names there are."""
+    names = [line.name for line in chart.lines if line.named]
+    longest = max(map(len, names), default=0)
+    return 0 if len(names) <= _INSIDE and longest <= _SHORT else 1 if longest > 48 else 2, len(names)
 
 
 def _rows(charts: Sequence[Chart]) -> list[list[Chart]]:
@@ -111,36 +123,43 @@ def _rows(charts: Sequence[Chart]) -> list[list[Chart]]:
 
 def _draw(field: Any, chart: Chart) -> None:
     found = axes(chart)
-    assert found is not None
-    horizontal, vertical = found
-    _scale(field.set_xscale, field.set_xlim, field.set_xticks, horizontal, 6)
-    _scale(field.set_yscale, field.set_ylim, field.set_yticks, vertical, 5)
+    if found is not None:
+        _scale(field.set_xscale, field.set_xlim, field.set_xticks, found[0], 6)
+        _scale(field.set_yscale, field.set_ylim, field.set_yticks, found[1], 5)
     for line in chart.lines:
-        if line.points:
-            field.plot(
-                [x for x, _ in line.points],
-                [y for _, y in line.points],
-                color=COLOURS[line.colour % len(COLOURS)],
-                linestyle=DASHES[line.dashes % len(DASHES)],
-                linewidth=0.8 if line.faint else 1.4,
-                alpha=0.35 if line.faint else 1.0,
-                marker="o" if line.dots else None,
-                markersize=3,
-                label=line.name if line.named else None,
-            )
+        field.plot(
+            [x for x, _ in line.points],
+            [y for _, y in line.points],
+            color=COLOURS[line.colour % len(COLOURS)],
+            linestyle=DASHES[line.dashes % len(DASHES)],
+            linewidth=0.8 if line.faint else 1.4,
+            alpha=0.35 if line.faint else 1.0,
+            marker="o" if line.dots else None,
+            markersize=3,
+            label=line.name if line.named else None,
+        )
     for mark in chart.marks:
+        colour, across = COLOURS[mark.colour % len(COLOURS)], field.get_xaxis_transform()  # height 1 is the top
         if mark.kind == "event":
             field.axvline(mark.x, color="0.6", linestyle=":", linewidth=0.9)
+            if sum(other.kind == "event" for other in chart.marks) == 1:
+                field.text(mark.x, 0.02, mark.title, transform=across, rotation=90, ha="right", fontsize=7, color="0.4")
         elif mark.kind == "best" and mark.y is not None:
-            colour = COLOURS[mark.colour % len(COLOURS)]
-            field.plot(mark.x, mark.y, "o", color="white", markeredgecolor=colour, markeredgewidth=1.5, markersize=7)
+            ring = {"markeredgecolor": colour, "markeredgewidth": 1.5, "markersize": 7}
+            field.plot(mark.x, mark.y, "o", color="white", clip_on=False, zorder=3, **ring)
             field.annotate(mark.title, (mark.x, mark.y), (0, 9), textcoords="offset points", ha="center", fontsize=8)
         elif mark.kind == "strange":
-            field.plot(mark.x, vertical.high, "x", color=COLOURS[1], markersize=6, clip_on=False)
-    field.set_title(chart.title, fontsize=9.5, loc="left")
+            field.plot(mark.x, 1.0, "x", color=COLOURS[1], markersize=6, clip_on=False, transform=across)
+    field.set_title(chart.title, fontsize=9.5, loc="left", pad=6 + 11 * len(chart.note.splitlines()))
+    above = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
+    field.annotate(chart.note, (0, 1), xytext=(0, 4), fontsize=8, color="0.25", **above)
+    field.set_xlabel(chart.x_name, fontsize=8)
     field.grid(visible=True, axis="y", color="0.92")
     field.spines[["top", "right"]].set_visible(False)
-    if sum(line.named for line in chart.lines) > 1:
+    columns, names = _legend(chart)
+    if columns:
+        field.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=columns)
+    elif names > 1 or (names and chart.wide):
         field.legend(frameon=False, fontsize=8)
 
 

@@ -49,10 +49,6 @@ def state_of(run: ReportedRun, *, running: bool) -> State:
     return "silent"
 
 
-def words_of(state: State) -> str:
-    return "not running" if state == "silent" else state
-
-
 def headline(run: ReportedRun) -> Headline | None:
     """The score that the run watches, or else its first loss, its first score, or the training loss; None without records."""
     scores = {name: curve for name, curve in run.recorded.scores.items() if curve.last is not None}
@@ -92,7 +88,7 @@ def verdict(run: ReportedRun, state: State) -> str:
 def _how_it_ended(run: ReportedRun, state: State) -> str:
     made = f"{run.recorded.last_step:,}"
     of = "" if run.files.planned_steps is None else f" of {run.files.planned_steps:,}"
-    event = run.recorded.over
+    event, crashes = run.recorded.over, run.files.crashes
     match state:
         case "finished":
             return f"finished: {made} steps"
@@ -104,14 +100,12 @@ def _how_it_ended(run: ReportedRun, state: State) -> str:
         case "diverged":
             return f"diverged at step {made}{of}"
         case "failed":
-            error = event.partition(":")[2].strip() if event is not None else _error(run)
+            error = (event or "").partition(":")[2].strip()
+            if event is None and crashes:
+                error = str(crashes[0].get("error", "")).partition("\n")[0]
             return f"failed at step {made}{of}" + (f": {error[:200]}" if error else "")
         case "silent":
             return f"ended at step {made}{of} without a word: killed, or its machine went away"
-
-
-def _error(run: ReportedRun) -> str:
-    return str(run.files.crashes[0].get("error", "")).partition("\n")[0] if run.files.crashes else ""
 
 
 def _headline(name: str, curve: Curve, direction: str) -> Headline:
@@ -131,8 +125,7 @@ def _moved(found: Headline, curve: Curve, *, running: bool) -> list[str]:
         return [f"{found.name} {reached} and is {written(first)} again, as at step {first_step:,}"]
     if first == found.last:
         return [f"{found.name} is {written(first)} as at step {first_step:,}"]
-    verb = "fell" if found.last < first else "rose"
-    told = [f"{found.name} {verb} from {written(first)} to {written(found.last)}"]
+    told = [f"{found.name} {'fell' if found.last < first else 'rose'} from {written(first)} to {written(found.last)}"]
     if not found.best_is_last and found.name != "training loss":
         told[0] += f" (best {written(found.best)} at step {found.best_step:,})"
     trend = _trend(found, curve)
@@ -161,5 +154,4 @@ def _trend(found: Headline, curve: Curve) -> str:
     if abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late):
         return "level"
     verb = "falling" if change < 0 else "rising"
-    better = (change < 0) == (found.direction == "min")
-    return f"still {verb}" if better else verb
+    return f"still {verb}" if (change < 0) == (found.direction == "min") else verb

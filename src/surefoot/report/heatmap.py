@@ -6,11 +6,13 @@ Rectangles for tens of thousands of values would be megabytes; one picture eleme
 import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
-from surefoot.report.charts import Unit, on_axis, written
+import numpy as np
+
+from surefoot.report.charts import Axis, Unit, on_axis, written
 from surefoot.tracking.record import Record
 
 ROWS = 48
@@ -24,22 +26,16 @@ _Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 
 @dataclass(frozen=True)
-class Row:
-    """One layer: its name, its last value, and all of them in words."""
-
-    name: str
-    last: str
-    title: str
-
-
-@dataclass(frozen=True)
 class HeatMap:
-    """What the page shows: rows, the picture as a data address, steps below it, and the scale of its colours."""
+    """What the page shows: rows, the picture as a data address, steps below it, and the scale of its colours.
+
+    Of each row its name, its last value, and all of its values in words.
+    """
 
     name: str
     title: str
     note: str
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[str, str, str], ...]
     picture: str
     steps: tuple[str, ...]
     scale: tuple[str, ...]  # values at even distances along the colours
@@ -52,14 +48,15 @@ def heat_map(
     table: Mapping[str, Sequence[float | None]],
     steps: Sequence[int],
     *,
-    logarithmic: bool = True,
     unit: Unit = "number",
     note: str = "",
 ) -> HeatMap | None:
     """A heat map of values by row, with one for each step; None where none of them can be shown.
 
-    A value that is absent is left empty, one that is not finite is red. On a logarithmic scale a 0 has the lowest colour.
+    A value that is absent is left empty, one that is not finite is red. The scale is logarithmic but for fractions, and a 0 has
+    its lowest colour.
     """
+    logarithmic = unit != "fraction"
     known = [
         value
         for row in table.values()
@@ -71,7 +68,8 @@ def heat_map(
     low, high = (min(known), max(known)) if logarithmic else (0.0, max(known) or 1.0)
     if logarithmic and high < 1.01 * low:
         low, high = low / 2, high * 2
-    cells = [[_cell(value, low, high, logarithmic) for value in row] for row in table.values()]
+    axis = Axis(low, high, logarithmic)
+    cells = [[_cell(value, axis) for value in row] for row in table.values()]
     between = [place / 4 for place in range(5)]
     scale = [low * (high / low) ** part if logarithmic else low + (high - low) * part for part in between]
     places = sorted({0, len(steps) // 2, len(steps) - 1})
@@ -105,9 +103,8 @@ def grouped(names: Sequence[str], *, most: int = ROWS) -> dict[str, list[str]]:
     >>> grouped(["a.0.weight", "a.0.bias", "a.1.weight", "head"], most=3)
     {'a.0': ['a.0.weight', 'a.0.bias'], 'a.1': ['a.1.weight'], 'head': ['head']}
     """
-    deepest = max((name.count(".") for name in names), default=0) + 1
     groups: dict[str, list[str]] = {}
-    for depth in range(deepest, 0, -1):
+    for depth in range(max((name.count(".") for name in names), default=0) + 1, 0, -1):
         groups = {}
         for name in names:
             groups.setdefault(".".join(name.split(".")[:depth]), []).append(name)
@@ -116,47 +113,38 @@ def grouped(names: Sequence[str], *, most: int = ROWS) -> dict[str, list[str]]:
     return dict(list(groups.items())[:most])
 
 
-def _row(name: str, values: Sequence[float | None], steps: Sequence[int], unit: Unit) -> Row:
+def _row(name: str, values: Sequence[float | None], steps: Sequence[int], unit: Unit) -> tuple[str, str, str]:
     known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     if not known:
-        return Row(name, "", name)
+        return name, "", name
     finite = [value for _, value in known if math.isfinite(value)]
     last = written(known[-1][1], unit) if unit != "number" else f"{known[-1][1]:.2g}".replace("e-0", "e-")
     between = f", between {written(min(finite), unit)} and {written(max(finite), unit)}" if finite else ""
-    return Row(name, last, f"{name}: {written(known[-1][1], unit)} at step {known[-1][0]:,}{between}")
+    return name, last, f"{name}: {written(known[-1][1], unit)} at step {known[-1][0]:,}{between}"
 
 
-def _cell(value: float | None, low: float, high: float, logarithmic: bool) -> int:
+def _cell(value: float | None, axis: Axis) -> int:
     if value is None:
         return _MISSING
-    if not math.isfinite(value):
-        return _STRANGE
-    if logarithmic and value <= 0:
-        return 0
-    part = math.log(value / low) / math.log(high / low) if logarithmic else (value - low) / (high - low)
-    return min(_COLOURS - 1, max(0, round(part * (_COLOURS - 1))))
+    return round(axis.place(value) * (_COLOURS - 1)) if math.isfinite(value) else _STRANGE
 
 
 def _palette() -> list[tuple[int, int, int, int]]:
-    anchors = [tuple(int(text[first : first + 2], 16) for first in (1, 3, 5)) for text in CIVIDIS]
-    colours = []
-    for index in range(_COLOURS):
-        before, part = divmod(index / (_COLOURS - 1) * (len(anchors) - 1), 1)
-        pairs = zip(anchors[int(before)], anchors[min(int(before) + 1, len(anchors) - 1)], strict=True)
-        red, green, blue = (round(low + part * (high - low)) for low, high in pairs)
-        colours.append((red, green, blue, 255))
-    return [*colours, (0, 0, 0, 0), (213, 94, 0, 255)]
+    anchors = np.array([[int(text[first : first + 2], 16) for first in (1, 3, 5)] for text in CIVIDIS])
+    places = np.linspace(0, len(anchors) - 1, _COLOURS)
+    channels = [np.interp(places, range(len(anchors)), channel).round().astype(int).tolist() for channel in anchors.T]
+    return [*((*colour, 255) for colour in zip(*channels, strict=True)), (0, 0, 0, 0), (213, 94, 0, 255)]
 
 
+@dataclass
 class Layers:
     """The "layers" records of a run: at most twice `COLUMNS` of them, each the largest of its neighbours' values."""
 
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.tables: list[_Table] = []
-        self.size = 1  # watched steps in each column but the last
-        self.in_last = 0
-        self.never_updated: list[str] = []
+    steps: list[int] = field(default_factory=list)
+    tables: list[_Table] = field(default_factory=list)
+    size: int = 1  # watched steps in each column but the last
+    in_last: int = 0
+    never_updated: list[str] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         table = {kind: _numbers(record.get(kind)) for kind in _KINDS}
@@ -182,19 +170,18 @@ class Layers:
     def maps(self) -> list[HeatMap]:
         """Gradient norm, update to weight, and what is saturated, as far as they were recorded."""
         several = f" Each column is the largest of {self.size} watched steps." if self.size > 1 else ""
-        texts = {
-            "gradient_norm": ("Gradient norm of each layer", "Before clipping. Light is large."),
-            "ratio": ("Update to weight", "How large a step is against what it changes: about 0.001 is usual."),
-        }
-        maps = [
-            heat_map(kind, title, self._table(kind), self.steps, note=note + several)
-            for kind, (title, note) in texts.items()
+        kinds = [
+            ("gradient_norm", "Gradient norm of each layer", "Before clipping. Light is large."),
+            ("ratio", "Update to weight", "How large a step is against what it changes: about 0.001 is usual."),
         ]
         if any(value > 0 for table in self.tables for value in table["saturated"].values()):
-            title = "Outputs at their flat end"
-            note = f"Of activations that saturate or rectify; 100 % passes no gradient.{several}"
-            rows = self._table("saturated")
-            maps.append(heat_map("saturated", title, rows, self.steps, logarithmic=False, unit="fraction", note=note))
+            note = "Of activations that saturate or rectify; 100 % passes no gradient."
+            kinds.append(("saturated", "Outputs at their flat end", note))
+        units: dict[str, Unit] = {"saturated": "fraction"}
+        maps = [
+            heat_map(kind, title, self._table(kind), self.steps, unit=units.get(kind, "number"), note=note + several)
+            for kind, title, note in kinds
+        ]
         return [one for one in maps if one is not None]
 
     def _table(self, kind: str) -> dict[str, Sequence[float | None]]:
@@ -202,32 +189,28 @@ class Layers:
         rows: dict[str, Sequence[float | None]] = {}
         for group, members in grouped(names).items():
             columns = [[table[kind][name] for name in members if name in table[kind]] for table in self.tables]
-            together = _norm if kind == "gradient_norm" else _largest
-            rows[group] = [together(values) if values else None for values in columns]
+            together = math.hypot if kind == "gradient_norm" else _largest
+            rows[group] = [together(*values) if values else None for values in columns]
         return rows
 
 
 def _numbers(held: Any) -> dict[str, float]:
-    if not isinstance(held, dict):
-        return {}
-    numbers = {name: value for name, value in held.items() if not isinstance(value, bool)}
-    return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+    named = held.items() if isinstance(held, dict) else ()
+    return {
+        name: float(value) for name, value in named if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def _larger(one: _Table, other: _Table) -> _Table:
     return {
         kind: {
-            name: _largest([held[name] for held in (one[kind], other[kind]) if name in held])
+            name: _largest(*(held[name] for held in (one[kind], other[kind]) if name in held))
             for name in {**one[kind], **other[kind]}
         }
         for kind in one
     }
 
 
-def _largest(values: Sequence[float]) -> float:
+def _largest(*values: float) -> float:
     strange = [value for value in values if not math.isfinite(value)]
     return strange[0] if strange else max(values)
-
-
-def _norm(values: Sequence[float]) -> float:
-    return math.hypot(*values)

@@ -5,9 +5,11 @@ can read it by a name of its own that leads here.
 """
 
 import hashlib
+import os
 import threading
 from base64 import b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingTCPServer
@@ -21,6 +23,7 @@ HERE = "127.0.0.1"
 EVERY_S = 3.0
 _PATIENCE_S = 10.0  # for a request
 _LAST_PORT = 65_535
+_SHOWN = {"metrics.jsonl", "config.toml", "environment.json", "panels.json", "crash", "checkpoints"}
 # the body is exchanged, not loaded again: the page stays where it was scrolled to
 _SCRIPT = """
 (function () {
@@ -62,8 +65,7 @@ class Watched:
         with self.lock:
             seen = tuple(_signature(place) for place in self.places)
             if seen != self.seen:
-                page = page_of(self.places, script=_SCRIPT, policy=_POLICY)
-                self.page = page.encode()
+                self.page = page_of(self.places, script=_SCRIPT, policy=_POLICY).encode()
                 self.tag = f'"{hashlib.sha256(repr(seen).encode()).hexdigest()[:16]}"'
                 self.seen = seen
             return self.page, self.tag
@@ -118,8 +120,7 @@ def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
         raise ConfigError(
             f"cannot serve on {HERE}:{port}: {problem.strerror or problem}\n  choose another --port, or none for a free one"
         ) from problem
-    number = server.server_address[1]
-    allowed = {f"{name}:{number}" for name in (HERE, "localhost")}
+    allowed = {f"{name}:{server.server_address[1]}" for name in (HERE, "localhost")}
     return server
 
 
@@ -135,12 +136,7 @@ _HEADERS = (
 
 def _signature(place: Path) -> tuple[object, ...]:
     """What changes where the page of a run would."""
-    found: list[object] = [is_running(place)]
-    for name in ("metrics.jsonl", "config.toml", "environment.json", "panels.json", "crash", "checkpoints"):
-        try:
-            stat = (place / name).stat()
-        except OSError:
-            found.append(None)
-        else:
-            found.append((stat.st_size, stat.st_mtime_ns))
-    return tuple(found)
+    with suppress(OSError):  # a file may go meanwhile
+        stats = {entry.name: entry.stat() for entry in os.scandir(place) if entry.name in _SHOWN}
+        return is_running(place), sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+    return ()

@@ -1,24 +1,29 @@
-"""The page of one run, and of several: one file of HTML that asks for nothing else, of at most a megabyte."""
+"""The page of one run, and of several: one file of HTML that asks for nothing else, of at most a megabyte.
+
+Of a chart `plot` in parts.html makes inline SVG. The outer picture has no view box, so places are percentages and letters keep
+their size on a phone; the lines stand in an inner one that is stretched to the width that there is, with strokes that are not.
+Nothing runs: what a chart shows at a step appears where the pointer is, by style alone.
+"""
 
 from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.finding import Finding
 from surefoot.report import tables
-from surefoot.report.charts import Chart, Line, written
-from surefoot.report.headline import State, state_of, verdict, words_of
+from surefoot.report.charts import Axis, Chart, Line, Unit, axes, on_axis, ticks, written
+from surefoot.report.headline import State, state_of, verdict
 from surefoot.report.heatmap import CIVIDIS
 from surefoot.report.run_charts import charts
 from surefoot.report.series import ReportedRun
-from surefoot.report.several_runs import overlaid
-from surefoot.report.svg import svg
+from surefoot.report.several_runs import page_values
 from surefoot.tracking.commands import commands
 from surefoot.tracking.format import visible
 from surefoot.tracking.panels import ConfusionMatrix, Curves, Panels, TintedText
@@ -31,7 +36,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 1_000_000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _TURNING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")  # the words that follow, too
-_FILES = ("page.html", "parts.html", "run.html", "runs.html", "page.css")
+_WIDTH, _HEIGHT = 2000, 1000  # of the stretched picture
+_BANDS = 60  # in which the pointer finds values
 _FULL_NATS = 6.0  # of loss: as strong as it gets
 _DARKEST = 78  # percent, so that letters can be read
 
@@ -77,24 +83,69 @@ def chart_of(panel: Curves) -> Chart:
     return Chart("panel", panel.title, tuple(lines), note=panel.legend, wide=True)
 
 
-@dataclass(frozen=True)
-class Room:
-    """How much of a run a page shows, and what it says of what it leaves out."""
+def summary(chart: Chart) -> str:
+    """A chart in words, for who does not see it.
 
-    stretches: int | None
-    samples: int
-    panels: bool
-    rows: int  # of settings, and of events
-    letters: int  # of a setting
-    left_out: str = ""
+    >>> summary(Chart("loss", "Loss", (Line("training", ((10, 3.0), (20, 2.5))),)))
+    'Loss. training: 3 at step 10, 2.5 at step 20, between 2.5 and 3'
+    """
+    told = []
+    for line in chart.lines:
+        if line.points and line.named:
+            (first_x, first), (last_x, last) = line.points[0], line.points[-1]
+            values = [y for _, y in line.points]
+            ends = f"{written(first, chart.unit)} at step {first_x:,.0f}, {written(last, chart.unit)} at step {last_x:,.0f}"
+            told.append(
+                f"{line.name}: {ends}, between {written(min(values), chart.unit)} and {written(max(values), chart.unit)}"
+            )
+    return f"{chart.title}. {'; '.join(told)}"
 
 
-# tried one after the other until the page is small enough
-_ROOMS = (
-    Room(None, 9, True, 300, 400),
-    Room(75, 3, True, 200, 200, "Curves are thinned further, and samples left out, to keep the page small."),
-    Room(40, 1, False, 80, 80, "Curves are thinned further, and much is left out, to keep the page small."),
+def traced(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
+    """The places of a line's points in the stretched picture; of equal ones in a row the first."""
+    points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
+    places = [(round(_WIDTH * horizontal.place(x)), round(_HEIGHT * (1 - vertical.place(y)))) for x, y in points]
+    return [place for place, _ in groupby(places)]
+
+
+def bands(chart: Chart, horizontal: Axis) -> list[tuple[float, float, float, list[str]]]:
+    """Stripes from top to bottom: left edge, width and centre from 0 to 1, and what the lines are there."""
+    lines = []
+    for line in chart.lines:
+        points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
+        lines.append((line, points, [horizontal.place(x) for x, _ in points]))
+    steps = sorted({x for _, points, _ in lines for x, _ in points})
+    if len(steps) > _BANDS:
+        steps = [steps[round(n * (len(steps) - 1) / (_BANDS - 1))] for n in range(_BANDS)]
+    places = [horizontal.place(step) for step in steps]
+    edges = [0.0, *[(one + other) / 2 for one, other in pairwise(places)], 1.0]
+    found = []
+    for step, place, left, right in zip(steps, places, edges, edges[1:], strict=False):
+        told = []
+        for line, points, placed in lines:
+            if near := points[bisect_left(placed, left) : bisect_right(placed, right)]:
+                told.append(f"{line.name} {_told(near, step, chart.unit, faint=line.faint)}")
+        if told and right - left >= 0.0001:
+            found.append((left, right - left, place, [f"step {written(step)}", *told]))
+    return found
+
+
+def _told(near: Sequence[tuple[float, float]], centre: float, unit: Unit, *, faint: bool) -> str:
+    """What a line is in a stripe: its value, of a faint one its least and largest."""
+    low, high = min(y for _, y in near), max(y for _, y in near)
+    if faint and low != high:
+        return f"{written(low, unit)} \u2013 {written(high, unit)}"
+    return written(min(near, key=lambda point: abs(point[0] - centre))[1], unit)
+
+
+# tried one after the other until the page is small enough: stretches of a curve, samples, rows of settings and of events,
+# letters of a setting, and what the page says of that
+_ROOMS: tuple[tuple[int | None, int, int, int, str], ...] = (
+    (None, 9, 300, 400, ""),
+    (75, 3, 200, 200, "Curves are thinned further, and samples left out, to keep the page small."),
+    (40, 1, 80, 80, "Curves are thinned further, and much is left out, to keep the page small."),
 )
+_KINDS = {"loss": "loss", "score": "scores", "throughput": "machine", "memory": "machine", "value": "users"}
 
 
 def run_page(
@@ -107,12 +158,39 @@ def run_page(
     policy: str = POLICY,
 ) -> str:
     """The page of one run. `script` runs in it and must be allowed by `policy`, its Content-Security-Policy."""
-    state = state_of(run, running=running)
-    held = _of_run(run, state) | {"findings": findings, "script": script, "policy": policy}
-    held |= {"panels_step": 0 if panels is None else panels.step}
+    recorded, state, surroundings = run.recorded, state_of(run, running=running), tables.surroundings(run)
+    whole = {
+        "run": run,
+        "title": run.files.name,
+        "state": state,
+        "began": dict(surroundings).get("began", ""),
+        "verdict": verdict(run, state),
+        "tiles": tables.tiles(run, state),
+        "shares": tables.shares(run),
+        "heats": recorded.layers.maps(),
+        "crash": _crash(run, state),
+        "surroundings": surroundings,
+        "commands": commands(run.files, finished=state == "finished"),
+        "records": recorded.count,
+        "findings": findings,
+        "panels_step": 0 if panels is None else panels.step,
+        "script": script,
+        "policy": policy,
+    }
     page = ""
-    for room in _ROOMS:
-        page = _rendered("run.html", held | _in_room(run, room, panels))
+    for stretches, samples, rows, letters, left_out in _ROOMS:
+        kinds: dict[str, list[Chart]] = {"loss": [], "scores": [], "optimizer": [], "machine": [], "users": []}
+        for chart in charts(run, stretches=stretches):
+            kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
+        cut = {
+            "panels": panels.panels if panels is not None and samples > 1 else (),
+            "samples": recorded.samples[-samples:],
+            "settings": tables.settings(run, most=rows, longest=letters),
+            "events": recorded.events[:rows],
+            "more_events": recorded.more_events + len(recorded.events[rows:]),
+            "left_out": left_out,
+        }
+        page = _rendered("run.html", whole | kinds | cut)
         if len(page.encode()) <= MOST_BYTES:
             break
     return page
@@ -121,60 +199,13 @@ def run_page(
 def runs_page(runs: Sequence[ReportedRun], *, running: Sequence[bool], script: str = "", policy: str = POLICY) -> str:
     """The page of several runs: what differs between them, their scores, and their curves over each other."""
     states = [state_of(run, running=one) for run, one in zip(runs, running, strict=True)]
+    whole = {"states": states, "script": script, "policy": policy, "state": "", "left_out": ""}
     page = ""
     for stretches in (max(20, 300 // len(runs)), 40, 20):
-        held = overlaid(runs, states, stretches=stretches)
-        page = _rendered("runs.html", vars(held) | {"script": script, "policy": policy, "state": "", "left_out": ""})
+        page = _rendered("runs.html", whole | page_values(runs, stretches=stretches))
         if len(page.encode()) <= MOST_BYTES:
             break
     return page
-
-
-def _of_run(run: ReportedRun, state: State) -> dict[str, Any]:
-    """What of a page does not depend on how much room there is."""
-    recorded = run.recorded
-    shares = tables.shares(run)
-    return {
-        "run": run,
-        "title": run.files.name,
-        "state": state,
-        "state_words": words_of(state),
-        "began": next((value for name, value in tables.surroundings(run) if name == "began"), ""),
-        "verdict": verdict(run, state),
-        "tiles": tables.tiles(run, state),
-        "shares": shares,
-        "total": written(sum(recorded.spent_s.values()), "seconds"),
-        "heats": recorded.layers.maps(),
-        "never_updated": recorded.layers.never_updated[:40],
-        "crash": _crash(run, state),
-        "surroundings": tables.surroundings(run),
-        "commands": commands(run.files, finished=state == "finished"),
-        "records": recorded.count,
-    }
-
-
-def _in_room(run: ReportedRun, room: Room, panels: Panels | None) -> dict[str, Any]:
-    """The parts of a page that are cut where it would be too large."""
-    drawn = charts(run, stretches=room.stretches)
-    kinds: dict[str, list[Chart]] = {"loss": [], "scores": [], "optimizer": [], "machine": [], "users": []}
-    for chart in drawn:
-        kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
-    chosen, left_alone = tables.settings(run, most=room.rows, longest=room.letters)
-    events = run.recorded.events
-    return {
-        **kinds,
-        "panels": panels.panels if panels is not None and room.panels else (),
-        "samples": run.recorded.samples[-room.samples :],
-        "chosen": chosen,
-        "left_alone": left_alone,
-        "has_origins": any(row.origin for row in chosen),
-        "events": events[: room.rows],
-        "more_events": run.recorded.more_events + len(events[room.rows :]),
-        "left_out": room.left_out,
-    }
-
-
-_KINDS = {"loss": "loss", "score": "scores", "throughput": "machine", "memory": "machine", "value": "users"}
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
@@ -187,33 +218,24 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
         return None
     trace = newest.get("traceback")
     text = "".join(str(line) for line in trace) if isinstance(trace, list) else ""
-    words = newest.get("words") or newest.get("error", "")
-    return {"error": str(words)[:12000], "trace": text[-8000:]}
+    return {"error": str(newest.get("words") or newest.get("error", ""))[:12000], "trace": text[-8000:]}
 
 
 def _rendered(name: str, held: dict[str, Any]) -> str:
-    page = _environment().get_template(name).render(**held, made=time.strftime("%Y-%m-%d %H:%M:%S %z"))
+    page = environment().get_template(name).render(**held, made=time.strftime("%Y-%m-%d %H:%M:%S %z"))
     return _TURNING.sub("�", visible(page)).encode(errors="replace").decode()  # a model may write anything
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
     """Templates beside this file; what is put into them is escaped. Imported here: a run that writes no page needs none."""
-    from jinja2 import DictLoader, Environment, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    here = resources.files("surefoot.report")
-    texts = {name: (here / name).read_text(encoding="utf-8") for name in _FILES}
-    loader, strict = DictLoader(texts), StrictUndefined
+    loader, strict = PackageLoader("surefoot", "report"), StrictUndefined
     made = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
-    made.globals |= {
-        "css": Markup(texts["page.css"]),
-        "svg": lambda chart: Markup(svg(chart)),
-        "cividis": ",".join(CIVIDIS),
-        "written": written,
-        "tinted": tinted,
-        "shaded": shaded,
-        "panel_chart": chart_of,
-        "version": surefoot_version(),
-    }
+    functions = (axes, bands, chart_of, on_axis, shaded, summary, ticks, tinted, traced, written)
+    made.globals |= {function.__name__: function for function in functions}
+    css = (resources.files("surefoot.report") / "page.css").read_text(encoding="utf-8")
+    made.globals |= {"css": Markup(css), "cividis": ",".join(CIVIDIS), "version": surefoot_version()}
     return made

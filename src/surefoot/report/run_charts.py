@@ -54,9 +54,7 @@ def loss_charts(run: ReportedRun, stretches: int | None = None) -> list[Chart]:
         best = tuple(mark for mark in marks if mark.kind == "best")
         scale: Literal["log", "linear"] = "log" if positive else "linear"
         if seen:
-            charts.append(
-                Chart("loss-log", "Loss, both axes logarithmic", seen, best, scale=scale, x_scale="log", wide=False)
-            )
+            charts.append(Chart("loss-log", "Loss, both axes logarithmic", seen, best, scale=scale, x_scale="log"))
     middle = max((line.points[-1][0] for line in lines if line.points), default=0.0) / 2
     late = tuple(replace(line, points=tuple(point for point in line.points if point[0] >= middle)) for line in lines)
     if any(line.named and len(line.points) >= _LATE for line in late) and middle > 0:
@@ -79,9 +77,11 @@ def _score_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
             for place, (split, curve) in enumerate(list(splits.items())[:_MOST_LINES], 1)
         )
         marks = [mark for split, curve in splits.items() for mark in _strange(curve, f"{split}/{score}")]
-        for place, split in enumerate(splits, 1):
-            if main is not None and main.name == f"{split}/{score}":
-                marks.append(Mark("best", main.best_step, main.best, f"best {written(main.best)}", place))
+        marks += [
+            Mark("best", main.best_step, main.best, f"best {written(main.best)}", place)
+            for place, split in enumerate(splits, 1)
+            if main is not None and main.name == f"{split}/{score}"
+        ]
         title = f"{next(iter(splits))}/{score}".lstrip("/") if len(splits) == 1 else score
         found.append(Chart(f"score-{score}", title, lines, tuple(marks)))
     return found

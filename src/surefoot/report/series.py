@@ -37,7 +37,7 @@ class Event:
 
     step: int
     what: str
-    kind: str = "event"  # or "resumed", "skipped"
+    resumed: bool = False
 
 
 @dataclass
@@ -65,7 +65,6 @@ class Recorded:
     count: int = 0
     left_s: float | None = None
     over: str | None = None  # the last event, where nothing came after it
-    left_out: int = 0  # curves
 
     def add(self, record: Record) -> None:
         self.count += 1
@@ -78,8 +77,6 @@ class Recorded:
             case "scores":
                 for name, value in scores_in(record).items():
                     self._add(self.scores, name, step, value)
-                if _is_number(record.get("rate_factor")):
-                    self._add(self.train, "rate_factor", step, record["rate_factor"])
             case "end":
                 self.at_end = scores_in(record)
                 weights = record.get("weights_of_step")
@@ -90,18 +87,15 @@ class Recorded:
                 self.layers.add(record)
             case "resumed":
                 self.ending_spent_s = {}
-                self._tell(Event(step, f"resumed after step {step:,}", "resumed"))
+                self._tell(Event(step, f"resumed after step {step:,}", resumed=True))
             case "event" if isinstance(record.get("what"), str):
                 self.ending_spent_s = _added({}, record)
                 self._tell(Event(step, record["what"][:_LONGEST_EVENT]))
 
     def _add_train(self, step: int, record: Record) -> None:
         for name, value in record.items():
-            if name in _DRAWN:
-                if _is_number(value):
-                    self._add(self.train, name, step, value)
-            elif name not in OWN and _is_number(value):
-                self._add(self.users, name, step, value)
+            if _is_number(value) and (name in _DRAWN or name not in OWN):
+                self._add(self.train if name in _DRAWN else self.users, name, step, value)
         applied = record.get("loss_of_applied")
         if _is_number(applied) and applied and not math.isfinite(record.get("loss") or 0.0):
             self._add(self.train, "loss", step, applied)  # 0 where no step was
@@ -109,20 +103,17 @@ class Recorded:
         self.targets += _number_in(record, "targets") or 0.0
         self.starting_targets += _number_in(record, "starting_targets") or 0.0
         self.left_s = _number_in(record, "left_s")
-        skipped = record.get("skipped")
+        skipped, steps = record.get("skipped"), record.get("skipped_steps")
         if isinstance(skipped, int) and skipped > 0:
             self.skipped += skipped
-            steps = record.get("skipped_steps")
             which = f": {', '.join(str(index) for index in steps[:5])}" if isinstance(steps, list) and steps else ""
             more = ", ..." if which and skipped > 5 else ""
-            counted = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
-            what = f"{counted} skipped, for a gradient or loss that was not finite{which}{more}"
-            self._tell(Event(step, what, "skipped"))
+            told = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
+            self._tell(Event(step, f"{told} skipped, for a gradient or loss that was not finite{which}{more}"))
 
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
         if name not in curves:
             if len(curves) >= _MOST_CURVES:
-                self.left_out += 1
                 return
             curves[name] = Curve()
         curves[name].add(step, value)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from surefoot.report.charts import written
@@ -14,55 +13,21 @@ _LONGEST = 400  # letters of a value
 _MOST = 300  # rows
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting by its dotted name, what it is, and where that came from; "" where that is not known."""
-
-    name: str
-    value: str
-    origin: str = ""
-
-
-@dataclass(frozen=True)
-class Share:
-    """A part of the time: what it went into, how long, its share of all, and its colour on the page."""
-
-    what: str
-    spent: str
-    fraction: float
-    percent: str
-    colour: str
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One number of the first row, what it is, and what belongs to it."""
-
-    what: str
-    value: str
-    beside: str = ""
-
-
-def settings(run: ReportedRun, *, most: int = _MOST, longest: int = _LONGEST) -> tuple[list[Setting], list[Setting]]:
-    """The settings that somebody chose, and those left as they are; where origins are not known, all are among the first."""
-    rows = [
-        Setting(name, shown(value, longest=longest), run.files.config.origins.get(name, ""))
-        for name, value in run.files.config.flat.items()
-        if value is not None
-    ][:most]
-    chosen = [row for row in rows if row.origin != "default"]
-    return chosen, [row for row in rows if row.origin == "default"]
+def settings(run: ReportedRun, *, most: int, longest: int) -> list[tuple[str, str, str]]:
+    """Settings by their dotted name, what each is, and where that came from; "" where that is not known."""
+    config = run.files.config
+    there = [(name, value) for name, value in config.flat.items() if value is not None][:most]
+    return [(name, shown(value, longest=longest), config.origins.get(name, "")) for name, value in there]
 
 
 def differing(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """The settings in which runs differ, with each run's value; where they are written does not make runs differ."""
-    names = dict.fromkeys(name for run in runs for name in run.files.config.flat)
-    found = []
-    for name in names:
-        values = [shown(run.files.config.flat.get(name)) for run in runs]
-        if len(set(values)) > 1 and name not in ("out", "preset"):
-            found.append((name, values))
-    return found[:_MOST]
+    settings = [run.files.config.flat for run in runs]
+    names = [
+        name for name in dict.fromkeys(name for each in settings for name in each) if name not in ("out", "preset")
+    ]
+    rows = [(name, [shown(each.get(name)) for each in settings]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1][:_MOST]
 
 
 def shown(value: Any, *, longest: int = _LONGEST) -> str:
@@ -82,45 +47,46 @@ def shown(value: Any, *, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else f"{text[:longest]} \u2026"
 
 
-def shares(run: ReportedRun) -> list[Share]:
-    """Where the time of all sittings went, in a fixed order; what took none is left out."""
+def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
+    """Where the time of all sittings went, in a fixed order: what, its seconds, its share of all, and its colour on the page."""
     spent = run.recorded.spent_s
-    total = sum(spent.values())
-    return [
-        Share(name, written(spent[phase], "seconds"), spent[phase] / total, f"{spent[phase] / total:.1%}", f"k{place}")
-        for place, (phase, name) in enumerate(PHASES.items())
-        if total > 0 and spent.get(phase, 0.0) / total >= 0.0005
+    total = sum(spent.values()) or 1.0
+    rows = [
+        (PHASES[phase], seconds, seconds / total, f"k{place}") for place, (phase, seconds) in enumerate(spent.items())
     ]
+    return [row for row in rows if row[2] >= 0.0005]
 
 
-def tiles(run: ReportedRun, state: State) -> list[Tile]:
-    """The first row: the score that counts, the training loss, steps, time, speed, and what was lost or gone on from."""
-    recorded, found = run.recorded, headline(run)
+def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
+    """The first row: the score that counts, the training loss, steps, time, speed, and what was lost or gone on from.
+
+    Each is what it is, the number, and what belongs to it.
+    """
+    recorded, found, loss = run.recorded, headline(run), run.recorded.train.get("loss")
     row = [] if found is None else [_of_headline(found)]
-    loss = recorded.train.get("loss")
     if loss is not None and loss.last is not None and (found is None or found.name != "training loss"):
-        row.append(Tile("training loss", written(loss.last[1]), f"at step {loss.last[0]:,}"))
+        row.append(("training loss", written(loss.last[1]), f"at step {loss.last[0]:,}"))
+    step = recorded.at_end_of_step
+    whose = "scored once" if step is None else f"scored once, weights of step {step:,}"
     row += [
-        Tile(name, written(value), _whose(run))
+        (name, written(value), whose)
         for name, value in list(recorded.at_end.items())[:3]
         if found is None or name != found.name
     ]
     planned = run.files.planned_steps
     of = "" if planned is None or state == "finished" else f"of {planned:,}"
-    row.append(Tile("steps", f"{recorded.last_step:,}", of))
-    total = sum(recorded.spent_s.values())
+    row.append(("steps", f"{recorded.last_step:,}", of))
+    spent, total = recorded.spent_s, sum(recorded.spent_s.values())
     if total > 0:
-        training = recorded.spent_s.get("training", 0.0) / total
-        row.append(Tile("time", written(total, "seconds"), f"{training:.0%} of it training"))
-    trained = recorded.spent_s.get("training", 0.0) + recorded.spent_s.get("waiting", 0.0)
-    counted = recorded.targets - recorded.starting_targets
+        row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} of it training"))
+    trained, counted = spent["training"] + spent["waiting"], recorded.targets - recorded.starting_targets
     if counted > 0 and trained > 0:
-        row.append(Tile("targets a second", written(float(f"{counted / trained:.3g}")), "while training"))
-    resumed = sum(event.kind == "resumed" for event in recorded.events)
+        row.append(("targets a second", written(float(f"{counted / trained:.3g}")), "while training"))
+    resumed = sum(event.resumed for event in recorded.events)
     if resumed:
-        row.append(Tile("resumed", "once" if resumed == 1 else f"{resumed:,} times"))
+        row.append(("resumed", "once" if resumed == 1 else f"{resumed:,} times", ""))
     if recorded.skipped:
-        row.append(Tile("steps skipped", f"{recorded.skipped:,}", "not finite"))
+        row.append(("steps skipped", f"{recorded.skipped:,}", "not finite"))
     return row
 
 
@@ -147,17 +113,12 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
     return [(name, shown(value)) for name, value in rows if value not in (None, "")]
 
 
-def _of_headline(found: Headline) -> Tile:
+def _of_headline(found: Headline) -> tuple[str, str, str]:
     if found.name == "training loss":
-        return Tile(found.name, written(found.last), f"at step {found.last_step:,}")
+        return found.name, written(found.last), f"at step {found.last_step:,}"
     if found.best_is_last:
-        return Tile(found.name, written(found.last), f"best, at step {found.last_step:,}")
-    return Tile(f"best {found.name}", written(found.best), f"at step {found.best_step:,}; last {written(found.last)}")
-
-
-def _whose(run: ReportedRun) -> str:
-    step = run.recorded.at_end_of_step
-    return "scored once" if step is None else f"scored once, weights of step {step:,}"
+        return found.name, written(found.last), f"best, at step {found.last_step:,}"
+    return f"best {found.name}", written(found.best), f"at step {found.best_step:,}; last {written(found.last)}"
 
 
 def _time(session: Session) -> str:

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch.utils.data import Subset
 from surefoot.data.gathering import is_tensors, sample_count
 from surefoot.data.loader import in_order
 from surefoot.errors import ConfigError
+from surefoot.tokenizers.tokenizer import Tokenizer
 from surefoot.tracking.panels import ConfusionMatrix, Example, Examples, Group, Panel, Picture, Pictures, TintedText
 
 _ALL_CLASSES = 30  # of more, those with the most mistakes are shown
@@ -30,16 +31,8 @@ _LONGEST_S = 30.0
 _AT_ONCE = 64
 
 
-class Decodes(Protocol):
-    """What turns tokens into text."""
-
-    @property
-    def end(self) -> int | None: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-
 def tinted_by_loss(
-    title: str, tokens: Sequence[int], losses: Sequence[float], *, tokenizer: Decodes, legend: str | None = None
+    title: str, tokens: Sequence[int], losses: Sequence[float], *, tokenizer: Tokenizer, legend: str | None = None
 ) -> TintedText:
     """The text of `tokens`, each tinted by the model's loss (nats) at it; the first has none, so there is one loss less.
 
@@ -61,13 +54,12 @@ def tinted_by_loss(
         held += 0.0 if loss is None else max(loss, 0.0)  # in this order, which lets pass what is not a number
         text = tokenizer.decode(tokens[: place + 1])
         if len(text) > done and whole.startswith(text):  # no character is begun and not ended
-            number = held if place and math.isfinite(held) else None
-            pieces.append((text[done:], number))
+            pieces.append((text[done:], held if place and math.isfinite(held) else None))
             done, held = len(text), 0.0
     if done < len(whole):
         pieces.append((whole[done:], None))
-    said = "the model's loss at each token, in nats" if legend is None else legend
-    return TintedText(title=title, legend=said, unit="nats", pieces=tuple(pieces))
+    legend = "the model's loss at each token, in nats" if legend is None else legend
+    return TintedText(title=title, legend=legend, unit="nats", pieces=tuple(pieces))
 
 
 def examples_by_score(
@@ -84,15 +76,12 @@ def examples_by_score(
     worst, rest = rest[::-1][:each], rest[: max(0, len(rest) - each)]
     drawn = random.Random(0).sample(sorted(rest), min(each, len(rest)))
     groups: list[tuple[Group, list[int]]] = [("best", best), ("worst", worst), ("random", drawn)]
-    chosen = [(group, said[place]) for group, places in groups for place in places]
-    return Examples(
-        title=title,
-        legend=legend,
-        examples=tuple(
-            Example(source=source, reference=reference, output=output, score=score, group=group)
-            for group, (source, reference, output, score) in chosen
-        ),
-    )
+    examples = [
+        Example(source=source, reference=reference, output=output, score=score, group=group)
+        for group, places in groups
+        for source, reference, output, score in (said[place] for place in places)
+    ]
+    return Examples(title=title, legend=legend, examples=tuple(examples))
 
 
 def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: Sequence[str]) -> ConfusionMatrix:
@@ -115,8 +104,7 @@ def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: 
         summed = np.zeros((_ALL_CLASSES, _ALL_CLASSES), dtype=np.int64)
         np.add.at(summed, (place_K[:, None], place_K[None, :]), counts_KK)
         counts_KK, names = summed, [*(names[place] for place in shown), f"{len(classes) - len(shown)} others"]
-    rows = tuple(tuple(row) for row in counts_KK.tolist())
-    return ConfusionMatrix(title=title, classes=tuple(names), counts=rows)
+    return ConfusionMatrix(title=title, classes=tuple(names), counts=tuple(map(tuple, counts_KK.tolist())))
 
 
 def picture_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
@@ -172,54 +160,43 @@ def classification_panels(
     (((1, 0, 1), (0, 1, 0), (0, 0, 0)), 'a', 'c')
     """
     counts_KK = np.zeros((len(classes), len(classes)), dtype=np.int64)
-    worst: list[_Wrong] = []
-    total = sample_count(dataset)
-    seen, begun = 0, perf_counter()
+    worst: list[tuple[float, int, int, float, Tensor]] = []
+    total, seen, begun = sample_count(dataset), 0, perf_counter()
     for inputs, labels_B in _spread(dataset, total, device=next(iter(model.parameters()), torch.empty(0)).device):
         log_chances_BK = F.log_softmax(model(inputs).float(), dim=1)
-        losses_B = F.nll_loss(log_chances_BK, labels_B, reduction="none")
+        losses_B = F.nll_loss(log_chances_BK, labels_B, reduction="none").nan_to_num(
+            math.inf, math.inf
+        )  # none is worse
         chances_B, guesses_B = log_chances_BK.max(dim=1)
-        columns = (labels_B.tolist(), guesses_B.tolist(), losses_B.tolist(), chances_B.tolist())
-        for label, guess, loss, log_chance, image in zip(*columns, inputs, strict=True):
-            one = _Wrong(label, guess, loss, log_chance, image)
-            counts_KK[one.label, one.guess] += 1
-            if pictures and (len(worst) < pictures or one.surprise > worst[-1].surprise):
-                worst = sorted([*worst, one], key=lambda one: -one.surprise)[:pictures]
+        labels, guesses = labels_B.tolist(), guesses_B.tolist()
+        np.add.at(counts_KK, (labels, guesses), 1)
+        worst += zip(losses_B.tolist(), labels, guesses, chances_B.tolist(), inputs, strict=True)
+        worst = sorted(worst, key=lambda wrong: -wrong[0])[:pictures]
         seen += len(labels_B)
         if perf_counter() - begun > _LONGEST_S:
             break
     part = "" if seen == total else f", {seen:,} of {total:,} samples"
     yield confusion_panel(f"{name}: which class was taken for which{part}", counts_KK.tolist(), classes=classes)
     if pictures:
-        drawn = tuple(one.drawn(classes, mean=mean, std=std) for one in worst)
-        yield Pictures(title=f"{name}: the largest losses{part}", pictures=drawn)
+        drawn = [
+            _picture(classes[label], classes[guess], loss, log_chance, picture_png(image, mean=mean, std=std))
+            for loss, label, guess, log_chance, image in worst
+        ]
+        yield Pictures(title=f"{name}: the largest losses{part}", pictures=tuple(drawn))
 
 
-class _Wrong(NamedTuple):
+def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Picture:
     """What a model made of one image; `log_chance` is that of its guess."""
-
-    label: int
-    guess: int
-    loss: float
-    log_chance: float
-    image: Tensor
-
-    @property
-    def surprise(self) -> float:
-        """The loss; nothing is worse than one that is not a number."""
-        return math.inf if math.isnan(self.loss) else self.loss
-
-    def drawn(self, classes: Sequence[str], *, mean: Sequence[float], std: Sequence[float]) -> Picture:
-        finite = math.isfinite(self.loss)
-        return Picture(
-            png=picture_png(self.image, mean=mean, std=std),
-            caption=f"{classes[self.label]}, taken for {classes[self.guess]}",
-            label=classes[self.label],
-            guess=classes[self.guess],
-            probability=None if math.isnan(self.log_chance) else min(1.0, math.exp(self.log_chance)),
-            label_probability=min(1.0, math.exp(-self.loss)) if finite else None,
-            loss=max(0.0, self.loss) if finite else None,
-        )
+    finite = math.isfinite(loss)
+    return Picture(
+        png=png,
+        caption=f"{label}, taken for {guess}",
+        label=label,
+        guess=guess,
+        probability=None if math.isnan(log_chance) else min(1.0, math.exp(log_chance)),
+        label_probability=min(1.0, math.exp(-loss)) if finite else None,
+        loss=max(0.0, loss) if finite else None,
+    )
 
 
 def _spread(dataset: Any, total: int, *, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:

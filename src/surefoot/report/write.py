@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.config.paths import local_path, write_whole
+from surefoot.config.paths import local_path
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Finding
 from surefoot.diagnose.reading import collecting, described_in
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import ConfigError, DataError, first_line
+from surefoot.report.figures import write_file
 from surefoot.report.page import POLICY, run_page, runs_page
 from surefoot.report.series import read_reported_run
 from surefoot.tracking.panels import Panels
@@ -37,8 +38,7 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
         raise ConfigError("report on which run? give the directory of one, or of several")
     places = [local_path(path, setting="paths") for path in paths]
     target = target_of(places, None if out is None else local_path(out, setting="out"))
-    write(page_of(places), target)
-    return target
+    return write_file(target, page_of(places).encode())
 
 
 def target_of(places: Sequence[Path], out: Path | None) -> Path:
@@ -61,32 +61,19 @@ def page_of(places: Sequence[Path], *, panels: Panels | None = None, script: str
         try:
             panels = read_panels(run.files.path)
         except DataError as problem:
-            run = replace(run, problems=(*run.problems, str(problem).partition("\n")[0]))
-    found, note = looked.at(run.files.path)
-    if note:
-        run = replace(run, problems=(*run.problems, note))
+            run = replace(run, problems=(*run.problems, first_line(problem)))
+    found, notes = looked.at(run.files.path)
+    run = replace(run, problems=(*run.problems, *notes))
     return run_page(run, findings=found, panels=panels, running=running[0], script=script, policy=policy)
 
 
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
     """Write the page of a run that this process has just trained; whatever goes wrong with it is one warning."""
     try:
-        write(page_of([path]), path / FILE)
+        write_file(path / FILE, page_of([path]).encode())
     except Exception as problem:  # looking at a run never breaks it
-        told = str(problem).partition("\n")[0]
-        warn(
-            f"warning: no {path / FILE}: {told if isinstance(problem, ConfigError) else f'{type(problem).__name__}: {told}'}"
-        )
-
-
-def write(page: str, target: Path) -> None:
-    """Write a page so that it is there whole or not at all; `ConfigError` where that cannot be."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, page.encode())
-    except (OSError, ValueError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else problem
-        raise ConfigError(f"cannot write {target}: {why}\n  choose another place: --out FILE") from problem
+        kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
+        warn(f"warning: no {path / FILE}: {kind}{first_line(problem)}")
 
 
 class _Findings:
@@ -103,14 +90,14 @@ class _Findings:
         except Exception as problem:
             self.problem = problem
 
-    def at(self, path: Path) -> tuple[list[Finding], str]:
+    def at(self, path: Path) -> tuple[list[Finding], list[str]]:
         """The findings, and why there are none, where that is no good sign."""
         try:
             if self.problem is None:
-                return findings(self.held.history(described_in(path))) if self.held.kinds else [], ""
+                return findings(self.held.history(described_in(path))) if self.held.kinds else [], []
         except Exception as problem:
             self.problem = problem
-        return [], f"Findings cannot be told: {type(self.problem).__name__}: {self.problem}"
+        return [], [f"Findings cannot be told: {type(self.problem).__name__}: {self.problem}"]
 
 
 def refuse_no_run(path: Path) -> None:

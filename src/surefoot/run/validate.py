@@ -17,7 +17,7 @@ from surefoot.distributed.ddp import check_device
 from surefoot.distributed.world import device_called
 from surefoot.errors import ConfigError
 from surefoot.schedules.lr_schedule import Joined, Schedule
-from surefoot.tracking.external.registry import tracker_names
+from surefoot.tracking.external.registry import trackers_of
 from surefoot.train.precision import precision as chosen_precision
 
 _MANY = 10_000  # steps in an epoch, as long as nobody knows
@@ -41,7 +41,7 @@ def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | Non
 
     check("batch_size", by=lambda: batching(settings.batch_size, settings.micro_batch_size))
     check("length", by=lambda: _check_length(settings, schedule))
-    check("trackers", by=lambda: tracker_names(settings.trackers))
+    check("trackers", by=lambda: trackers_of(settings.trackers, out=settings.out))
     if settings.activation_checkpointing != "off" or settings.checkpointed_blocks is not None:
         from surefoot.train.activation_checkpointing import check_how
 

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,7 @@ def resume_command(directory: RunDirectory) -> str:
         return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory.path))}"
     if Path(sys.argv[0]).name in _TYPED_IN:
         return "the same code again"
-    interpreter = typed(Path(sys.executable), "python")
-    return f"{interpreter} {shlex.join(sys.orig_argv[1:])}"  # unlike sys.argv it has the interpreter's -m
+    return f"{typed(Path(sys.executable), 'python')} {shlex.join(sys.orig_argv[1:])}"  # unlike sys.argv it has the interpreter's -m
 
 
 def replay_command(directory: RunDirectory, step: int) -> str:
@@ -55,20 +53,12 @@ def by_command() -> bool:
     return Path(sys.argv[0]).name == "surefoot"
 
 
-@dataclass(frozen=True)
-class Command:
-    """What a command is for, and the lines to type."""
-
-    what: str
-    lines: str
-
-
-def commands(run: RunFiles, *, finished: bool) -> list[Command]:
-    """The commands that work for a run; none if no file says how it was made."""
+def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
+    """The commands that work for a run by what they are for, as lines to type; none if no file says how it was made."""
     first, last = (run.sessions[place] if run.sessions else Session() for place in (0, -1))
     began = first.get("command")
     if not began:
-        return []
+        return {}
     path, by_verb = shlex.quote(str(run.path)), began[0] == "surefoot" and not run.config.script
     go_on = f"surefoot resume {path}" if by_verb else _with_place(_again(last.get("command") or began), last)
     texts = {
@@ -76,7 +66,7 @@ def commands(run: RunFiles, *, finished: bool) -> list[Command]:
         "Go on from the newest checkpoint": "" if finished else go_on,
         "Score it again": f"surefoot evaluate {path} --checkpoint best" if by_verb else "",
     }
-    return [Command(what, lines) for what, lines in texts.items() if lines]
+    return {what: lines for what, lines in texts.items() if lines}
 
 
 def _again(words: list[str]) -> str:

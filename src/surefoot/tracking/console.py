@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from surefoot.tracking.format import duration, in_line, number, visible
@@ -26,12 +27,12 @@ class Screen(Sink, Protocol):
     def doing(self, what: str) -> None: ...
 
 
+@dataclass(eq=False)
 class Said:
     """Text on a stream (default: standard output, looked up when it is written), for as long as it takes any."""
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self.stream = stream
-        self.gone = False
+    stream: TextIO | None
+    gone: bool = False
 
     def put(self, text: str) -> None:
         """Write and flush; where that fails (`... | head`, a closed window, a full disk), be silent from then on."""
@@ -72,12 +73,10 @@ class Console:
             if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
                 self._print_held()
         elif kind == "scores":
-            self._print_held()
             values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
-            self._print(" ".join([f"step={step}/{self.length}", *values]))
+            self.say(" ".join([f"step={step}/{self.length}", *values]))
         elif kind == "sample":
-            self._print_held()
-            self._print(f"--- sample at step {step} ---\n{record['text']}\n---")
+            self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
 
     def say(self, text: str) -> None:
         self._print_held()
@@ -102,11 +101,8 @@ class Console:
         if record is None:
             return
         self.printed_at = self.now()
-        shown = [
-            f"{name}={number(record[name])}"
-            for name in _SHOWN
-            if name in record and not (name == "skipped" and not record[name])
-        ]
+        there = [name for name in _SHOWN if name in record and (name != "skipped" or record[name])]
+        shown = [f"{name}={number(record[name])}" for name in there]
         users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
         left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
         self._print(" ".join([f"step={record['step']}/{self.length}", *shown, *users, *left]))

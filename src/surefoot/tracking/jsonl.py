@@ -10,9 +10,11 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from surefoot.config.paths import open_no_follow, open_regular
 from surefoot.tracking.record import Record
@@ -37,15 +39,11 @@ class AppendedFile:
         """Write at the end; it is in the hands of the operating system when this returns, and waits if this raises `OSError`."""
         self.waiting += content
         while self.waiting:  # one write may take only a part
-            written = self.file.write(self.waiting)
-            self.waiting = self.waiting[written:]
+            self.waiting = self.waiting[self.file.write(self.waiting) :]
 
     def was_deleted(self) -> bool:
         """Whether the file's name is gone, or that of another file by now."""
-        try:
-            return not os.path.samestat(self.path.lstat(), os.fstat(self.file.fileno()))
-        except FileNotFoundError:
-            return True
+        return not is_named(self.path, self.file)
 
     def make_again(self) -> None:
         """Write all of a file that was deleted under its name again."""
@@ -65,8 +63,15 @@ class AppendedFile:
             self.file.close()
 
     def _opened(self) -> FileIO:
-        handle = open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        return os.fdopen(handle, "a+b", buffering=0)
+        return os.fdopen(open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b", buffering=0)
+
+
+def is_named(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file is the one that has this name now."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 class JsonLines:
@@ -184,11 +189,10 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
     with open_regular(path) as file:
         while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):
             size += len(text)
-            if b'"resumed"' in text:
-                record = parse_record(text)
-                if record is not None and record["kind"] == "resumed":
-                    ends.append(size)
-                    steps.append(record["step"])
+            record = parse_record(text) if b'"resumed"' in text else None
+            if record is not None and record["kind"] == "resumed":
+                ends.append(size)
+                steps.append(record["step"])
     return ends, steps, size
 
 
@@ -206,13 +210,10 @@ def parse_record(text: bytes) -> Record | None:
     strange = record.pop("nonfinite", None)
     for name, written in strange.items() if isinstance(strange, dict) else ():
         outer, _, inner = name.partition("/")
-        try:
-            value = float(written)
-        except (TypeError, ValueError):
-            continue
         held = record.get(outer)
-        if name in record or not isinstance(held, dict):  # a score has a slash in its name too
-            record[name] = value
-        else:
-            held[inner] = value
+        with suppress(TypeError, ValueError):
+            if name in record or not isinstance(held, dict):  # a score has a slash in its name too
+                record[name] = float(written)
+            else:
+                held[inner] = float(written)
     return record

@@ -10,7 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from surefoot.tracking.console import Console, Said, Screen
@@ -27,6 +28,13 @@ _BESIDE_BAR = 58  # columns: loss, time left, rate, norm and targets a second, e
 _ECHO = 3  # columns: the terminal's "^C" must not wrap, and in some terminals the last column does
 _CELL = 9  # columns of a score
 _TIME = 6
+_WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this order
+    "left_s": lambda value: f"left {duration(value)}",
+    "learning_rate": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
+    "norm": lambda value: f"norm {value:.3g}".replace("e-0", "e-"),
+    "targets_per_s": lambda value: f"{compact(value)}/s",
+    "clipped": lambda value: f"clipped {value:.2g}",
+}
 
 
 class Terminal:
@@ -122,13 +130,11 @@ class Terminal:
 
         line, record, room = Text(), self.train, max(1, self.rich.width - _ECHO)
         if record is not None:
-            done, count = int(record["step"]), f"{record['step']}/{self.length}"
-            least, most = _BAR
-            width = min(most, room - _BESIDE_BAR - 2 * len(str(self.length)) - 2)
-            if width >= least:
-                full = round(width * min(1.0, done / max(1, self.length)))
+            width = min(_BAR[1], room - _BESIDE_BAR - 2 * len(str(self.length)) - 2)
+            if width >= _BAR[0]:
+                full = round(width * min(1.0, record["step"] / max(1, self.length)))
                 line.append(self.bar[0] * full, "green").append(self.bar[1] * (width - full), "dim").append(" ")
-            line.append(count)
+            line.append(f"{record['step']}/{self.length}")
         values = [(self.phrase, "bold")] if self.phrase else _values(record or {})
         for text, style in values:
             gap = _GAP if line else ""
@@ -146,12 +152,8 @@ class Terminal:
         wide = {name: max(_CELL, cell_len(titles[name])) for name in values}
         step = max(5, len(str(self.length)))
         room = self.rich.width - 1 - step - len(_GAP) - len("train loss") - len(_GAP) - _TIME
-        shown: list[str] = []
-        for name in values:
-            room -= len(_GAP) + wide[name]
-            if room < 0:
-                break
-            shown.append(name)
+        ends = accumulate(len(_GAP) + wide[name] for name in values)
+        shown = [name for name, end in zip(values, ends, strict=True) if end <= room]
         lines: list[str | Text] = []
         if shown != self.columns:
             self.columns = shown
@@ -162,8 +164,7 @@ class Terminal:
         loss = "" if self.train is None or "loss" not in self.train else _loss(self.train)
         cells = [str(record["step"]).rjust(step), loss.rjust(len("train loss"))]
         cells += [values[name].rjust(wide[name]) for name in shown]
-        lines.append(_GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME)]))
-        return lines
+        return [*lines, _GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME)])]
 
 
 def screen(length: int, stream: TextIO | None = None) -> Screen:
@@ -198,20 +199,10 @@ class _Guest:
 
 def _values(record: Record) -> list[tuple[str, str]]:
     """What the live line shows of a record beside its step, with the style of each."""
-    values: list[tuple[str, str]] = []
-    if record.get("skipped"):
-        values.append((f"{record['skipped']} skipped", "red"))
+    values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
     if "loss" in record:
         values.append((f"loss {_loss(record)}", ""))
-    if "left_s" in record:
-        values.append((f"left {duration(record['left_s'])}", ""))
-    for title, name in (("lr", "learning_rate"), ("norm", "norm")):
-        if name in record:
-            values.append((f"{title} {record[name]:.3g}".replace("e-0", "e-"), ""))
-    if "targets_per_s" in record:
-        values.append((f"{compact(record['targets_per_s'])}/s", ""))
-    if "clipped" in record:
-        values.append((f"clipped {record['clipped']:.2g}", ""))
+    values += [(write(record[name]), "") for name, write in _WRITTEN.items() if name in record]
     return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
 
 
@@ -226,8 +217,8 @@ def _cell(value: float) -> str:
     >>> _cell(3.36541), _cell(0.000123456), _cell(-1.2345e-100)
     ('3.3654', '0.000123', '-1.2e-100')
     """
-    fits = (text for text in (number(value), f"{value:.3g}", f"{value:.2g}") if len(text) <= _CELL)
-    return next(fits, f"{value:.0e}")
+    texts = (number(value), f"{value:.3g}", f"{value:.2g}")
+    return next((text for text in texts if len(text) <= _CELL), f"{value:.0e}")
 
 
 def _titles(names: list[str]) -> dict[str, str]:
@@ -241,8 +232,6 @@ def _titles(names: list[str]) -> dict[str, str]:
 
 
 def _can_write(text: str, stream: TextIO) -> bool:
-    try:
-        text.encode(stream.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    with suppress(UnicodeEncodeError):
+        return bool(text.encode(stream.encoding or "utf-8"))
+    return False

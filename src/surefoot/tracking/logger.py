@@ -27,7 +27,7 @@ class Journal:
         self.directory: RunDirectory | None = None
         self.board: TensorBoard | None = None
         self.trackers: list[Tracker] = []
-        self.failing: list[Sink] = []  # those that have been warned of
+        self.failing: set[int] = set()  # ids of those that have been warned of
 
     def open(self, directory: RunDirectory, *, step: int, found: Contents | None) -> None:
         """Go on with the files of a directory after `step` steps; `found` is the checkpoint that they are gone on from."""
@@ -75,9 +75,11 @@ class Journal:
             except Exception as problem:
                 if sink is self.metrics and not isinstance(problem, OSError):
                     raise  # the truth of a run is not given up for a fault of ours
-                self._warn_of(sink, problem)
+                if id(sink) not in self.failing:
+                    self.failing.add(id(sink))
+                    self._say(f"WARNING: records do not reach {self._name(sink)}: {_words(problem)}; training goes on")
             else:
-                self.failing = [other for other in self.failing if other is not sink]
+                self.failing.discard(id(sink))
 
     def close(self) -> None:
         """Close all of them, whichever fails."""
@@ -96,11 +98,6 @@ class Journal:
             sink.close()
         except Exception as problem:
             self._say(f"WARNING: records are missing in {self._name(sink)}: {_words(problem)}")
-
-    def _warn_of(self, sink: Sink, problem: Exception) -> None:
-        if sink not in self.failing:
-            self.failing.append(sink)
-            self._say(f"WARNING: records do not reach {self._name(sink)}: {_words(problem)}; training goes on")
 
     def _name(self, sink: Sink) -> str:
         names = {id(self.metrics): "metrics.jsonl", id(self.board): "tensorboard"}

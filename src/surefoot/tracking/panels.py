@@ -4,12 +4,11 @@ Plain data. What makes them of a model is in `report/task_panels.py`; in a run's
 """
 
 import base64
-import binascii
 import json
 import math
 from collections.abc import Mapping, Sized
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from surefoot.errors import ConfigError
 
@@ -37,10 +36,9 @@ def check_texts(*texts: Any) -> None:
 
 def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
     """Raise where it is neither absent nor a finite number in these limits."""
-    if value is None:
-        return
-    check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
-    check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
+    if value is not None:
+        check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
+        check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
 
 
 def is_count(value: Any) -> bool:
@@ -58,10 +56,9 @@ def check_count(parts: Sized, what: str) -> None:
 
 def check_png(text: Any) -> None:
     """Raise where it is no base64 of a PNG file of few pixels."""
-    check(isinstance(text, str) and text.isascii(), "a picture's png is no base64")
     try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as problem:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (AttributeError, ValueError) as problem:
         raise ConfigError("a panel cannot be shown: a picture's png is no base64") from problem
     check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "a picture's png is no PNG file")
     wide, high = (int.from_bytes(data[place : place + 4], "big") for place in (16, 20))
@@ -202,6 +199,7 @@ class Pictures:
 
 
 Panel = TintedText | Examples | Curves | ConfusionMatrix | Pictures
+PANELS: dict[str, type[Panel]] = {panel.kind: panel for panel in get_args(Panel)}
 
 
 @dataclass(frozen=True, kw_only=True)

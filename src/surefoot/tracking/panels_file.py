@@ -8,16 +8,12 @@ from typing import Any
 from surefoot.config.paths import local_path, open_regular
 from surefoot.errors import ConfigError, DataError
 from surefoot.tracking.panels import (
+    PANELS,
     VERSION,
-    ConfusionMatrix,
-    Curves,
     Example,
-    Examples,
     Panel,
     Panels,
     Picture,
-    Pictures,
-    TintedText,
     check,
     is_count,
     written,
@@ -30,6 +26,7 @@ MOST_BYTES = 300_000  # it becomes a part of one page
 def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
     """The panels that a page has room for, taken in their order, and those that it has not.
 
+    >>> from surefoot.tracking.panels import ConfusionMatrix
     >>> fitting([ConfusionMatrix(title="held-out", classes=(), counts=())])[1]
     []
     """
@@ -49,13 +46,12 @@ def read_panels(run: Path | str) -> Panels | None:
     try:
         with open_regular(place) as file:
             text = file.read(MOST_BYTES + 1)
+        check(len(text) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
+        return panels_from_json(text.decode())
     except FileNotFoundError:
         return None
     except OSError as problem:
         raise DataError(f"{place} cannot be read: {problem.strerror or problem}") from problem
-    try:
-        check(len(text) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
-        return panels_from_json(text.decode())
     except (ConfigError, UnicodeDecodeError) as problem:
         raise DataError(
             f"{place} holds no panels of a run: {problem}\n  remove it; `surefoot report` makes them anew"
@@ -71,8 +67,7 @@ def panels_from_json(text: str) -> Panels:
     try:
         found = json.loads(text)
         check(isinstance(found, dict) and found.keys() == {"format_version", "step", "panels"}, "it is no such object")
-        version = found["format_version"]
-        check(version == VERSION, f"format_version is {version!r}, known is {VERSION}")
+        check(found["format_version"] == VERSION, f"format_version {found['format_version']!r} is not {VERSION}")
         check(is_count(found["step"]), f"step is {found['step']!r}")
         return Panels(step=found["step"], panels=tuple(_panel(one.pop("kind"), one) for one in found["panels"]))
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as problem:
@@ -81,18 +76,13 @@ def panels_from_json(text: str) -> Panels:
 
 def _panel(kind: str, values: dict[str, Any]) -> Panel:
     """A panel from its JSON, whose lists become tuples; whether they hold what they should it checks itself."""
-    if kind == Examples.kind:
-        values["examples"] = [Example(**one) for one in values["examples"]]
-    if kind == Pictures.kind:
-        values["pictures"] = [Picture(**one) for one in values["pictures"]]
-    return _KINDS[kind](**{name: _frozen(value) for name, value in values.items()})
+    for name, part in (("examples", Example), ("pictures", Picture)):
+        if kind == name:
+            values[name] = [part(**one) for one in values[name]]
+    return PANELS[kind](**{name: _frozen(value) for name, value in values.items()})
 
 
 def _frozen(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _frozen(part) for name, part in value.items()}
     return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
-
-
-_PANELS: tuple[type[Panel], ...] = (TintedText, Examples, Curves, ConfusionMatrix, Pictures)
-_KINDS = {panel.kind: panel for panel in _PANELS}

@@ -43,11 +43,8 @@ class RankLog(StringIO):
             return
         with suppress(OSError):
             make_no_follow(self.path.parent)
-            file = open_no_follow(self.path, _APPEND)
-            try:
-                os.write(file, f"{text}\n".encode())
-            finally:
-                os.close(file)
+            with os.fdopen(open_no_follow(self.path, _APPEND), "ab", buffering=0) as file:
+                file.write(f"{text}\n".encode())
 
     def _taken(self) -> str:
         text = self.getvalue()

@@ -1,7 +1,7 @@
 """One line of metrics, what takes it, and the names in it that are surefoot's own."""
 
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol
 
 from surefoot.errors import ConfigError
 
@@ -9,121 +9,38 @@ Record = dict[str, Any]
 """A record of any kind, with scores as "SPLIT/SCORE" and values of the user's besides the keys that its kind declares."""
 
 
-class Spent(TypedDict, total=False):
-    """Seconds since the last record, by phase (`train/timer.py`)."""
+Phase = Literal["opening", "starting", "training", "waiting", "evaluating", "saving", "user"]
+PHASES: tuple[Phase, ...] = ("starting", "training", "waiting", "evaluating", "saving", "user")
 
-    starting_s: float
-    training_s: float
-    waiting_s: float
-    evaluating_s: float
-    saving_s: float
-    user_s: float
-
-
-class TrainRecord(Spent, total=False):
-    """The steps since the last record; what each value means says `Meter.read`. Besides: what `step.log` added."""
-
-    kind: Literal["train"]
-    step: int
-    loss: float
-    loss_of_applied: float
-    loss_max: float
-    loss_max_step: int
-    skipped: int
-    skipped_steps: list[int]
-    norm: float
-    norm_max: float
-    clipped: float
-    targets: float
-    starting_targets: float
-    targets_per_s: float
-    learning_rate: float
-    left_s: float
-    host_memory_bytes: int
-    host_memory_peak_bytes: int
-    device_memory_peak_bytes: int
-
-
-class ScoresRecord(TypedDict, total=False):
-    """An evaluation; the factor of a plateau if there is one."""
-
-    kind: Literal["scores"]
-    step: int
-    rate_factor: float
-
-
-class EndRecord(TypedDict, total=False):
-    """The evaluation of a run that is over, and the step of the weights that were evaluated."""
-
-    kind: Literal["end"]
-    step: int
-    weights_of_step: int
-
-
-class SampleRecord(TypedDict):
-    """A sample of what the model makes."""
-
-    kind: Literal["sample"]
-    step: int
-    text: str
-
-
-class LayersRecord(TypedDict, total=False):
-    """One watched step: numbers by parameter, or by module (`train/layer_stats.py`)."""
-
-    kind: Literal["layers"]
-    step: int
-    watched_step: int
-    gradient_norm: dict[str, float]
-    weight_norm: dict[str, float]
-    update_norm: dict[str, float]
-    zero_rows: dict[str, float]
-    saturated: dict[str, float]
-    activation_norm: dict[str, float]
-    noise: dict[str, float]
-    never_updated: list[str]
-
-
-class DataRecord(TypedDict, total=False):
-    """The look at the data before the first step (`first_look`)."""
-
-    kind: Literal["data"]
-    step: int
-    samples: int
-    looked_at: int
-    targets: dict[str, Any]
-    overlap: dict[str, dict[str, Any]]
-    scored_by_training_loss: list[str]
-
-
-class EventRecord(Spent, total=False):
-    """What happened to the run: how a session ended."""
-
-    kind: Literal["event"]
-    step: int
-    what: str
-
-
-class ResumedRecord(TypedDict):
-    """A session goes on from this step; what stands before with a later one is superseded."""
-
-    kind: Literal["resumed"]
-    step: int
-
-
-KINDS: dict[str, Any] = {
-    "train": TrainRecord,
-    "scores": ScoresRecord,
-    "end": EndRecord,
-    "sample": SampleRecord,
-    "layers": LayersRecord,
-    "data": DataRecord,
-    "event": EventRecord,
-    "resumed": ResumedRecord,
+_SPENT: dict[str, Any] = {f"{phase}_s": float for phase in PHASES}  # since the last record (`train/timer.py`)
+_BY_NAME = dict[str, float]  # of parameters or modules
+KINDS: dict[str, dict[str, Any]] = {
+    # the steps since the last record: what each value means says `Meter.read`; besides, what `step.log` added
+    "train": _SPENT
+    | {"step": int, "loss": float, "loss_of_applied": float, "loss_max": float, "loss_max_step": int}
+    | {"skipped": int, "skipped_steps": list[int], "norm": float, "norm_max": float, "clipped": float}
+    | {"targets": float, "starting_targets": float, "targets_per_s": float, "learning_rate": float, "left_s": float}
+    | {"host_memory_bytes": int, "host_memory_peak_bytes": int, "device_memory_peak_bytes": int},
+    # an evaluation; the factor of a plateau if there is one
+    "scores": {"step": int, "rate_factor": float},
+    # the evaluation of a run that is over, and the step of the weights that were evaluated
+    "end": {"step": int, "weights_of_step": int},
+    "sample": {"step": int, "text": str},
+    # one watched step (`train/layer_stats.py`)
+    "layers": {"step": int, "watched_step": int, "never_updated": list[str], "noise": _BY_NAME}
+    | {"gradient_norm": _BY_NAME, "weight_norm": _BY_NAME, "update_norm": _BY_NAME}
+    | {"zero_rows": _BY_NAME, "saturated": _BY_NAME, "activation_norm": _BY_NAME},
+    # the look at the data before the first step (`first_look`)
+    "data": {"step": int, "samples": int, "looked_at": int, "targets": dict[str, Any]}
+    | {"overlap": dict[str, dict[str, Any]], "scored_by_training_loss": list[str]},
+    # what happened to the run: how a session ended
+    "event": _SPENT | {"step": int, "what": str},
+    # a session goes on from this step; what stands before with a later one is superseded
+    "resumed": {"step": int},
 }
-"""The one declaration of what surefoot writes into metrics.jsonl."""
+"""The one declaration of what surefoot writes into metrics.jsonl: of each kind the keys and their types."""
 
-OWN = frozenset({"text", "nonfinite"} | TrainRecord.__annotations__.keys() | ScoresRecord.__annotations__.keys())
+OWN = frozenset({"kind", "text", "nonfinite"} | KINDS["train"].keys() | KINDS["scores"].keys())
 
 
 def scores_in(record: Record) -> dict[str, float]:
@@ -153,8 +70,3 @@ def refuse_own(names: Iterable[str]) -> None:
         raise ConfigError(
             f"a value called {name!r} cannot be logged: a record has a {name!r} of its own\n  give it another name, as in my_{name}"
         )
-
-
-Phase = Literal["opening", "starting", "training", "waiting", "evaluating", "saving", "user"]
-
-PHASES: tuple[Phase, ...] = ("starting", "training", "waiting", "evaluating", "saving", "user")

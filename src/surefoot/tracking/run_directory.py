@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +21,7 @@ import torch
 from surefoot.checkpoint.filesystem import DISK
 from surefoot.config.paths import open_no_follow, write_whole
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tracking.jsonl import is_named
 from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_version
 
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
@@ -26,14 +29,14 @@ _APPENDED_TO = ("metrics.jsonl", ".lock")
 _REPLACED = ("config.toml", "environment.json", "panels.json")  # whole, so that links are not followed
 
 
+@dataclass(eq=False)
 class RunDirectory:
     """One run's directory, held by one process at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lock: IO[bytes] | None = None
-        self.is_locked = False  # not on a file system without locks
-        self.small_files: dict[str, bytes] = {}  # config.toml and others, to be written again where they are deleted
+    path: Path
+    lock: IO[bytes] | None = None
+    is_locked: bool = False  # not on a file system without locks
+    small_files: dict[str, bytes] = field(default_factory=dict)  # config.toml and others: written again if deleted
 
     @property
     def checkpoints(self) -> Path:
@@ -57,14 +60,12 @@ class RunDirectory:
                     f"  remove it (rm {shlex.quote(str(link))}), or choose another place: --out DIR"
                 )
             self._refuse_other_kinds()
-            lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
+            lock, locked = self._locked()
         except OSError as problem:
             raise ConfigError(
                 f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --out DIR"
             ) from problem
-        locked = _locked(lock)
         if locked is False:
-            lock.close()
             text = f"another process is training into {self.path} right now: wait for it, or choose another --out"
             raise ConfigError(text)
         self.lock, self.is_locked = lock, locked is not None
@@ -81,16 +82,18 @@ class RunDirectory:
 
         Raises `CheckpointError` if another process trains into it since then: two would delete each other's checkpoints.
         """
-        if self.lock is None or _same_file(self.path / ".lock", self.lock):
+        if self.lock is None:
             return False
+        with suppress(OSError):
+            if is_named(self.path / ".lock", self.lock):
+                return False
         try:
             _make(self.path.resolve())
             self.refuse_links()
-            lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
+            lock, locked = self._locked()
         except OSError as problem:
             raise CheckpointError(f"cannot make {self.path} again, which was deleted: {problem}") from problem
-        if _locked(lock) is False:
-            lock.close()
+        if locked is False:
             raise CheckpointError(
                 f"another process is training into {self.path}: the .lock of this run was deleted or replaced\n"
                 "  two runs in one directory would delete each other's checkpoints, so this one saves nothing more\n"
@@ -110,18 +113,20 @@ class RunDirectory:
             raise OSError(errno.ELOOP, words, str(link))
 
     def _link(self) -> Path | None:
-        return next((path for path in (*self._directories(), *self._files()) if path.is_symlink()), None)
-
-    def _directories(self) -> list[Path]:
-        return [self.path / name for name in _DIRECTORIES]
+        directories = [self.path / name for name in _DIRECTORIES]
+        return next((path for path in (*directories, *self._files()) if path.is_symlink()), None)
 
     def _files(self) -> list[Path]:
-        appended_to = [self.path / name for name in _APPENDED_TO]
-        return [*appended_to, *self.path.glob("logs/*"), *self.path.glob("trackers/*.lo*")]
+        return [
+            *(self.path / name for name in _APPENDED_TO),
+            *self.path.glob("logs/*"),
+            *self.path.glob("trackers/*.lo*"),
+        ]
 
     def _refuse_other_kinds(self) -> None:
         files = [*self._files(), *(self.path / name for name in _REPLACED)]
-        strange = [(path, "directory") for path in self._directories() if path.exists() and not path.is_dir()]
+        directories = [self.path / name for name in _DIRECTORIES]
+        strange = [(path, "directory") for path in directories if path.exists() and not path.is_dir()]
         strange += [(path, "regular file") for path in files if path.exists() and not path.is_file()]
         for path, kind in strange:
             raise ConfigError(
@@ -129,6 +134,29 @@ class RunDirectory:
                 "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
                 f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
             )
+
+    def _locked(self) -> tuple[IO[bytes], bool | None]:
+        """Lock the directory for as long as this process lives; False if another has it, None if the file system locks nothing.
+
+        Loader workers do not inherit it.
+        """
+        lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
+        if sys.platform == "win32":
+            return lock, True
+        import fcntl
+
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            if problem.errno in (
+                errno.ENOLCK,
+                errno.EOPNOTSUPP,
+                errno.ENOSYS,
+            ):  # of a server, perhaps: nobody can lock it
+                return lock, None
+            lock.close()
+            return lock, False
+        return lock, True
 
     def close(self) -> None:
         if self.lock is not None:
@@ -159,31 +187,6 @@ class RunDirectory:
             except (OSError, ValueError):
                 file.replace(self.path / "environment.damaged.json")
         self.write_text(file.name, json.dumps({"sittings": [*earlier, sitting]}, indent=1) + "\n")
-
-
-def _locked(lock: IO[bytes]) -> bool | None:
-    """Lock a file for as long as this process lives; False if another has it, None if the file system locks nothing.
-
-    Loader workers do not inherit it.
-    """
-    if sys.platform == "win32":
-        return True
-    import fcntl
-
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as problem:
-        if problem.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # of a server, perhaps: nobody can lock it
-            return None
-        return False
-    return True
-
-
-def _same_file(path: Path, file: IO[bytes]) -> bool:
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
-    except OSError:
-        return False
 
 
 def directory_of_start(run: Path) -> str | None:

@@ -10,6 +10,7 @@ import struct
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +20,7 @@ from surefoot.checkpoint.json_shapes import misshapen
 from surefoot.checkpoint.state_json import SavedState, parse_state, typed_state
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
 from surefoot.tracking.jsonl import streamed
 from surefoot.tracking.record import Record
 
@@ -92,21 +93,24 @@ class RunFiles:
 def read_run(path: Path) -> RunFiles:
     """Read the small files of a run's directory."""
     problems: list[str] = []
+
+    @contextmanager
+    def reading(name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            pass
+        except ConfigError as problem:
+            problems.append(first_line(problem))
+        except (OSError, ValueError) as problem:
+            reason = problem.strerror if isinstance(problem, OSError) else problem
+            problems.append(f"{name} cannot be read: {reason}")
+
     config, sessions = Settings({}, {}, {}, {}), tuple[Session, ...]()
-    try:
+    with reading("config.toml"):
         config = read_settings(path)
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as problem:
-        problems.append(f"config.toml cannot be read: {_reason(problem)}")
-    except ConfigError as problem:
-        problems.append(str(problem).splitlines()[0])
-    try:
+    with reading("environment.json"):
         sessions = read_sessions(path)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as problem:
-        problems.append(f"environment.json cannot be read{f': {_reason(problem)}' * isinstance(problem, OSError)}")
     step, state = newest_state(path)
     return RunFiles(path, config, sessions, _crashes(path), step, state, tuple(problems))
 
@@ -151,10 +155,8 @@ def read_state(path: Path, step: int) -> SavedState | None:
 def began_with(path: Path, batch_size: int | str) -> int | str | None:
     """The micro-batch size of a run that is there, if its batches are as large; whether it is intact is asked later."""
     state = newest_state(path)[1]
-    if state is None or state.described.get("batch_size") != batch_size:
-        return None
-    micro_batch_size: int | str | None = state.described.get("micro_batch_size")
-    return micro_batch_size
+    described: Mapping[str, Any] = {} if state is None else state.described
+    return described.get("micro_batch_size") if described.get("batch_size") == batch_size else None
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:
@@ -204,20 +206,11 @@ def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
     crashes = []
     for file in sorted((path / "crash").glob("step-*.json"), reverse=True)[:_MAX_CRASHES]:
         try:
-            crash = json.loads(read_regular(file))
+            crash, words = json.loads(read_regular(file)), None
         except (OSError, ValueError, RecursionError):
             continue
+        with suppress(OSError, UnicodeDecodeError):
+            words = read_regular(file.with_suffix(".txt")).decode()
         if isinstance(crash, dict):
-            crashes.append({**crash, "words": _text(file.with_suffix(".txt"))})
+            crashes.append({**crash, "words": words})
     return tuple(crashes)
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return read_regular(path).decode()
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _reason(problem: Exception) -> str:
-    return str(problem.strerror if isinstance(problem, OSError) else problem)

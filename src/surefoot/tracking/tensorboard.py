@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import base64
-import io
 import itertools
 import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from PIL import Image, ImageDraw
 
 from surefoot.config.paths import make_no_follow
+from surefoot.tracking.external.registry import numbers_in
 from surefoot.tracking.format import compact
 from surefoot.tracking.jsonl import AppendedFile
 from surefoot.tracking.record import Record
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 
 _CELL = 28  # pixels of one count
 _LETTER = 7  # pixels of one letter's width, about
@@ -29,38 +26,22 @@ _TILE = 64  # pixels of one picture
 _LONGEST_NAME = 16
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A PNG file."""
-
-    png: bytes
-    width: int
-    height: int
-
-
-def pictured(panel: Mapping[str, Any]) -> Drawn | None:
+def pictured(panel: Mapping[str, Any]) -> Image.Image | None:
     """A confusion matrix or the pictures of a panel (as `panels.written` gives it) as a picture; None of any other kind.
 
-    >>> drawn = pictured({"kind": "confusion-matrix", "title": "", "classes": ("a", "b"), "counts": ((3, 1), (0, 4))})
-    >>> drawn.png[1:4], drawn.width == drawn.height
-    (b'PNG', True)
+    >>> pictured({"kind": "confusion-matrix", "title": "", "classes": ("a", "b"), "counts": ((3, 1), (0, 4))}).size
+    (71, 71)
     """
     match panel["kind"]:
         case "confusion-matrix":
-            image = _matrix(panel["classes"], panel["counts"])
+            return _matrix(panel["classes"], panel["counts"])
         case "pictures" if panel["pictures"]:
-            image = _tiles([base64.b64decode(one["png"]) for one in panel["pictures"]])
-        case _:
-            return None
-    file = io.BytesIO()
-    image.save(file, "png")
-    return Drawn(file.getvalue(), image.width, image.height)
+            return _tiles([base64.b64decode(one["png"]) for one in panel["pictures"]])
+    return None
 
 
-def _matrix(classes: Any, counts: Any) -> Image:
+def _matrix(classes: Any, counts: Any) -> Image.Image:
     """The darker, the larger the share of its row; rows are the right classes, as is written at the left and at the top."""
-    from PIL import Image, ImageDraw
-
     names = [name[:_LONGEST_NAME] for name in classes]
     margin = 8 + _LETTER * max((len(name) for name in names), default=0)
     side = margin + _CELL * len(names)
@@ -77,19 +58,16 @@ def _matrix(classes: Any, counts: Any) -> Image:
             shade = round(255 * (1 - share))
             draw.rectangle((left, top, left + _CELL - 2, top + _CELL - 2), fill=(shade, shade, 255))
             if count:
-                ink = "white" if share > 0.5 else "black"
-                draw.text((left + 3, top + _CELL // 3), compact(count), fill=ink)
+                draw.text((left + 3, top + _CELL // 3), compact(count), fill="white" if share > 0.5 else "black")
     return image
 
 
-def _tiles(pngs: list[bytes]) -> Image:
+def _tiles(pngs: list[bytes]) -> Image.Image:
     """Pictures side by side, row after row, each pixel as large as fits."""
-    from PIL import Image
-
     across = min(8, len(pngs))
     image = Image.new("RGB", (across * (_TILE + 2), -(-len(pngs) // across) * (_TILE + 2)), "white")
     for place, data in enumerate(pngs):
-        with Image.open(io.BytesIO(data), formats=["PNG"]) as one:
+        with Image.open(BytesIO(data), formats=["PNG"]) as one:
             scale = min(_TILE / one.width, _TILE / one.height)
             size = (max(1, round(one.width * scale)), max(1, round(one.height * scale)))
             tile = one.convert("RGB").resize(size, Image.Resampling.NEAREST)
@@ -132,11 +110,8 @@ class TensorBoard:
             case "outcome":
                 self._add_outcome(record)
             case kind if kind not in _NO_CURVES:
-                prefix = "" if kind == "scores" else f"{kind}/"
-                self._add(
-                    [self.summary.Value(tag=prefix + name, simple_value=value) for name, value in _numbers(record)],
-                    record,
-                )
+                numbers = numbers_in(record).items()
+                self._add([self.summary.Value(tag=name, simple_value=value) for name, value in numbers], record)
             case _:
                 self.appended.append(b"")  # what waits for room
 
@@ -149,8 +124,10 @@ class TensorBoard:
         for panel in record["panels"]:
             drawn = pictured(panel)
             if drawn is not None:
+                file = BytesIO()
+                drawn.save(file, "png")
                 held = {"width": drawn.width, "height": drawn.height, "colorspace": 3}
-                image = self.summary.Image(encoded_image_string=drawn.png, **held)
+                image = self.summary.Image(encoded_image_string=file.getvalue(), **held)
                 values.append(self.summary.Value(tag=f"panels/{panel['title']}", image=image))
         self._add(values, record)
 
@@ -159,15 +136,18 @@ class TensorBoard:
         from torch.utils.tensorboard.summary import hparams
 
         scores = [*record["scores"], *(f"end/{name}" for name in record.get("scores_at_end", {}))]
-        settings = {name: _plain(value) for name, value in record["settings"].items() if value is not None}
+        settings = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in record["settings"].items()
+            if value is not None
+        }
         parts = hparams(settings, dict.fromkeys(scores, 0.0))  # type: ignore[no-untyped-call]  # values: those of the scalars
         for part in parts:
             self._add(part.value, record)
 
     def _add(self, values: Any, record: Record) -> None:
         # all in one event: one by one they cost ten times as much
-        summary = self.summary(value=values)
-        self._append(self.event(wall_time=time.time(), step=record["step"], summary=summary))
+        self._append(self.event(wall_time=time.time(), step=record["step"], summary=self.summary(value=values)))
 
     def _append(self, event: Any) -> None:
         """Write an event in the format of TFRecord; a full disk raises `OSError`, and what waits is written later."""
@@ -176,15 +156,3 @@ class TensorBoard:
         self.packed.seek(0)
         self.packed.truncate()
         self.appended.append(content)
-
-
-def _numbers(record: Mapping[str, Any]) -> list[tuple[str, float]]:
-    return [
-        (name, value)
-        for name, value in record.items()
-        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-
-
-def _plain(value: Any) -> bool | int | float | str:
-    return value if isinstance(value, bool | int | float | str) else str(value)

@@ -57,8 +57,7 @@ class FoundBatch:
     def reason(self) -> str:
         """Why the recommended size, and which are the fastest and the largest, in words."""
         unit, best, taken = self.unit, self.fastest, self.recommended
-        whole = self.largest.size == self.batch_size
-        size = "the whole batch" if whole else f"{self.largest.size} {unit}"
+        size = "the whole batch" if self.largest.size == self.batch_size else f"{self.largest.size} {unit}"
         rated = "samples" if unit == "samples" else "targets"
         limit = f"the largest that was found to fit {in_words(self.limit_bytes)} is {size}"
         if taken.size == best.size:
@@ -101,9 +100,9 @@ def searched(
             found[size] = attempt(size)
         return size in found
 
-    size: int | None = sizes[0]
-    while size is not None and tried(size):
-        size = _next(sizes, size)
+    size = sizes[0]
+    while tried(size) and size < sizes[-1]:
+        size = next((held for held in sizes if held >= 2 * size), sizes[-1])
     largest = max((row.size for row in found.values() if row.fits), default=sizes[-1])
     too_large = min((held for held in found if held > largest), default=sizes[-1] + 1)
     for between in sorted((held for held in sizes if largest < held < too_large), reverse=True):
@@ -145,12 +144,6 @@ def chosen(
         fastest=fastest,
         largest=max(working, key=lambda row: row.size),
     )
-
-
-def _next(sizes: Sequence[int], size: int) -> int | None:
-    """The smallest that at least doubles a size, else the last one of all; None after that."""
-    doubled = next((held for held in sizes if held >= 2 * size), sizes[-1])
-    return doubled if doubled > size else None
 
 
 def _rate(row: Tried, unit: str) -> float:

@@ -56,10 +56,9 @@ class RangeTest:
 
     def __str__(self) -> str:
         """A few of the rates with their losses, the suggestion and its reason, and why the test ended."""
-        shown = range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
         rows = [
             f"  {written(float(self.rates[place])):<8} {self.losses[place]:<10.4g} {self.smoothed[place]:.4g}"
-            for place in shown
+            for place in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
         ]
         suggested = "no suggestion" if self.suggested is None else f"suggested  learning rate {written(self.suggested)}"
         table = ["  rate     loss       smoothed", *rows] if rows else []
@@ -79,15 +78,13 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
     (0.01, 0.01)
     """
     if len(losses) < _FEW:
-        reason = _too_few(len(losses), diverged_at)
-        return RangeTest(rates, losses, losses, end, diverged_at, None, None, None, reason)
+        return RangeTest(rates, losses, losses, end, diverged_at, None, None, None, _too_few(len(losses), diverged_at))
     curve = smoothed(rates, without_spikes(losses))
     lowest = int(curve.argmin())
     if not _falls(rates, losses, curve, lowest):
-        reason = _without_fall(rates, end)
-        return RangeTest(rates, losses, curve, end, diverged_at, None, None, None, reason)
-    slope = np.gradient(curve, np.log10(rates))
-    steepest, minimum = float(rates[slope[: lowest + 1].argmin()]), float(rates[lowest])
+        return RangeTest(rates, losses, curve, end, diverged_at, None, None, None, _without_fall(rates, end))
+    slope = np.gradient(curve, np.log10(rates))[: lowest + 1]
+    steepest, minimum = float(rates[slope.argmin()]), float(rates[lowest])
     near = diverged_at is not None and steepest * _ROOM > diverged_at
     suggested = minimum / 10 if near else steepest
     this = "" if near else ", which is suggested"
@@ -184,12 +181,10 @@ def diverged(losses: Curve) -> int | None:
     >>> diverged(np.array([2.0, 1.0, 1.0, 2.0, 60.0, 90.0])), diverged(np.array([2.0, 1.0, 3.0]))
     (4, None)
     """
-    best = np.inf
-    for place, mean in enumerate(averaged(losses).tolist()):
-        best = min(best, mean)
-        if mean > best + (_DIVERGED - 1) * abs(best):
-            return place
-    return None
+    means = averaged(losses)
+    best = np.minimum.accumulate(means)
+    far = np.flatnonzero(means > best + (_DIVERGED - 1) * np.abs(best))
+    return int(far[0]) if len(far) else None
 
 
 def written(rate: float) -> str:

@@ -5,19 +5,20 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.errors import ConfigError
-from surefoot.report.figures import COLOURS, drawing, write
+from surefoot.report import figures
+from surefoot.report.charts import Chart, Line, Mark
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
 from surefoot.train import error_causes
 from surefoot.train.loop import State, Step, forward_backward, update
-from surefoot.tune.lr_range_test import RangeTest, averaged, check_range, diverged, far, judged, written
+from surefoot.tune.lr_range_test import Curve, RangeTest, averaged, check_range, diverged, far, judged, written
 
 _BLOCK = 10  # losses are read so many at a time: reading waits for the device
 
@@ -126,8 +127,7 @@ def _base_rate(parts: RunComponents) -> float:
     """The learning rate in the settings of the first optimizer; of one that is built by a function, its first group's."""
     name, trained = next(iter(parts.state.trained.items()))
     described = parts.described["optimizer"]
-    own = described if len(parts.state.trained) == 1 and name == "model" else described[name]
-    rate = own.get("lr")
+    rate = (described if len(parts.state.trained) == 1 and name == "model" else described[name]).get("lr")
     return float(rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"])
 
 
@@ -136,61 +136,40 @@ def draw(found: RangeTest, directory: Path, *, title: str) -> list[Path]:
 
     The directory is made where it is missing. Returns the two files; raises `ConfigError` where they cannot be written.
     """
-    with drawing():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-        axes = figure.add_subplot()
-        axes.set_xscale("log")
-        axes.plot(found.rates, found.losses, ".", color="0.7", markersize=4, label="loss after a step at this rate")
-        end = _shown(found)
-        axes.plot(found.rates[:end], found.smoothed[:end], color=COLOURS[0], label="smoothed")
-        if found.end == "diverged":
-            label = "running average: ends the test at 4 times its best"
-            axes.plot(found.rates, averaged(found.losses), color=COLOURS[1], linewidth=0.8, label=label)
-        if found.minimum is not None:
-            axes.plot(
-                found.minimum, found.smoothed.min(), "v", color=COLOURS[0], label=f"least: {written(found.minimum)}"
-            )
-        if found.suggested is not None:
-            label = f"suggested: {written(found.suggested)}"
-            axes.axvline(found.suggested, color=COLOURS[2], linewidth=1.5, label=label)
-        if found.diverged_at is not None:
-            label = f"{found.end}: {written(found.diverged_at)}"
-            axes.axvline(found.diverged_at, color=COLOURS[1], linestyle="--", linewidth=1, label=label)
-        if len(found.losses):
-            _limit(axes, found)
-        axes.set_xlabel("learning rate")
-        axes.set_ylabel("loss")
-        axes.set_title(title)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-        return write(figure, directory / "find-lr")
+    return figures.draw([chart_of(found)], directory / "find-lr", title=title)
 
 
-def _shown(found: RangeTest) -> int:
-    """How far the smoothed curve is drawn: past its least up to the first loss that counts as less than it is."""
+def chart_of(found: RangeTest) -> Chart:
+    """Losses, on a logarithmic axis where all are above 0; crosses at its top for those that would hide the fall.
+
+    The smoothed curve goes past its least up to the first loss that counts as less than it is.
+    """
     if not len(found.losses):
-        return 0
-    above = np.flatnonzero(found.losses > far(found.rates, found.losses))
-    after = above[above > found.smoothed.argmin()]
-    return int(after[0]) if len(after) else len(found.losses)
-
-
-def _limit(axes: Any, found: RangeTest) -> None:
-    """Losses on a logarithmic axis, where all are above 0; arrows at its top for those that would hide the fall."""
+        return Chart("find-lr", "Loss", (), wide=True)
     low, high = float(min(found.losses.min(), found.smoothed.min())), float(found.smoothed.max())
-    if low > 0:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
-        top = min(float(found.losses.max()), 10 * high) * 1.15
-        axes.set_ylim(low / 1.15, top)
-    else:
-        room = 0.25 * (high - low) + 1e-9
-        top = high + room
-        axes.set_ylim(low - room, top)
-    over = found.losses > top
-    if over.any():
-        across = axes.get_xaxis_transform()  # height 1 is the top
-        axes.plot(found.rates[over], [0.98] * int(over.sum()), "^", color="0.5", markersize=4, transform=across)
+    top = 10 * high if low > 0 else high + 0.25 * (high - low) + 1e-9
+    above = np.flatnonzero(found.losses > far(found.rates, found.losses))
+    end = next(iter(above[above > found.smoothed.argmin()]), len(found.losses))
+
+    def line(name: str, values: Curve, colour: int = 0, *, measured: bool = False) -> Line:
+        points = zip(found.rates.tolist(), values.tolist(), strict=False)
+        inside = tuple((rate, value) for rate, value in points if value <= top)
+        return Line(name, inside, colour, faint=measured, dots=measured)
+
+    lines = [
+        line("loss after a step at this rate", found.losses, measured=True),
+        line("smoothed", found.smoothed[:end]),
+    ]
+    if found.end == "diverged":
+        lines.append(line("running average: ends the test at 4 times its best", averaged(found.losses), 1))
+    marks = [Mark("strange", float(rate), None, "far above") for rate in found.rates[found.losses > top]]
+    for what, rate, colour in (("least", found.minimum, 0), ("suggested", found.suggested, 2)):
+        if rate is not None:
+            value = float(np.interp(rate, found.rates, found.smoothed))
+            marks.append(Mark("best", rate, value, f"{what}: {written(rate)}", colour))
+    if found.diverged_at is not None:
+        marks.append(Mark("event", found.diverged_at, None, f"{found.end}: {written(found.diverged_at)}"))
+    scale: Literal["log", "linear"] = "log" if low > 0 else "linear"
+    return Chart(
+        "find-lr", "Loss", tuple(lines), tuple(marks), scale=scale, x_scale="log", x_name="learning rate", wide=True
+    )

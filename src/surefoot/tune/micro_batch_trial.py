@@ -81,15 +81,13 @@ class Trial:
         except Exception as problem:
             failed = problem
         self._let_go()
-        if _is_out_of_memory(failed):
+        # of an accelerator, or of the CPU's allocator, which raises a plain RuntimeError
+        if isinstance(failed, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(failed):
             return Tried(size, pieces, limit_bytes + 1, problem="out of memory")
         self.failed = self.failed or failed
         said = first_line(failed) or type(failed).__name__
-        if (
-            isinstance(failed, ValueError) and "more than 1 value per channel" in said
-        ):  # batch norm of torch in training
-            said = ONE_VALUE
-        return Tried(size, pieces, None, problem=shortened(said, 60))
+        one_value = isinstance(failed, ValueError) and "more than 1 value per channel" in said  # of torch's batch norm
+        return Tried(size, pieces, None, problem=ONE_VALUE if one_value else shortened(said, 60))
 
     def _measured(self, size: int, pieces: int, limit_bytes: int) -> Tried:
         if self.parts.compiled:
@@ -160,9 +158,3 @@ def _wait(step: Step) -> None:
     """Wait for the device: what is read was asked for last."""
     assert step.loss is not None
     float(step.loss + 0.0)
-
-
-def _is_out_of_memory(problem: Exception) -> bool:
-    """Of an accelerator, or of the CPU's allocator, which raises a plain RuntimeError."""
-    told = isinstance(problem, RuntimeError) and "allocate memory" in str(problem)
-    return told or isinstance(problem, torch.OutOfMemoryError | MemoryError)

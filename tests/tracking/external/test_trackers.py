@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +27,7 @@ import surefoot as sf
 from surefoot.config.toml import to_toml
 from surefoot.tracking.external import client, registry, worker
 from surefoot.tracking.external.client import Tracker
-from surefoot.tracking.external.protocol import About, Kept
+from surefoot.tracking.external.registry import About, Kept
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from waiting import HANG_S, HangLimit
@@ -325,7 +326,7 @@ class Noted:
 
 def followed(place: Path, *records: Record, told: Noted) -> list[str]:
     about = About("trackio", "poems", "first", str(place), {})
-    lines = [about.line(), *(json.dumps(record) for record in records)]
+    lines = [json.dumps(asdict(about)), *(json.dumps(record) for record in records)]
     said: list[str] = []
     worker.follow((line.encode() for line in lines), lambda *_: told, say=said.append)
     return said

@@ -13,12 +13,12 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import make_no_follow, open_no_follow
-from surefoot.tracking.external.protocol import About
-from surefoot.tracking.external.registry import project_and_name
+from surefoot.tracking.external.registry import About, project_and_name
 from surefoot.tracking.record import Record
 
 WAITING = 10_000  # records that a tracker may be behind; past them the oldest are lost
@@ -33,16 +33,17 @@ class Tracker:
 
     def __init__(self, name: str, *, out: Path, settings: dict[str, Any]) -> None:
         self.name, self.directory = name, out / "trackers"
+        self.log = self.directory / f"{name}.log"
         project, run = project_and_name(out)
         self.waiting: deque[bytes] = deque()
         self.begun_line = b""  # what is left of a line that was written in part
         self.heard = b""
-        self.lost = 0  # records
         self.problem: str | None = None
         self.told = False  # of the problem
         self.until = math.inf  # when it must have finished
         self.process: subprocess.Popen[bytes] | None = None
-        self._append(About(name, project, run, str(self.directory.resolve()), settings).line())
+        about = About(name, project, run, str(self.directory.resolve()), settings)
+        self._append(json.dumps(asdict(about), default=str))
         try:
             self.process = self._started()
         except OSError as problem:
@@ -55,7 +56,6 @@ class Tracker:
         self._append(json.dumps(record, default=str))
         if len(self.waiting) > WAITING:
             self.waiting.popleft()
-            self.lost += 1
             self.problem = self.problem or f"it is more than {WAITING:,} records behind"
         self._push()
         self._hear()
@@ -81,7 +81,10 @@ class Tracker:
             time.sleep(0.01)
         if process.poll() is None:
             self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end, and was ended"
-            _end(process)
+            with suppress(OSError):
+                if sys.platform != "win32":
+                    os.killpg(process.pid, signal.SIGKILL)  # with those that it started
+            process.kill()
         process.wait()
         self._hear()
         for pipe in (process.stdin, process.stdout):
@@ -90,14 +93,10 @@ class Tracker:
         self.process = None
         self._tell()
 
-    @property
-    def _log(self) -> Path:
-        return self.directory / f"{self.name}.log"
-
     def _started(self) -> subprocess.Popen[bytes]:
         make_no_follow(self.directory)
         paths = os.pathsep.join(path for path in sys.path if path)  # what this process can import, that one can
-        with open(open_no_follow(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
+        with open(open_no_follow(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "surefoot.tracking.external.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
@@ -146,20 +145,9 @@ class Tracker:
             with suppress(ValueError):  # what is no JSON was printed by something else, while that interpreter began
                 self.problem = self.problem or str(json.loads(line)["problem"])
         if not part and self.process.poll():
-            self.problem = self.problem or f"its process ended with status {self.process.returncode}; see {self._log}"
+            self.problem = self.problem or f"its process ended with status {self.process.returncode}; see {self.log}"
 
     def _tell(self) -> None:
         if self.problem is not None and not self.told:
             self.told = True
             raise OSError(self.problem)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process with those that it started."""
-    try:
-        if sys.platform == "win32":
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        process.kill()

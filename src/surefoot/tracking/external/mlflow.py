@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from surefoot.tracking.external.protocol import About, Kept, flat_settings, numbers_in, text_in
+from surefoot.tracking.external.registry import About, Kept, flat_settings, numbers_in, text_in
 from surefoot.tracking.record import Record
 
 _METRICS, _PARAMETERS = 1000, 100  # of one request
@@ -33,8 +33,12 @@ class Mlflow:
             self.client.update_run(kept.id, status="RUNNING")
         else:
             project = os.environ.get("MLFLOW_EXPERIMENT_NAME", about.project)
-            experiment = self._experiment(project, (place / "mlflow").as_uri() if here else None)
-            kept.id = self.client.create_run(experiment, run_name=about.name).info.run_id
+            artifacts, found = (
+                (place / "mlflow").as_uri() if here else None,
+                self.client.get_experiment_by_name(project),
+            )
+            experiment = found.experiment_id if found else self.client.create_experiment(project, artifacts)
+            kept.id = self.client.create_run(str(experiment), run_name=about.name).info.run_id
         self.id = kept.id
         self._tell(about.settings)
 
@@ -53,10 +57,6 @@ class Mlflow:
 
     def close(self, ending: str) -> None:
         self.client.set_terminated(self.id, status=_STATUS[ending])
-
-    def _experiment(self, name: str, artifacts: str | None) -> str:
-        found = self.client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self.client.create_experiment(name, artifact_location=artifacts))
 
     def _tell(self, settings: dict[str, Any]) -> None:
         """Log settings that are not there yet: a parameter cannot be changed, so one that a resume changes becomes a tag."""

@@ -1,12 +1,21 @@
-"""Which trackers there are, what each needs, and what a run is called in them. Torch-free, and imports none of them."""
+"""Which trackers there are and what each needs; what one is told of a run, and what is kept of it in the run's directory.
 
+Torch-free, and imports none of them.
+"""
+
+import json
 import re
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Self
 
+from surefoot.config.paths import read_regular, write_whole
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
+from surefoot.tracking.record import Record
 
 PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
 """Each tracker with what it imports. Its extra and its file have its name, and its class too, with a capital letter."""
@@ -15,10 +24,12 @@ _USUAL = ("runs", "outputs", "experiments")  # directories of runs, which name n
 _LONGEST = 100  # characters of a name: Weights & Biases takes 128
 
 
-def tracker_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
     """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for one that is unknown or named twice.
 
-    >>> tracker_names("wandb, mlflow"), tracker_names(["trackio"]), tracker_names(None)
+    And where the run has no directory to keep in which run of theirs it is.
+
+    >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
     (('wandb', 'mlflow'), ('trackio',), ())
     """
     names = tuple(name.strip() for name in (given.split(",") if isinstance(given, str) else given or ()))
@@ -29,16 +40,6 @@ def tracker_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
             raise ConfigError(f"no tracker {name!r}: {cure}")
     if len(set(names)) < len(names):
         raise ConfigError(f"trackers = {given!r} names one of them twice")
-    return names
-
-
-def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
-    """The trackers of a run; `ConfigError` where it has no directory to keep in which run of theirs it is.
-
-    >>> trackers_of("trackio", out="runs/first")
-    ('trackio',)
-    """
-    names = tracker_names(given)
     if names and out is None:
         raise ConfigError(
             f"trackers = {given!r}: which of their runs this is, is kept in the run's directory, and there is none\n  give one: --out DIR"
@@ -51,12 +52,11 @@ def refuse_missing(names: Sequence[str]) -> None:
 
     >>> refuse_missing([])
     """
-    missing = {name: [package for package in PACKAGES[name] if not _is_there(package)] for name in names}
-    lacking = [name for name, packages in missing.items() if packages]
-    if lacking:
-        what = "; ".join(f"{name} needs {', '.join(missing[name])}" for name in lacking)
+    wanted = {name: [package for package in PACKAGES[name] if not _is_there(package)] for name in names}
+    if missing := {name: packages for name, packages in wanted.items() if packages}:
+        what = "; ".join(f"{name} needs {', '.join(packages)}" for name, packages in missing.items())
         raise ConfigError(
-            f'trackers: {what}, not installed here\n  pip install "surefoot[{",".join(lacking)}]", or leave it out'
+            f'trackers: {what}, not installed here\n  pip install "surefoot[{",".join(missing)}]", or leave it out'
         )
 
 
@@ -80,3 +80,84 @@ def _is_there(package: str) -> bool:
 def _plain(name: str) -> str:
     """A name in characters that every tracker takes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("_.-")[:_LONGEST]
+
+
+@dataclass(frozen=True)
+class About:
+    """One run, as a tracker is told of it. `directory` is where the tracker may write: OUT/trackers."""
+
+    tracker: str
+    project: str
+    name: str
+    directory: str
+    settings: dict[str, Any]
+
+
+@dataclass
+class Kept:
+    """Which run in a tracker this one is, and how far it has been told; a file of the run's directory, NAME.json."""
+
+    path: Path
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    begun: bool = False  # the tracker knows it
+    sent: dict[str, int] = field(default_factory=dict)  # kind -> largest step
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What an earlier sitting kept; a new run in the tracker where there is none, or none that can be read."""
+        try:
+            held = json.loads(read_regular(path))
+            return cls(path, str(held["id"]), bool(held["begun"]), {str(k): int(v) for k, v in held["sent"].items()})
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return cls(path)
+
+    def write(self) -> None:
+        """Keep it, so that it is there whole or not at all."""
+        write_whole(self.path, (json.dumps({"id": self.id, "begun": self.begun, "sent": self.sent}) + "\n").encode())
+
+
+_TEXTS = {"sample": "text", "event": "what"}  # kind -> its text
+
+
+def numbers_in(record: Record) -> dict[str, float]:
+    """The numbers of a record by the names that they have in a tracker; those of a dictionary by its own names too.
+
+    Scores have their own names, "SPLIT/SCORE"; all else stands under its kind, as in TensorBoard. What is scored once is under "end".
+
+    >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "noise": {"small": 1.0}})
+    {'train/loss': 0.5, 'train/noise/small': 1.0}
+    >>> numbers_in({"kind": "scores", "step": 3, "held-out/loss": 0.5, "held-out/confusion": [[1, 0], [0, 1]]})
+    {'held-out/loss': 0.5}
+    """
+    prefix = "" if record["kind"] == "scores" else f"{record['kind']}/"
+    return {
+        prefix + name: value
+        for name, value in flat_settings(record, separator="/").items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
+    }
+
+
+def text_in(record: Record) -> str | None:
+    """The text of a sample or an event; None for a record of numbers.
+
+    >>> text_in({"kind": "sample", "step": 3, "text": "once"}), text_in({"kind": "train", "step": 3, "loss": 0.5})
+    ('once', None)
+    """
+    text = record.get(_TEXTS.get(record["kind"], ""))
+    return None if text is None else str(text)
+
+
+def flat_settings(settings: Mapping[str, Any], *, separator: str = ".") -> dict[str, Any]:
+    """Nested settings as one level with dotted names; lists stay whole.
+
+    >>> flat_settings({"seed": 0, "optimizer": {"name": "adamw", "betas": [0.9, 0.95]}})
+    {'seed': 0, 'optimizer.name': 'adamw', 'optimizer.betas': [0.9, 0.95]}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            nested = flat_settings(value, separator=separator)
+            flat |= {f"{name}{separator}{inner}": part for inner, part in nested.items()}
+        else:
+            flat[name] = value
+    return flat

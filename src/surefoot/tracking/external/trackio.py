@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.tracking.external.protocol import About, Kept, numbers_in, text_in
+from surefoot.tracking.external.registry import About, Kept, numbers_in, text_in
 from surefoot.tracking.record import Record
 
 if TYPE_CHECKING:

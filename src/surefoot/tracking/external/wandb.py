@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from surefoot.tracking.external.protocol import About, Kept, numbers_in, text_in
+from surefoot.tracking.external.registry import About, Kept, numbers_in, text_in
 from surefoot.tracking.record import Record, scores_in
 
 if TYPE_CHECKING:

@@ -10,12 +10,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Protocol
 
 from surefoot.config.paths import open_no_follow
-from surefoot.tracking.external.protocol import About, Kept
+from surefoot.tracking.external.registry import About, Kept
 from surefoot.tracking.record import Record
 
 GONE_S = 60.0
@@ -42,8 +43,7 @@ def main() -> None:
         except OSError:  # whoever would have read it is gone
             print(problem, flush=True)
 
-    gone = end_with(int(sys.argv[1]))
-    ok = follow(_until_over(sys.stdin.buffer, gone), begin, say=say)
+    ok = follow(_until_over(sys.stdin.buffer, end_with(int(sys.argv[1]))), begin, say=say)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if ok else 1)  # what a package has for the interpreter's end may hang, and all is done
@@ -74,41 +74,45 @@ def follow(
     A step is noted before its record is handed over: after a kill in between a point is missing, and none is there twice.
     """
     each = iter(lines)
-    about = About.read(next(each).decode())
+    about = About(**json.loads(next(each)))
     kept = Kept.read(Path(about.directory) / f"{about.tracker}.json")
     lock = _alone(kept.path)
     before, ok = dict(kept.sent), True
+
+    @contextmanager
+    def telling() -> Iterator[None]:
+        nonlocal ok
+        try:
+            yield
+        except Exception as problem:
+            ok = False
+            traceback.print_exception(problem)
+            first = str(problem).strip().partition("\n")[0]
+            say(f"{type(problem).__name__}: {first}" if first else type(problem).__name__)
+
     ending: Ending | None = None
-    try:
+    with telling():
         package = begin(about, kept, say)
         kept.begun = True
         kept.write()
-    except Exception as problem:
-        _failed(problem, say)
+    if not ok:
         return False
     for line in each:
         record = json.loads(line)
-        if record["kind"] == "close":
+        kind, step = record["kind"], record.get("step", 0)
+        if kind == "close":
             ending = ending or "finished"
             break
         ending = _told(record) or ending
-        if record["step"] <= before.get(record["kind"], -1):
-            continue
-        try:
-            kept.sent[record["kind"]] = max(record["step"], kept.sent.get(record["kind"], -1))
-            kept.write()
-            package.write(record)
-        except Exception as problem:
-            ok = False
-            _failed(problem, say)
-    try:
+        if step > before.get(kind, -1):
+            with telling():
+                kept.sent[kind] = max(step, kept.sent.get(kind, -1))
+                kept.write()
+                package.write(record)
+    with telling():
         package.close(ending or "stopped")
-    except Exception as problem:
-        ok = False
-        _failed(problem, say)
-    finally:
-        if lock is not None:
-            lock.close()
+    if lock is not None:
+        lock.close()
     return ok
 
 
@@ -127,16 +131,8 @@ def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes
 
 def _told(record: Record) -> Ending | None:
     """What an event says of how the run ends."""
-    if record["kind"] != "event":
-        return None
-    word = str(record.get("what", "")).split(" ")[0].strip(":,")
+    word = str(record.get("what", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
     return {"failed": "failed", "diverged": "failed", "stopped": "stopped"}.get(word)
-
-
-def _failed(problem: Exception, say: Callable[[str], None]) -> None:
-    traceback.print_exception(problem)
-    lines = str(problem).strip().splitlines()
-    say(f"{type(problem).__name__}: {lines[0]}" if lines else type(problem).__name__)
 
 
 def _alone(path: Path) -> IO[bytes] | None:
