@@ -92,8 +92,7 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
     if not plain:
         return []
     joined = np.concatenate(plain, axis=1)
-    rows: list[bytes] = joined.view(f"V{joined.shape[1]}").ravel().tolist()
-    return rows
+    return joined.view(f"V{joined.shape[1]}").ravel().tolist()
 
 
 def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:

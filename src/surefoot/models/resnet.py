@@ -11,7 +11,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.models.layers import channels_side_by_side
+from surefoot.models.layers import channels_side_by_side, check_shape
 
 Stem = Literal["cifar", "imagenet"]
 
@@ -42,10 +42,10 @@ class ResNet(nn.Module):
         channels_last: bool = False,
     ) -> None:
         super().__init__()
-        if layers not in _BLOCKS:
-            raise ValueError(f"layers = {layers}: a ResNet here has 18, 34 or 50")
-        if min(channels, classes) < 1:
-            raise ValueError(f"channels = {channels}, classes = {classes}: each must be 1 or more")
+        check_shape(
+            (layers in _BLOCKS, f"layers = {layers}: a ResNet here has 18, 34 or 50"),
+            (min(channels, classes) >= 1, f"channels = {channels}, classes = {classes}: each must be 1 or more"),
+        )
         self.channels_last, self.stem = channels_last, stem
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         self.conv1 = nn.Conv2d(channels, _WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False)
@@ -62,25 +62,20 @@ class ResNet(nn.Module):
         self._initialise(zero_last_gain=zero_last_gain)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        x_BCHW = images_BCHW
-        if self.channels_last:
-            x_BCHW = channels_side_by_side(x_BCHW)
+        x_BCHW = channels_side_by_side(images_BCHW) if self.channels_last else images_BCHW
         x_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
         if self.stem == "imagenet":
             x_BCHW = F.max_pool2d(x_BCHW, 3, stride=2, padding=1)
         for stage in range(1, len(_WIDTHS) + 1):
             x_BCHW = self.get_submodule(f"layer{stage}")(x_BCHW)
-        logits_BK: Tensor = self.fc(x_BCHW.mean(dim=(2, 3)))
-        return logits_BK
+        return self.fc(x_BCHW.mean(dim=(2, 3)))
 
     def _initialise(self, *, zero_last_gain: bool) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_last_gain and isinstance(module, BasicBlock):
-                nn.init.zeros_(module.bn2.weight)
-            elif zero_last_gain and isinstance(module, Bottleneck):
-                nn.init.zeros_(module.bn3.weight)
+            elif zero_last_gain and isinstance(module, BasicBlock | Bottleneck):
+                nn.init.zeros_((module.bn2 if isinstance(module, BasicBlock) else module.bn3).weight)
 
 
 class BasicBlock(nn.Module):
@@ -99,8 +94,7 @@ class BasicBlock(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         y_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
         y_BCHW = self.bn2(self.conv2(y_BCHW))
-        beside_BCHW = x_BCHW if self.downsample is None else self.downsample(x_BCHW)
-        return F.relu(y_BCHW + beside_BCHW, inplace=True)
+        return F.relu(y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)), inplace=True)
 
 
 class Bottleneck(nn.Module):
@@ -123,8 +117,7 @@ class Bottleneck(nn.Module):
         y_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
         y_BCHW = F.relu(self.bn2(self.conv2(y_BCHW)), inplace=True)
         y_BCHW = self.bn3(self.conv3(y_BCHW))
-        beside_BCHW = x_BCHW if self.downsample is None else self.downsample(x_BCHW)
-        return F.relu(y_BCHW + beside_BCHW, inplace=True)
+        return F.relu(y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)), inplace=True)
 
 
 def _shortcut(before: int, after: int, stride: int) -> nn.Sequential | None:

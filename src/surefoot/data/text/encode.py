@@ -13,7 +13,7 @@ import numpy as np
 
 from surefoot.data.text.shards import Tokens
 from surefoot.errors import ConfigError, DataError
-from surefoot.tokenizers.files import tokenizer_from_json
+from surefoot.tokenizers.bpe import tokenizer_from_json
 from surefoot.tokenizers.tokenizer import Tokenizer
 
 _AHEAD = 2  # batches waiting for each process

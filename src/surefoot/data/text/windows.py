@@ -79,8 +79,7 @@ class Windows:
     def offsets(self, epoch: int) -> Ids:
         """The token at which an epoch's first window starts, in each shard."""
         # as many places as let the last window end with the shard, so that the tokens at its end have their turn too
-        offsets: Ids = (np.uint64(fold(self.key, epoch)) % self.places).astype(np.int64)
-        return offsets
+        return (np.uint64(fold(self.key, epoch)) % self.places).astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
         """Which tokens, how long the windows are, and the seed of their offsets."""
