@@ -45,8 +45,7 @@ from .schedules.lr_schedule import (
     warmup_cosine,
     warmup_stable_decay,
 )
-from .tokenizers.bpe import BpeTokenizer
-from .tokenizers.bpe import load_tokenizer, tokenizer_from_json
+from .tokenizers.bpe import BpeTokenizer, load_tokenizer, tokenizer_from_json
 from .tokenizers.subwords import SubwordTokenizer
 from .tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
 from .tracking.panels import ConfusionMatrix, Curves, Example, Examples, Panels, Picture, Pictures, TintedText

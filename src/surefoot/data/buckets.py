@@ -41,7 +41,7 @@ class Buckets:
         sides = lengths.reshape(len(lengths), -1)
         self.samples, self.pieces, self.tokens = len(sides), pieces, tokens
         self.key, self.batch_key = stream_key(seed, "order"), stream_key(seed, "batches")
-        self.longest, self.all_sides = sides.max(axis=1), sides.sum(axis=1)
+        self.sides, self.longest, self.all_sides = sides, sides.max(axis=1), sides.sum(axis=1)
         worst = int(self.longest.argmax())
         if self.longest[worst] > tokens:
             raise DataError(
@@ -49,33 +49,28 @@ class Buckets:
                 "  leave out what is so long, or raise batch_size (and micro_batch_size)"
             )
         self.bucket, self.ends = _cut(self.longest, tokens)
+        self.starts = np.concatenate([[0], self.ends[:-1]])
         self.steps = -(-len(self.ends) // pieces)
-        self.sides = sides
         self.held: tuple[int, Ids] = (-1, np.empty(0, np.int64))
 
     def micro_batches(self, step: int) -> list[tuple[Ids, Ids]]:
         """The samples of each micro-batch of a step, and the epoch of each."""
         epoch, place = divmod(step, self.steps)
         first, last = place * self.pieces, min((place + 1) * self.pieces, len(self.ends))
-        positions = np.arange(first, last, dtype=np.int64)
-        batches = permutation(fold(self.batch_key, epoch), len(self.ends), positions)
-        found = [self._batch(epoch, int(batch)) for batch in batches]
+        batches = permutation(fold(self.batch_key, epoch), len(self.ends), np.arange(first, last, dtype=np.int64))
+        order = self._order(epoch)
+        found = [order[self.starts[batch] : self.ends[batch]].copy() for batch in batches]
         found += [np.empty(0, np.int64) for _ in range(self.pieces - len(batches))]
         return [(ids, np.full_like(ids, epoch)) for ids in found]
 
     def padded_fraction(self, epoch: int = 0) -> float:
         """Which share of all places in the batches of an epoch holds no token: each side is as wide as its longest."""
-        order = self._order(epoch)
-        starts = np.concatenate([[0], self.ends[:-1]])
-        widest = np.maximum.reduceat(self.sides[order], starts, axis=0)
-        places = (widest * (self.ends - starts)[:, None]).sum()
+        widest = np.maximum.reduceat(self.sides[self._order(epoch)], self.starts, axis=0)
+        places = (widest * (self.ends - self.starts)[:, None]).sum()
         return 1.0 - float(self.sides.sum() / places)
 
     def described(self) -> dict[str, Any]:
         return {"order": "length buckets per epoch", "samples": self.samples, "batches": len(self.ends)}
-
-    def _batch(self, epoch: int, batch: int) -> Ids:
-        return self._order(epoch)[self.ends[batch - 1] if batch else 0 : self.ends[batch]].copy()
 
     def _order(self, epoch: int) -> Ids:
         """All samples, bucket by bucket: within one by the length of all sides, give or take some noise of this epoch's."""

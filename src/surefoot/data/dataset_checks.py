@@ -158,15 +158,13 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
     if type(dataset) is Subset:
-        indices = list(dataset.indices)
-        told = sha256(repr([getattr(index, "item", lambda index=index: index)() for index in indices]).encode())
-        own = {"type": "Subset", "samples": len(indices), "indices": told.hexdigest()}
-        return {**own, "of": fingerprint(dataset.dataset)}
-    tensors = tensors_of(dataset)
+        indices = [getattr(index, "item", lambda index=index: index)() for index in dataset.indices]
+        told = sha256(repr(indices).encode()).hexdigest()
+        return {"type": "Subset", "samples": len(indices), "indices": told, "of": fingerprint(dataset.dataset)}
     found: dict[str, Any] = {"type": type(dataset).__name__}
     if hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
         found["samples"] = sample_count(dataset)
-    if tensors:
+    if tensors := tensors_of(dataset):
         digest = sha256()
         for tensor in tensors:
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())

@@ -51,8 +51,8 @@ def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
     >>> hash_of({"x": torch.ones(2), "y": 3}) == hash_of({"y": 3, "x": torch.ones(2)}), hash_of(1.0) == hash_of(2.0)
     (True, False)
     """
-    digest, skipped = sha256(), dict[str, None]() if unknown is None else unknown
-    for piece in _pieces(value, skipped):
+    digest = sha256()
+    for piece in _pieces(value, {} if unknown is None else unknown):
         digest.update(piece)
     return digest.hexdigest()[:16]
 
@@ -83,8 +83,7 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
         for sample, label in chosen.items():
             seed_generators(fold(fold(key, 0), sample))
             try:
-                ids = np.array([sample])
-                read = dataset[sample] if gathers is None else gathers.gather(ids, np.zeros_like(ids))
+                read = dataset[sample] if gathers is None else gathers.gather(np.array([sample]), np.zeros(1, np.int64))
                 hashes[label] = hash_of(read, unknown)
             except Exception:  # of the user's code, whatever it is
                 continue
@@ -109,8 +108,7 @@ def all_within(dataset: Any) -> Iterator[Any]:
 def _ranges(dataset: Any, start: int = 0, prefix: str = "") -> Iterator[tuple[str, int, int]]:
     """Name, first sample and end of each part of a concatenation, of parts of parts too."""
     for name, part in {} if type(dataset) is StackDataset else parts_of(dataset).items():
-        inner = list(_ranges(part, start, f"{prefix}{name}."))
-        yield from inner or [(f"{prefix}{name}", start, start + len(part))]
+        yield from list(_ranges(part, start, f"{prefix}{name}.")) or [(f"{prefix}{name}", start, start + len(part))]
         start += len(part)
 
 

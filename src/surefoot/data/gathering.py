@@ -27,14 +27,6 @@ class Gathers(Protocol):
         """The batch of these samples, each as it is in its epoch."""
 
 
-@runtime_checkable
-class Offers(Protocol):
-    """A data set that knows only when it is made whether it can gather."""
-
-    def gathering(self) -> Gathers | None:
-        """The way to gather from it, if there is one."""
-
-
 def gathering(dataset: Any) -> Gathers | None:
     """The way to gather from a data set; None where it must be read sample by sample.
 
@@ -45,8 +37,6 @@ def gathering(dataset: Any) -> Gathers | None:
     if type(dataset) is Subset:
         whole = gathering(dataset.dataset)
         return None if whole is None else _Chosen(whole, np.asarray(dataset.indices, dtype=np.int64))
-    if isinstance(dataset, Offers):
-        return dataset.gathering()
     return dataset if isinstance(dataset, Gathers) else None
 
 

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -26,16 +24,11 @@ class MicroBatch:
     """Samples for one forward and backward pass: tensors on the device, and which samples they are."""
 
     batch: Any
-    count: int
-    """Over how many things the loss is a mean; known to the host."""
-    index: int
-    """Within the global batch of its step."""
-    ids: NDArray[np.int64]
-    """The samples, by their place in the data set."""
-    epochs: NDArray[np.int64]
-    """The pass over the data that each belongs to."""
-    void: bool = False
-    """Read only to keep step with other ranks: what is found of it is dropped."""
+    count: int  # over how many things the loss is a mean; known to the host
+    index: int  # within the global batch of its step
+    ids: Ids  # the samples, by their place in the data set
+    epochs: Ids  # the pass over the data that each belongs to
+    void: bool = False  # read only to keep step with other ranks: what is found of it is dropped
 
 
 Count = Callable[[Any], int]
@@ -95,9 +88,14 @@ class Feed:
         self.close()
         self.step, self.stop = step, -1 if stop is None else stop
         if self.workers and self.gathers is None:
-            pin = self.device.type == "cuda"
             self.reads = Workers(
-                self.reading, first=step, stop=stop, pieces=self.own, workers=self.workers, pin=pin, say=self.say
+                self.reading,
+                first=step,
+                stop=stop,
+                pieces=self.own,
+                workers=self.workers,
+                pin=self.device.type == "cuda",
+                say=self.say,
             )
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
@@ -143,8 +141,9 @@ class Feed:
         except SurefootError:
             raise
         except Exception as problem:
-            why = f"{type(problem).__name__}: {first_line(problem)}"
-            raise DataError(f"samples {first_few(ids)} cannot be gathered (step {step}): {why}") from problem
+            raise DataError(
+                f"samples {first_few(ids)} cannot be gathered (step {step}): {type(problem).__name__}: {first_line(problem)}"
+            ) from problem
 
 
 def in_order(

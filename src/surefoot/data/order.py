@@ -171,7 +171,7 @@ def quotas(weights: Sequence[float]) -> list[int]:
         raise ConfigError(f"mixture weights {list(weights)} must all be above 0 and finite")
     exact = [weight / sum(weights) * _SLOTS for weight in weights]
     held = [int(share) for share in exact]
-    for place in sorted(range(len(exact)), key=lambda place: (held[place] - exact[place], place))[: _SLOTS - sum(held)]:
+    for place in sorted(range(len(exact)), key=lambda place: held[place] - exact[place])[: _SLOTS - sum(held)]:
         held[place] += 1
     if 0 in held:
         raise ConfigError(

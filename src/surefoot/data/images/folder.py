@@ -7,15 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
 
-from surefoot.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from PIL import Image
+from surefoot.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 Corrupt = Literal["stop", "skip"]
@@ -41,7 +39,8 @@ class Fitting:
         side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
         shorter = min(width, height)
         if (width, height) != (self.size, self.size):
-            picture = _resized(picture, (round(width * side / shorter), round(height * side / shorter)), None)
+            size = round(width * side / shorter), round(height * side / shorter)
+            picture = picture.resize(size, Image.Resampling.BILINEAR)
         left, top = (picture.width - self.size) // 2, (picture.height - self.size) // 2
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
@@ -55,11 +54,12 @@ class Fitting:
         shape = (3 / 4) * (16 / 9) ** draw(1)
         width, height = min((area * shape) ** 0.5, picture.width), min((area / shape) ** 0.5, picture.height)
         left, top = (picture.width - width) * draw(2), (picture.height - height) * draw(3)
-        return self._array(_resized(picture, (self.size, self.size), (left, top, left + width, top + height)))
+        box = (left, top, left + width, top + height)
+        return self._array(picture.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
 
     def _coloured(self, picture: Image.Image) -> Image.Image:
         if picture.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255 instead of scaling
-            picture = _of_bytes(picture)
+            picture = Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
         return picture.convert("L" if self.channels == 1 else "RGB")
 
     def _array(self, picture: Image.Image) -> NDArray[np.uint8]:
@@ -84,12 +84,11 @@ class Files:
 
 def opened(path: Path) -> Image.Image:
     """The picture in a file, decoded whole; `DataError` names a file that is none or is damaged."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
         with path.open("rb") as file:  # closed here: of a damaged picture Pillow leaves its own open
             picture = Image.open(file)
             picture.load()
+            return picture
     except FileNotFoundError as problem:
         raise DataError(f"no file {path} (looked in {Path.cwd()})") from problem
     except UnidentifiedImageError as problem:
@@ -98,7 +97,6 @@ def opened(path: Path) -> Image.Image:
         if isinstance(problem, OSError) and problem.errno is not None:  # of the file, not of Pillow
             raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
         raise DataError(f"{path} is a damaged picture: {problem}") from problem
-    return picture
 
 
 def read_picture(path: Path) -> Image.Image:
@@ -191,33 +189,14 @@ def readable(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
     return files.chosen(np.flatnonzero(found)), [files.paths[place] for place in np.flatnonzero(~found).tolist()]
 
 
-def refuse_channels(channels: int | None) -> None:
-    if channels not in (None, 1, 3):
-        raise ConfigError(f"channels = {channels}: 1 for grey, or 3 for colour")
-
-
 def shown(names: Sequence[str]) -> str:
     """Names for a message: the first ten, and how many there are where these are not all."""
     return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")
 
 
 def _header(path: Path) -> tuple[int, int, int] | None:
-    from PIL import Image
-
     try:
         with Image.open(path) as picture:
             return picture.width, picture.height, 1 if picture.mode in _GREY else 3
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None  # told when it is read, or left out
-
-
-def _resized(picture: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None) -> Image.Image:
-    from PIL import Image
-
-    return picture.resize(size, Image.Resampling.BILINEAR, box=box)
-
-
-def _of_bytes(picture: Image.Image) -> Image.Image:
-    from PIL import Image
-
-    return Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))

@@ -1,8 +1,6 @@
 """Documents in files of any size, one after the other: text, JSON lines and Parquet, from any document on."""
 
-import gzip
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import SUFFIXES, decoded, no_such
+from surefoot.data.text.files import SUFFIXES, decoded, no_such, opened
 from surefoot.errors import ConfigError, DataError
 
 _LINES = (".jsonl", ".ndjson")
 _JSON = (*_LINES, ".json")  # which is JSON lines only where somebody says so, by its name
 _PARQUET = ".parquet"
 _ABOUT = (".md", ".py")  # beside data they tell of them, and read them
-_GZIP = b"\x1f\x8b"
 _ROWS_AT_ONCE = 1024
 
 
@@ -136,13 +133,8 @@ def _texts(path: Path, *, column: str, start: int) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as plain:
-            zipped = plain.read(len(_GZIP)) == _GZIP
-        with gzip.open(path) if zipped else path.open("rb") as file:
-            yield from file
-    except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"{path} cannot be read: {problem}\n  was it copied whole?") from problem
+    with opened(path) as file:
+        yield from file
 
 
 def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:

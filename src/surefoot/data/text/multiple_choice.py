@@ -43,20 +43,13 @@ class Question:
 class ChoiceBatch(NamedTuple):
     """Some questions, their rows filled up with 0 to one length: what the score functions of this file are given."""
 
-    tokens: Tensor
-    """(B, N, T): what the model is shown, all but the last token of each row."""
-    places: Tensor
-    """(E,): where in the rows laid end to end each token of an ending is predicted."""
-    targets: Tensor
-    """(E,): the tokens of the endings."""
-    rows: Tensor
-    """(E,): of which row's ending each of them is."""
-    ending_tokens: Tensor
-    """(B, N): tokens of each ending."""
-    ending_bytes: Tensor
-    """(B, N): bytes of each ending."""
-    right: Tensor
-    """(B,): which ending is right."""
+    tokens: Tensor  # (B, N, T): what the model is shown, all but the last token of each row
+    places: Tensor  # (E,): where in the rows laid end to end each token of an ending is predicted
+    targets: Tensor  # (E,): the tokens of the endings
+    rows: Tensor  # (E,): of which row's ending each of them is
+    ending_tokens: Tensor  # (B, N): tokens of each ending
+    ending_bytes: Tensor  # (B, N): bytes of each ending
+    right: Tensor  # (B,): which ending is right
 
 
 class Choices:

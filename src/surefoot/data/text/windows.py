@@ -72,9 +72,8 @@ class Windows:
         return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each window of the first epoch (`first_look.passages`), and all targets."""
-        inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
-        return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
+        """A passage out of each window of the first epoch (`leakage_check.passages`), and all targets."""
+        return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def offsets(self, epoch: int) -> Ids:
         """The token at which an epoch's first window starts, in each shard."""
@@ -123,13 +122,16 @@ class HeldOut:
         return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, _IGNORED, window_BT[:, 1:]))
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each window (`first_look.passages`), and all targets."""
-        inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
-        return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
+        """A passage out of each window (`leakage_check.passages`), and all targets."""
+        return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def fingerprint(self) -> dict[str, Any]:
         """Which tokens, and how long the windows are."""
         return self.described
+
+
+def _passages(inputs_BT: Tensor, targets_BT: Tensor) -> Batch:
+    return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
 
 
 def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) -> Tokens:
