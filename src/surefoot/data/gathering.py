@@ -86,8 +86,7 @@ class _Tensors:
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def gather(self, ids: Ids, epochs: Ids) -> list[Tensor]:
-        del epochs
+    def gather(self, ids: Ids, _epochs: Ids) -> list[Tensor]:
         where = torch.from_numpy(ids)
         return [
             tensor.index_select(0, where if tensor.is_cpu else where.to(tensor.device, non_blocking=True))

@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -54,14 +54,11 @@ class Reading(Dataset[Any]):
         """The micro-batch; leaves the global generators set to anything."""
         if self.undrawn is not None:
             self.undrawn.begin()
-            try:
+            with suppress(DataError):  # it may come of what was drawn: seeded, it is that of the sample
                 batch = self._made(*address, seed=seed_torch)
-            except DataError:  # it may come of what was drawn: seeded, it is that of the sample
-                self.undrawn = None
-            else:
                 if self.undrawn.held():
                     return batch
-                self.undrawn = None
+            self.undrawn = None
         return self._made(*address, seed=seed_generators)
 
     def here(self, step: int, index: int, *, puts_back: bool) -> Any:
@@ -158,14 +155,13 @@ class Workers:
 
     def _hanging(self, worker: int, waited_s: float) -> str:
         ahead, place = divmod(self.taken, len(self.pieces))
-        step, index = self.first + ahead, self.pieces[place]
-        ids, _ = self.plan.micro_batches(step)[index]
-        process = self.batches._workers[worker]
+        step, pid = self.first + ahead, self.batches._workers[worker].pid
+        ids, _ = self.plan.micro_batches(step)[self.pieces[place]]
         return (
-            f"warning: loader worker {worker} (process {process.pid}) has been reading samples {first_few(ids)} of step {step}"
+            f"warning: loader worker {worker} (process {pid}) has been reading samples {first_few(ids)} of step {step}"
             f" for {waited_s:.0f} s\n"
             "  the run waits for it: is a disk or a server slow, or does __getitem__ wait for a lock?\n"
-            f"  to see where it stands: py-spy dump --pid {process.pid}; or try --workers 0"
+            f"  to see where it stands: py-spy dump --pid {pid}; or try --workers 0"
         )
 
     def close(self) -> None:
@@ -195,13 +191,12 @@ class _Answers(Dataset[Any]):
             return problem
 
 
-def _begin(parent: int, collects: bool, worker: int) -> None:
+def _begin(parent: int, collects: bool, _worker: int) -> None:
     """What a worker does first: leave signals and what it inherits to the parent, and end when the parent is gone.
 
     Ctrl-C and a scheduler's SIGTERM reach every process; the parent finishes its step and then ends its workers. To collect
     inherited garbage would copy its memory, and a store or a process group in it would wait for threads that are not here.
     """
-    del worker
     gc.freeze()
     if collects:
         gc.enable()

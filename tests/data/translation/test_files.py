@@ -258,8 +258,8 @@ def test_dates_are_of_a_hundred_years_so_that_two_digits_tell_which() -> None:
 
 def test_spans_of_time_are_of_two_or_three_units() -> None:
     english = locale("en")
-    _, _, spans, *_ = _amounts((english, locale("de")))
+    _, _, (draw, render), *_ = _amounts((english, locale("de")))
     generator = random.Random(0)
-    texts = {re.sub(r"\d+", "n", spans(generator)(english)).replace("ns ", "n ") for _ in range(400)}
+    texts = {re.sub(r"\d+", "n", render(draw(generator), english)).replace("ns ", "n ") for _ in range(400)}
     counts = {len(re.findall("n ", text.replace(" and ", " "))) for text in texts}
     assert counts == {2, 3}

@@ -17,6 +17,7 @@ _JSON = (*_LINES, ".json")  # which is JSON lines only where somebody says so, b
 _PARQUET = ".parquet"
 _ABOUT = (".md", ".py")  # beside data they tell of them, and read them
 _ROWS_AT_ONCE = 1024
+_HINT = "\n  say where the text is: --column NAME"
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _texts(path: Path, *, column: str, start: int) -> Iterator[str]:
     for where, record in json_lines(path, start=start):
         if not isinstance(record, dict) or column not in record:
             there = ", ".join(record) if isinstance(record, dict) else f"a {type(record).__name__}"
-            raise DataError(f"{where} has no {column!r}: there is {there}\n  say where the text is: --column NAME")
+            raise DataError(f"{where} has no {column!r}: there is {there}{_HINT}")
         yield _checked(record[column], column, where)
 
 
@@ -163,17 +164,15 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
 
 
 def _check_column(schema: Any, column: str, path: Path) -> None:
-    hint = "\n  say where the text is: --column NAME"
     if column not in schema.names:
-        raise DataError(f"{path} has no column {column!r}: there are {', '.join(schema.names)}{hint}")
+        raise DataError(f"{path} has no column {column!r}: there are {', '.join(schema.names)}{_HINT}")
     if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
-        raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{hint}")
+        raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}")
 
 
 def _checked(text: Any, column: str, where: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        what = type(text).__name__
-        raise DataError(f"{where}: {column!r} is a {what}, not text\n  say where the text is: --column NAME")
+        raise DataError(f"{where}: {column!r} is a {type(text).__name__}, not text{_HINT}")
     return text

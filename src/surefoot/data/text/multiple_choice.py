@@ -87,9 +87,8 @@ class Choices:
     def __len__(self) -> int:
         return len(self.right)
 
-    def gather(self, ids: Ids, epochs: Ids) -> ChoiceBatch:
+    def gather(self, ids: Ids, _epochs: Ids) -> ChoiceBatch:
         """These questions, filled up to the longest among them; epochs make no difference."""
-        del epochs
         asked = self.order[ids]
         rows_R = (asked[:, None] * self.choices + np.arange(self.choices)).flatten()
         starts_R, shown_R, endings_R = self.starts[rows_R], self.lengths[rows_R] - 1, self.endings[rows_R]

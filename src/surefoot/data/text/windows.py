@@ -111,9 +111,8 @@ class HeldOut:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
+    def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these windows, both (B, T) int64; epochs make no difference."""
-        del epochs
         sources = np.searchsorted(self.ends, ids, side="right")
         firsts = (ids - self.starts[sources]) * self.context
         window_BT = _windows(self.arrays, sources, firsts, self.context).astype(np.int64)

@@ -81,9 +81,8 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
+    def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
         """Source tokens (B, S) and target tokens (B, T) of these pairs, int64; epochs make no difference."""
-        del epochs
         return _rows(self.source, self.source_starts, ids), _rows(self.target, self.target_starts, ids)
 
     def stored(self, ids: Ids) -> Batch:
