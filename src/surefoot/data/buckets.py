@@ -4,7 +4,6 @@ Samples of similar length form a bucket; in each epoch a bucket is shuffled and 
 many batches a bucket gives depends on the lengths alone, so a step's place in its epoch is a matter of arithmetic.
 """
 
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -82,41 +81,34 @@ class Buckets:
         return self.held[1]
 
 
-@dataclass(frozen=True)
-class _Bucket:
-    first: int  # positions in the order by length
-    last: int
-    longest: int
-
-
 def _cut(longest: Ids, tokens: int) -> tuple[Ids, NDArray[np.int64]]:
     """The bucket of every sample, and where each batch ends in an order by bucket."""
     order = np.argsort(longest, kind="stable")
-    buckets = _buckets(longest[order], tokens)
     of_sample = np.empty(len(longest), np.int64)
     ends: list[NDArray[np.int64]] = []
-    for number, bucket in enumerate(buckets):
-        of_sample[order[bucket.first : bucket.last]] = number
-        size = bucket.last - bucket.first
-        batches = -(-size // (tokens // bucket.longest))
+    for number, (first, last, length) in enumerate(_buckets(longest[order], tokens)):
+        of_sample[order[first:last]] = number
+        batches = -(-(last - first) // (tokens // length))
         # of equal size to one sample, so that none is left with a few
-        ends.append(bucket.first + np.arange(1, batches + 1, dtype=np.int64) * size // batches)
+        ends.append(first + np.arange(1, batches + 1, dtype=np.int64) * (last - first) // batches)
     return of_sample, np.concatenate(ends)
 
 
-def _buckets(lengths: Ids, tokens: int) -> list[_Bucket]:
-    """Neighbours in sorted lengths, wide enough to fill a batch and else as narrow as `_WIDER` allows."""
+def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
+    """Neighbours in sorted lengths, wide enough to fill a batch and else as narrow as `_WIDER` allows.
+
+    Of each its first position among them, the end, and its longest.
+    """
     values, counts = np.unique(lengths, return_counts=True)
-    buckets: list[_Bucket] = []
+    buckets: list[tuple[int, int, int]] = []
     first = held = 0
     shortest = int(values[0])
     for place, (length, count) in enumerate(zip(values.tolist(), counts.tolist(), strict=True)):
         held += count
         following = int(values[place + 1]) if place + 1 < len(values) else None
         if following is None and buckets and held * length < tokens:  # too few at the end for one of their own
-            first = buckets.pop().first
-            buckets.append(_Bucket(first, len(lengths), length))
+            buckets.append((buckets.pop()[0], len(lengths), length))
         elif following is None or (held * length >= tokens and following > shortest * _WIDER):
-            buckets.append(_Bucket(first, first + held, length))
+            buckets.append((first, first + held, length))
             first, held, shortest = first + held, 0, following or 0
     return buckets

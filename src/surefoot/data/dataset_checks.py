@@ -1,13 +1,10 @@
 """What a data set must be, found out before training: addressable, not empty, the same when read again, and which one it is."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
@@ -16,7 +13,6 @@ from surefoot.data.gathering import Gathers, gathering, is_tensors, leaves, samp
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_HASHED_BYTES = 1 << 24
 _NAMED_PARTS = 64  # of a data set of more parts one hash tells for all
 _PARTS = 8  # columns of a data set, at most
 _READINGS = 8  # of sample 0, half of them of two others: a coin comes out the same every time once in 128
@@ -66,30 +62,34 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
 
 
 def _refuse_what_is_no_data_set(dataset: Any, *, batch_size: int | None) -> None:
-    what = cure = None
     parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= _PARTS else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
     if isinstance(dataset, Tensor):
-        what, cure = "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
-    elif isinstance(dataset, str | Path):
-        what = f"the path {str(dataset)!r}"
+        raise _not_addressable(
+            "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
+        )
+    if isinstance(dataset, str | Path):
         cure = "read it first: surefoot.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
-    elif isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
-        what = "a dictionary of tensors"
+        raise _not_addressable(f"the path {str(dataset)!r}", cure)
+    if isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
         cure = "give a tuple of them, (inputs, targets), or an object with __getitem__(index) and __len__()"
-    elif isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
-        what = f"a tuple of {'tensors and ' if any(isinstance(part, Tensor) for part in parts) else ''}NumPy arrays"
+        raise _not_addressable("a dictionary of tensors", cure)
+    if isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
+        tensors = "tensors and " if any(isinstance(part, Tensor) for part in parts) else ""
         cure = "make tensors of them: tuple(map(torch.as_tensor, arrays))"
-    elif isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
-        what = f"a list of {len(parts)} columns"
+        raise _not_addressable(f"a tuple of {tensors}NumPy arrays", cure)
+    if isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
         cure = "give a tuple of tensors, (inputs, targets): tuple(map(torch.as_tensor, columns))"
-    elif isinstance(dataset, list) and dataset and batch_size is not None and _is_batch(dataset[0], batch_size):
-        what = f"a list of ready batches of {batch_size} samples"
+        raise _not_addressable(f"a list of {len(parts)} columns", cure)
+    if isinstance(dataset, list) and dataset and batch_size is not None and _is_batch(dataset[0], batch_size):
         cure = "give the samples themselves, as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
         if isinstance(dataset[0], Mapping):
             cure = "give the samples themselves: [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
-    if what is not None:
-        raise DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
+        raise _not_addressable(f"a list of ready batches of {batch_size} samples", cure)
+
+
+def _not_addressable(what: str, cure: str) -> DataError:
+    return DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
 
 
 def _are_columns(parts: Sequence[Any]) -> bool:
@@ -150,23 +150,19 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
     if type(dataset) is Subset:
         indices = [getattr(index, "item", lambda index=index: index)() for index in dataset.indices]
-        told = sha256(repr(indices).encode()).hexdigest()
-        return {"type": "Subset", "samples": len(indices), "indices": told, "of": fingerprint(dataset.dataset)}
+        own = {"type": "Subset", "samples": len(indices), "indices": hash_of(indices)}
+        return {**own, "of": fingerprint(dataset.dataset)}
     found: dict[str, Any] = {"type": type(dataset).__name__}
     if hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
         found["samples"] = sample_count(dataset)
     if tensors := tensors_of(dataset):
-        digest = sha256()
-        for tensor in tensors:
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(_spread(tensor).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        found["sha256"] = digest.hexdigest()
+        found["sha256"] = hash_of(tensors)
     elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
         is_dict = isinstance(dataset, dict)
         found["sha256"] = hash_of_list(sorted(dataset.items(), key=lambda pair: str(pair[0])) if is_dict else dataset)
     parts = {name: fingerprint(part) for name, part in parts_of(dataset).items()}
     if len(parts) > _NAMED_PARTS:
-        found["sha256"] = sha256(json.dumps(parts, default=str).encode()).hexdigest()
+        found["sha256"] = hash_of(parts)
     elif parts:
         found["parts"] = parts
     return found
@@ -214,8 +210,3 @@ def _check_repeats(read_again: Callable[[int, int], Any], samples: int, refused:
             readings = _READINGS // (1 if sample == 0 else 2)
             if len({hash_of(read_again(sample, reading)) for reading in range(readings)}) > 1:
                 raise DataError(f"sample {sample} {refused}")
-
-
-def _spread(tensor: Tensor) -> Tensor:
-    bytes_each = max(1, tensor[0].numel() * tensor.element_size()) if len(tensor) else 1
-    return tensor[:: max(1, len(tensor) * bytes_each // _HASHED_BYTES)].detach()

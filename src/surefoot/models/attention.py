@@ -137,22 +137,22 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
     causal = time == so_far
     if not causal and time > 1:
         mask_TS = torch.ones(time, so_far, dtype=torch.bool, device=q_BHTD.device).tril(so_far - time)
-    return _attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_TS, causal=causal, drop_fraction=drop_fraction)
+    return masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_TS, causal=causal, drop_fraction=drop_fraction)
 
 
 def masked_attention(
-    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask_B11S: Tensor, drop_fraction: float
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool = False,
+    drop_fraction: float,
 ) -> Tensor:
-    """Scaled dot-product attention over the places where `mask_B11S` is true, the same for all queries of a row.
+    """Scaled dot-product attention over the places where `mask` is true: (T, S), or (B, 1, 1, S) for all queries of a row.
 
     Every row needs one such place. In the type of `v_BHSD`, and computed as in `causal_attention`.
     """
-    return _attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, causal=False, drop_fraction=drop_fraction)
-
-
-def _attention(
-    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, causal: bool, drop_fraction: float
-) -> Tensor:
     if not v_BHSD.is_cpu:
         return F.scaled_dot_product_attention(
             q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal

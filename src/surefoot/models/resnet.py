@@ -17,6 +17,7 @@ Stem = Literal["cifar", "imagenet"]
 
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 _WIDTHS = (64, 128, 256, 512)
+_EXPANSION = 4  # a bottleneck's last convolution has so many times its width
 
 
 class ResNet(nn.Module):
@@ -50,13 +51,13 @@ class ResNet(nn.Module):
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         self.conv1 = nn.Conv2d(channels, _WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
-        kind = Bottleneck if layers == 50 else BasicBlock
+        bottleneck = layers == 50
         before = _WIDTHS[0]
         for place, (number, width) in enumerate(zip(_BLOCKS[layers], _WIDTHS, strict=True)):
             stage = nn.Sequential()
             for block in range(number):
-                stage.append(kind(before, width, stride=2 if place and not block else 1))
-                before = width * kind.expansion
+                stage.append(Block(before, width, stride=2 if place and not block else 1, bottleneck=bottleneck))
+                before = _EXPANSION * width if bottleneck else width
             self.add_module(f"layer{place + 1}", stage)
         self.fc = nn.Linear(before, classes)
         self._initialise(zero_last_gain=zero_last_gain)
@@ -74,49 +75,31 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_last_gain and isinstance(module, BasicBlock | Bottleneck):
-                nn.init.zeros_((module.bn2 if isinstance(module, BasicBlock) else module.bn3).weight)
+            elif zero_last_gain and isinstance(module, Block):
+                nn.init.zeros_(getattr(module, f"bn{module.convolutions}").weight)
 
 
-class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions beside the identity."""
+class Block(nn.Module):
+    """Convolutions beside the identity: two of 3 x 3, or in a bottleneck 1 x 1 down to `width`, 3 x 3, and 1 x 1 up again."""
 
-    expansion = 1
-
-    def __init__(self, before: int, width: int, *, stride: int) -> None:
+    def __init__(self, before: int, width: int, *, stride: int, bottleneck: bool) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, width, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(before, width, stride)
+        sizes = [(3, width, stride), (3, width, 1)]  # kernel, channels, stride
+        if bottleneck:
+            sizes = [(1, width, 1), (3, width, stride), (1, _EXPANSION * width, 1)]
+        self.convolutions, inputs = len(sizes), before
+        for number, (kernel, outputs, step) in enumerate(sizes, start=1):
+            convolution = nn.Conv2d(inputs, outputs, kernel, stride=step, padding=kernel // 2, bias=False)
+            self.add_module(f"conv{number}", convolution)
+            self.add_module(f"bn{number}", nn.BatchNorm2d(outputs))
+            inputs = outputs
+        self.downsample = _shortcut(before, inputs, stride)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        y_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
-        y_BCHW = self.bn2(self.conv2(y_BCHW))
-        return F.relu(y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)), inplace=True)
-
-
-class Bottleneck(nn.Module):
-    """1 x 1 down to `width`, 3 x 3, 1 x 1 up to four times as many channels, beside the identity."""
-
-    expansion = 4
-
-    def __init__(self, before: int, width: int, *, stride: int) -> None:
-        super().__init__()
-        after = width * self.expansion
-        self.conv1 = nn.Conv2d(before, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, after, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(after)
-        self.downsample = _shortcut(before, after, stride)
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        y_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
-        y_BCHW = F.relu(self.bn2(self.conv2(y_BCHW)), inplace=True)
-        y_BCHW = self.bn3(self.conv3(y_BCHW))
+        y_BCHW = x_BCHW
+        for number in range(1, self.convolutions + 1):
+            y_BCHW = F.relu(y_BCHW, inplace=True) if number > 1 else y_BCHW
+            y_BCHW = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y_BCHW))
         return F.relu(y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)), inplace=True)
 
 

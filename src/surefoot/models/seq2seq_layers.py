@@ -186,7 +186,7 @@ class SelfAttention(nn.Module):
         if mask_B11S is None:
             y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
         else:
-            y_BHTD = masked_attention(q_BHTD, k_BHTD, v_BHTD, mask_B11S=mask_B11S, drop_fraction=drop_fraction)
+            y_BHTD = masked_attention(q_BHTD, k_BHTD, v_BHTD, mask=mask_B11S, drop_fraction=drop_fraction)
         return self.out(y_BHTD.transpose(1, 2).reshape(shape))
 
 
@@ -210,7 +210,7 @@ class CrossAttention(nn.Module):
         """What each place of the target gathers from the source's places where the mask is true."""
         q_BHTD = _normed(_by_head(self.query(x_BTC), self.heads), self.query_norm)
         drop_fraction = self.drop_fraction if self.training else 0.0
-        y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask_B11S=mask_B11S, drop_fraction=drop_fraction)
+        y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, drop_fraction=drop_fraction)
         return self.out(y_BHTD.transpose(1, 2).flatten(2))
 
 

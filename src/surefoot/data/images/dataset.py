@@ -9,7 +9,6 @@ Shapes: N images, B batch, C channels, H height, W width.
 from __future__ import annotations
 
 from copy import copy
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from surefoot.data.fingerprints import hash_of
 from surefoot.data.images.augmentation import Augmentation, augmented, sample_bits
 from surefoot.data.images.folder import Files, Fitting, opened, read_picture
 from surefoot.data.leakage_check import Batch, rows_as_bytes
@@ -28,7 +28,6 @@ from surefoot.seeding import fold, seeded_bits, stream_key
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 Dataset = TypeVar("Dataset", bound="Images | ImageFiles")
 
-_HASHED_BYTES = 1 << 24
 _PIECE = 1000  # draws of the piece that is cut out begin here, apart from those of augmentation
 
 
@@ -81,9 +80,8 @@ class Images:
 
     def fingerprint(self) -> dict[str, Any]:
         """How many, of what shape, a hash of up to 16 MiB of them spread over all, and how they are changed."""
-        digest = sha256(self.images[:: max(1, self.images.nbytes // _HASHED_BYTES)].tobytes())
-        digest.update(self.labels.numpy().tobytes())
-        return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": digest.hexdigest(), **_how(self)}
+        content = hash_of((self.images, self.labels))
+        return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": content, **_how(self)}
 
 
 class ImageFiles:

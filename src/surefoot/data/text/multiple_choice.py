@@ -114,10 +114,9 @@ class Choices:
 
     def fingerprint(self) -> dict[str, Any]:
         """Which questions, and how much of them is shown."""
-        digest = sha256()
-        for part in (self.tokens, self.lengths, self.endings, self.right):
-            digest.update(part.astype("<i8").tobytes())
-        return {"questions": len(self), "sha256": digest.hexdigest(), "context": self.context}
+        parts = (self.tokens, self.lengths, self.endings, self.right)
+        content = sha256(b"".join(part.astype("<i8").tobytes() for part in parts)).hexdigest()
+        return {"questions": len(self), "sha256": content, "context": self.context}
 
 
 def logits_at(model: Any, tokens_RT: Tensor, places_E: Tensor) -> Tensor:
@@ -126,8 +125,7 @@ def logits_at(model: Any, tokens_RT: Tensor, places_E: Tensor) -> Tensor:
     >>> logits_at(lambda tokens: F.one_hot(tokens, 5), torch.tensor([[3, 4], [2, 1]]), torch.tensor([1, 2])).tolist()
     [[0, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
     """
-    logits_RTV: Tensor = model(tokens_RT)
-    return logits_RTV.flatten(0, 1).index_select(0, places_E)
+    return model(tokens_RT).flatten(0, 1).index_select(0, places_E)
 
 
 def choice_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = logits_at) -> dict[str, Mean]:

@@ -49,7 +49,7 @@ class TokenShards:
     def open(cls, directory: Path | str) -> Self:
         """The shards of a directory; raises `DataError` where one is missing, empty, or of another size than when written.
 
-        Sizes are compared, contents are not: `damaged()` and `refuse_damaged()` read them.
+        Sizes are compared, contents are not: `refuse_damaged()` reads them.
         """
         directory = local_path(directory, setting="directory")
         vocabulary, dtype, shards = _index(directory)
@@ -70,10 +70,6 @@ class TokenShards:
             end += [array[here:]] if here < len(array) else []
             seen += len(array)
         return replace(self, arrays=training), replace(self, arrays=end)
-
-    def damaged(self) -> list[str]:
-        """The names of the shards whose bytes are not those that were written; reads all of them."""
-        return [shard.name for shard in self.shards if is_damaged(self.directory, shard)]
 
     def refuse_damaged(self, *, most_bytes: int = 4 << 30) -> int:
         """Raise `DataError` naming the shards whose bytes are not those that were written; returns how many were read.

@@ -167,7 +167,7 @@ def _times() -> list[Kind]:
         return datetime.timedelta(seconds=generator.choice((-1, 1)) * seconds)
 
     ago: Kind = span, lambda span, language: dates.format_timedelta(span, add_direction=True, locale=language)
-    interval: Kind = two_days, lambda days, language: dates.format_interval(*days, "yMMMd", locale=language)
+    interval: Kind = two_days, lambda days, language: dates.format_interval(days[0], days[1], "yMMMd", locale=language)
     full, long, medium, short = date("full"), date("long"), date("medium"), date("short")
     weekday, month, quarter = fields("MMMMEd"), fields("yMMMM"), fields("yQQQQ")
     return [full, long, hour("short"), medium, weekday, short, ago, hour("medium"), month, interval, quarter]
@@ -184,7 +184,7 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
         return _number(generator, _UNITS[unit]), unit
 
     def quantity(length: Length) -> Kind:
-        return drawn_quantity, lambda value, language: units.format_unit(*value, length, locale=language)
+        return drawn_quantity, lambda value, language: units.format_unit(value[0], value[1], length, locale=language)
 
     def quantities(generator: Random) -> list[tuple[int, str]]:
         parts = [(generator.randint(1, 59), unit) for unit in _CLOCK]
@@ -201,7 +201,9 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
 
     several: Kind = (
         quantities,
-        lambda parts, language: listed([units.format_unit(*part, locale=language) for part in parts], language),
+        lambda parts, language: listed(
+            [units.format_unit(value, unit, locale=language) for value, unit in parts], language
+        ),
     )
     long_number: Kind = (
         lambda generator: generator.randint(1, 999) * 10 ** generator.choice((3, 6, 9)),
