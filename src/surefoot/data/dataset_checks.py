@@ -1,6 +1,6 @@
 """What a data set must be, found out before training: addressable, not empty, the same when read again, and which one it is."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,12 +9,22 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from surefoot.data.fingerprints import hash_of, hash_of_list, parts_of
-from surefoot.data.gathering import Gathers, gathering, is_tensors, leaves, sample_count, tensors_of
+from surefoot.data.gathering import Gather, gathering, is_tensors, leaves, sample_count, tensors_of
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _NAMED_PARTS = 64  # of a data set of more parts one hash tells for all
 _PARTS = 8  # columns of a data set, at most
+_DRAWS_UNSEEDED = (
+    "differs when it is read again under the same seed\n"
+    "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
+    "  or to depend on time or on what was read before: draw from random, np.random or torch instead,\n"
+    "  which are seeded for every sample"
+)
+_GATHERS_OTHERWISE = (
+    "differs when it is gathered again: gather(ids, epochs) must be a function of these two\n"
+    "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample"
+)
 _READINGS = 8  # of sample 0, half of them of two others: a coin comes out the same every time once in 128
 
 
@@ -38,14 +48,14 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     _refuse_what_is_no_data_set(dataset, batch_size=batch_size)
     if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
         raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
-    gathers = gathering(dataset)
-    if isinstance(dataset, IterableDataset) or (gathers is None and not hasattr(dataset, "__getitem__")):
+    gather = gathering(dataset)
+    if isinstance(dataset, IterableDataset) or (gather is None and not hasattr(dataset, "__getitem__")):
         raise DataError(
             f"{name} can only be iterated, so no step can be addressed in it (nor resumed at)\n"
             "  give it __getitem__(index) and __len__(), or read it once into a list, tensors, or token shards (surefoot.write_shards)"
         )
     try:
-        samples = len(gathers if gathers is not None else dataset)
+        samples = sample_count(dataset)
     except (TypeError, NotImplementedError) as problem:
         raise DataError(
             f"{name} does not say how many samples it has, so its epochs cannot be ordered\n  give it __len__() beside __getitem__(index)"
@@ -54,10 +64,8 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
         raise DataError(
             f"the data set is empty: {name} holds 0 samples\n  is the path right, and did a filter drop everything?"
         )
-    if gathers is None:
-        _check_seeded(dataset, name, seed, samples)
-    else:
-        _check_pure(gathers, name, samples)
+    with untouched():
+        _check_repeats(dataset, gather, seed, samples)
     return samples
 
 
@@ -168,26 +176,16 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     return found
 
 
-def _check_seeded(dataset: Any, name: str, seed: int, samples: int) -> None:
-    def read_again(sample: int, _reading: int) -> Any:
-        seed_generators(fold(stream_key(seed, "augment"), 0, sample))
-        return read(dataset, sample, step=0)
+def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int) -> None:
+    name = type(dataset).__name__
 
-    _check_repeats(
-        read_again,
-        samples,
-        f"of {name} differs when it is read again under the same seed\n"
-        "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
-        "  or to depend on time or on what was read before: draw from random, np.random or torch instead,\n"
-        "  which are seeded for every sample",
-    )
-
-
-def _check_pure(gathers: Gathers, name: str, samples: int) -> None:
-    def gather_again(sample: int, bits: int) -> Any:
-        seed_generators(bits)
+    def read_again(sample: int, reading: int) -> Any:
+        if gather is None:
+            seed_generators(fold(stream_key(seed, "augment"), 0, sample))
+            return read(dataset, sample, step=0)
+        seed_generators(reading)
         try:
-            return gathers.gather(np.array([sample]), np.zeros(1, dtype=np.int64))
+            return gather(np.array([sample]), np.zeros(1, dtype=np.int64))
         except SurefootError:
             raise
         except Exception as problem:
@@ -196,17 +194,7 @@ def _check_pure(gathers: Gathers, name: str, samples: int) -> None:
                 f"  to see it alone: dataset.gather(np.array([{sample}]), np.array([0]))"
             ) from problem
 
-    _check_repeats(
-        gather_again,
-        samples,
-        f"of {name} differs when it is gathered again: gather(ids, epochs) must be a function of these two\n"
-        "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample",
-    )
-
-
-def _check_repeats(read_again: Callable[[int, int], Any], samples: int, refused: str) -> None:
-    with untouched():
-        for sample in sorted({0, samples // 2, samples - 1}):
-            readings = _READINGS // (1 if sample == 0 else 2)
-            if len({hash_of(read_again(sample, reading)) for reading in range(readings)}) > 1:
-                raise DataError(f"sample {sample} {refused}")
+    for sample in sorted({0, samples // 2, samples - 1}):
+        readings = _READINGS // (1 if sample == 0 else 2)
+        if len({hash_of(read_again(sample, reading)) for reading in range(readings)}) > 1:
+            raise DataError(f"sample {sample} of {name} {_DRAWS_UNSEEDED if gather is None else _GATHERS_OTHERWISE}")

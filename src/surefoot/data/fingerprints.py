@@ -70,9 +70,9 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
     Each is read as in the first epoch, under its own random numbers. One that cannot be read is left out: the step that needs it
     says why. `gather` tells whether batches are gathered where a data set can do that. The global generators are left as they were.
     """
-    gathers = gathering(dataset) if gather else None
+    gathered = gathering(dataset) if gather else None
     dataset = by_sample(dataset)
-    samples, key, hashes = len(dataset if gathers is None else gathers), stream_key(seed, "augment"), dict[str, str]()
+    samples, key, hashes = len(dataset), stream_key(seed, "augment"), dict[str, str]()
     drawn = np.random.default_rng(fold(stream_key(seed, "fingerprint"), samples)).integers(samples, size=2).tolist()
     chosen = {sample: f"sample {sample}" for sample in (0, samples // 2, samples - 1, *drawn)}
     parts = list(_ranges(dataset))
@@ -83,7 +83,7 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
         for sample, label in chosen.items():
             seed_generators(fold(fold(key, 0), sample))
             try:
-                read = dataset[sample] if gathers is None else gathers.gather(np.array([sample]), np.zeros(1, np.int64))
+                read = dataset[sample] if gathered is None else gathered(np.array([sample]), np.zeros(1, np.int64))
                 hashes[label] = hash_of(read, unknown)
             except Exception:  # of the user's code, whatever it is
                 continue

@@ -3,7 +3,8 @@
 No worker process is started for them, and no Python runs per sample.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from surefoot.data.order import Ids
+
+Gather = Callable[[Ids, Ids], Any]
 
 
 @runtime_checkable
@@ -27,17 +30,17 @@ class Gathers(Protocol):
         """The batch of these samples, each as it is in its epoch."""
 
 
-def gathering(dataset: Any) -> Gathers | None:
-    """The way to gather from a data set; None where it must be read sample by sample.
+def gathering(dataset: Any) -> Gather | None:
+    """How to gather from a data set, a function of ids and epochs; None where it must be read sample by sample.
 
     Tensors (a `TensorDataset`, or a tuple of tensors), a data set with `gather`, and a `Subset` or a `Mixture` of such.
     """
     if tensors := tensors_of(dataset):
-        return _Tensors(tensors)
+        return partial(_rows_of, tensors)
     if type(dataset) is Subset:
         whole = gathering(dataset.dataset)
-        return None if whole is None else _Chosen(whole, np.asarray(dataset.indices, dtype=np.int64))
-    return dataset if isinstance(dataset, Gathers) else None
+        return None if whole is None else partial(_chosen, whole, np.asarray(dataset.indices, dtype=np.int64))
+    return dataset.gather if isinstance(dataset, Gathers) else None
 
 
 def is_tensors(dataset: Any) -> bool:
@@ -79,27 +82,13 @@ def first_few(ids: Ids) -> str:
     return ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
 
 
-class _Tensors:
-    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
-        self.tensors = tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    def gather(self, ids: Ids, _epochs: Ids) -> list[Tensor]:
-        where = torch.from_numpy(ids)
-        return [
-            tensor.index_select(0, where if tensor.is_cpu else where.to(tensor.device, non_blocking=True))
-            for tensor in self.tensors
-        ]
+def _rows_of(tensors: tuple[Tensor, ...], ids: Ids, _epochs: Ids) -> list[Tensor]:
+    where = torch.from_numpy(ids)
+    return [
+        tensor.index_select(0, where if tensor.is_cpu else where.to(tensor.device, non_blocking=True))
+        for tensor in tensors
+    ]
 
 
-class _Chosen:
-    def __init__(self, whole: Gathers, indices: Ids) -> None:
-        self.whole, self.indices = whole, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def gather(self, ids: Ids, epochs: Ids) -> Any:
-        return self.whole.gather(self.indices[ids], epochs)
+def _chosen(whole: Gather, indices: Ids, ids: Ids, epochs: Ids) -> Any:
+    return whole(indices[ids], epochs)

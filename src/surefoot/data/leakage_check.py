@@ -181,8 +181,8 @@ def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
     if type(dataset) is Subset:
         inner, indices = _stored(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return None if inner is None else lambda ids: inner(indices[ids])
-    gathers = gathering(dataset)
-    return None if gathers is None else lambda ids: _of_tensors(gathers.gather(ids, np.zeros_like(ids)))
+    gather = gathering(dataset)
+    return None if gather is None else lambda ids: _of_tensors(gather(ids, np.zeros_like(ids)))
 
 
 def _of_tensors(batch: Any) -> Batch:

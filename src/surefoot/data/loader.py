@@ -75,8 +75,8 @@ class Feed:
             raise ConfigError(
                 f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out"
             )
-        self.gathers = gathering(dataset) if collate is None else None
-        self.pins = self.gathers is not None and device.type == "cuda"  # workers pin what they read themselves
+        self.gather = gathering(dataset) if collate is None else None
+        self.pins = self.gather is not None and device.type == "cuda"  # workers pin what they read themselves
         self.reading = Reading(single, self.plan, seed=seed, collate=collate or default_collate)
         self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
         self.reads: Workers | None = None
@@ -87,7 +87,7 @@ class Feed:
         """The next step asked for will be `step`, the last one before `stop`; starts the workers where there are any."""
         self.close()
         self.step, self.stop = step, -1 if stop is None else stop
-        if self.workers and self.gathers is None:
+        if self.workers and self.gather is None:
             self.reads = Workers(
                 self.reading,
                 first=step,
@@ -103,7 +103,7 @@ class Feed:
         if step != self.step:
             raise ValueError(f"feed stands at step {self.step}, asked for {step}: start({step}) first")
         self.step, self.latest = step + 1, step
-        if self.device.type != "cuda" or (self.reads is None and self.gathers is None):
+        if self.device.type != "cuda" or (self.reads is None and self.gather is None):
             return self._made(step)
         current = self.ahead if self.ahead is not None else self._made(step)
         # one step ahead on a device with its own clock, so that the copy runs beside the step
@@ -134,10 +134,10 @@ class Feed:
     def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
         if not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
             return None
-        if self.gathers is None:
+        if self.gather is None:
             return self.reading.here(step, index, puts_back=self.puts_back)
         try:
-            return self.gathers.gather(ids, epochs)
+            return self.gather(ids, epochs)
         except SurefootError:
             raise
         except Exception as problem:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.data.dataset_checks import check_samples, fingerprint
-from surefoot.data.gathering import Gathers, by_sample, gathering
+from surefoot.data.gathering import Gather, by_sample, gathering
 from surefoot.data.order import Ids, quotas
 from surefoot.errors import DataError
 
@@ -65,8 +65,8 @@ class Mixture:
     def _gather(self, ids: Ids, epochs: Ids) -> Any:
         sources = np.searchsorted(self.starts, ids, side="right") - 1
         places = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
-        offsets, parts = ids - self.starts[sources], cast("list[Gathers]", self.gathered)
-        found = [parts[source].gather(offsets[here], epochs[here]) for source, here in places.items()]
+        offsets, parts = ids - self.starts[sources], cast("list[Gather]", self.gathered)
+        found = [parts[source](offsets[here], epochs[here]) for source, here in places.items()]
         try:
             return _interleaved(found, torch.from_numpy(np.argsort(np.concatenate([*places.values()]))))
         except (RuntimeError, TypeError, KeyError, ValueError) as problem:

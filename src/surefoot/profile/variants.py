@@ -116,7 +116,7 @@ def _using(precision: Precision, name: str) -> Iterator[None]:
 
 
 def _workers(parts: RunComponents) -> list[Variant]:
-    if parts.supply.feed(workers=0).gathers is not None:  # whole batches are taken from memory
+    if parts.supply.feed(workers=0).gather is not None:  # whole batches are taken from memory
         return []
     now, cores = parts.supply.workers, os.cpu_count() or 1
     counts = {0, 1, 2, 4, 8, 2 * now} - {now}

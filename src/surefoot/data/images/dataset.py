@@ -6,8 +6,6 @@ mean and deviation of the training part, and a class number. Where the images co
 Shapes: N images, B batch, C channels, H height, W width.
 """
 
-from __future__ import annotations
-
 from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar

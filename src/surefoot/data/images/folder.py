@@ -1,13 +1,11 @@
 """Images in files, a folder for each class: found and checked here, decoded one by one, as a rule by loader workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +71,8 @@ class Files:
     paths: list[Path]
     labels: NDArray[np.int64]
 
-    def chosen(self, places: NDArray[np.int64]) -> Files:
-        return Files([self.paths[place] for place in places.tolist()], self.labels[places])
+    def chosen(self, places: NDArray[np.int64]) -> Self:
+        return replace(self, paths=[self.paths[place] for place in places.tolist()], labels=self.labels[places])
 
     def digest(self) -> str:
         """A hash of each file's name and folder, wherever these lie, and of the labels."""

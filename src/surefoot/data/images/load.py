@@ -4,12 +4,11 @@ No image is in two parts. What is held out is taken from the training part by a 
 number of images, so that runs of every seed are scored on the same ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +52,7 @@ class ImageSets:
     std: tuple[float, ...]
     left_out: list[Path]  # files that could not be decoded, where such are skipped
 
-    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageSets:
+    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """The same images, normalised as those that a model was trained on; `mean` and `std` stay what was measured.
 
         >>> load_images().normalised_with((0.5,), (0.25,)).training.mean
