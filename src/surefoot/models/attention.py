@@ -141,13 +141,7 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
 
 
 def masked_attention(
-    q_BHTD: Tensor,
-    k_BHSD: Tensor,
-    v_BHSD: Tensor,
-    *,
-    mask: Tensor | None,
-    causal: bool = False,
-    drop_fraction: float,
+    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, causal: bool = False, drop_fraction: float
 ) -> Tensor:
     """Scaled dot-product attention over the places where `mask` is true: (T, S), or (B, 1, 1, S) for all queries of a row.
 

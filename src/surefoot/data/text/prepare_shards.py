@@ -162,7 +162,7 @@ def _told(
             said = now
             say(
                 f"file {place.file + 1} of {len(files)} ({files[place.file].name}): {count:,} tokens of {number:,} documents,"
-                f" {count / (now - began):,.0f} tokens/s",
+                f" {count / (now - began):,.0f} tokens/s"
             )
         yield place, tokens
 

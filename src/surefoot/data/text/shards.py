@@ -100,11 +100,7 @@ class TokenShards:
 
 
 def write_shards(
-    tokens: Tokens | Iterable[Tokens],
-    directory: Path | str,
-    *,
-    vocabulary: int,
-    shard_tokens: int = 100_000_000,
+    tokens: Tokens | Iterable[Tokens], directory: Path | str, *, vocabulary: int, shard_tokens: int = 100_000_000
 ) -> TokenShards:
     """Write one array of tokens, or many one after the other, as shards of `shard_tokens` each, and open them.
 

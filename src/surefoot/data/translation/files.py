@@ -59,12 +59,7 @@ class _Part(NamedTuple):
 
 
 def load_pairs(
-    path: Path | str,
-    *,
-    source: str = "en",
-    target: str = "de",
-    held_out_fraction: float = 0.02,
-    empty: Empty = "stop",
+    path: Path | str, *, source: str = "en", target: str = "de", held_out_fraction: float = 0.02, empty: Empty = "stop"
 ) -> Parallel:
     """Parallel text at `path`; `source` and `target` name the languages as the files do.
 
