@@ -111,10 +111,9 @@ class Feed:
         return current
 
     def close(self) -> None:
-        self.ahead = None
         if self.reads is not None:
             self.reads.close()
-            self.reads = None
+        self.ahead = self.reads = None
 
     def _made(self, step: int) -> list[MicroBatch]:
         made = []

@@ -131,8 +131,7 @@ def digits() -> Arrays:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    images = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
-    labels = found.target.astype(np.int64)
+    images, labels = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None], found.target.astype(np.int64)
     order = permutation(stream_key(0, "digits to test"), len(images), np.arange(len(images)))
     test, training = order[:_DIGITS_TEST], np.sort(order[_DIGITS_TEST:])
     return Arrays(images[training], labels[training], images[test], labels[test], tuple("0123456789"))
@@ -143,7 +142,7 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
 
     numbered: nothing else says how many classes there are, so that each must have an image to train on, or is taken for damage.
     """
-    parts, sources = [], []
+    parts = []
     for part, prefix in _IDX_PARTS.items():
         images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)
         if images is None or labels is None:
@@ -155,13 +154,12 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
         pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
         if len(pixels) != len(numbers):
             raise DataError(f"{images} holds {len(pixels)} images, {labels} {len(numbers)} labels\n  fetch both again")
-        sources.append(labels)
-        parts.append((pixels[..., None], numbers.astype(np.int64)))
-    (training, training_labels), (test, test_labels) = parts
+        parts.append((labels, pixels[..., None], numbers.astype(np.int64)))
+    (source, training, training_labels), (_, test, test_labels) = parts
     images_of = np.bincount(training_labels)
     if numbered and not images_of.all():
         raise DataError(
-            f"{sources[0]}: row {training_labels.argmax()} has the label {training_labels.max()}, and no image has the label "
+            f"{source}: row {training_labels.argmax()} has the label {training_labels.max()}, and no image has the label "
             f"{images_of.argmin()}: is the file damaged?\n  if there are so many classes, name them: --data.classes"
         )
     return Arrays(training, training_labels, test, test_labels, tuple(map(str, range(max(1, len(images_of))))))

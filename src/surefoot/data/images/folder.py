@@ -1,17 +1,21 @@
 """Images in files, a folder for each class: found and checked here, decoded one by one, as a rule by loader workers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from surefoot.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 Corrupt = Literal["stop", "skip"]
@@ -37,8 +41,7 @@ class Fitting:
         side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
         shorter = min(width, height)
         if (width, height) != (self.size, self.size):
-            size = round(width * side / shorter), round(height * side / shorter)
-            picture = picture.resize(size, Image.Resampling.BILINEAR)
+            picture = _resized(picture, (round(width * side / shorter), round(height * side / shorter)), None)
         left, top = (picture.width - self.size) // 2, (picture.height - self.size) // 2
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
@@ -52,12 +55,13 @@ class Fitting:
         shape = (3 / 4) * (16 / 9) ** draw(1)
         width, height = min((area * shape) ** 0.5, picture.width), min((area / shape) ** 0.5, picture.height)
         left, top = (picture.width - width) * draw(2), (picture.height - height) * draw(3)
-        box = (left, top, left + width, top + height)
-        return self._array(picture.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
+        return self._array(_resized(picture, (self.size, self.size), (left, top, left + width, top + height)))
 
     def _coloured(self, picture: Image.Image) -> Image.Image:
         if picture.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255 instead of scaling
-            picture = Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
+            from PIL.Image import fromarray
+
+            picture = fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
         return picture.convert("L" if self.channels == 1 else "RGB")
 
     def _array(self, picture: Image.Image) -> NDArray[np.uint8]:
@@ -82,6 +86,8 @@ class Files:
 
 def opened(path: Path) -> Image.Image:
     """The picture in a file, decoded whole; `DataError` names a file that is none or is damaged."""
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with path.open("rb") as file:  # closed here: of a damaged picture Pillow leaves its own open
             picture = Image.open(file)
@@ -146,28 +152,29 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
     """
     if size is not None and channels is not None:
         return Fitting(size, channels, crop)
-    seen: dict[str, dict[str, Path]] = {"size": {}, "channels": {}}
+    sizes: dict[tuple[int, int], Path] = {}
+    depths: dict[int, Path] = {}
     for path in files.paths[:: -(-len(files.paths) // _LOOKED_AT)]:
-        header = _header(path)
-        if header is not None:
-            seen["size"].setdefault(f"{header[0]} x {header[1]} pixels", path)
-            seen["channels"].setdefault(f"{header[2]} channel(s)", path)
-    for name, given in (("size", size), ("channels", channels)):
-        if given is None and len(seen[name]) > 1:
-            (one, first), (another, second) = list(seen[name].items())[:2]
-            raise DataError(
-                f"pictures of mixed {name}: {first} has {one}, {second} has {another}\n"
-                f"  say what all are made into: {'--data.size 64' if name == 'size' else '--data.channels 3'}"
-            )
-    if not seen["size"]:
+        if (header := _header(path)) is not None:
+            sizes.setdefault(header[:2], path)
+            depths.setdefault(header[2], path)
+    if not sizes:
         raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
-    width, height = (int(word) for word in next(iter(seen["size"])).split()[0:3:2])
+    (width, height), depth = next(iter(sizes)), next(iter(depths))
+    of_size = [f"{path} has {across} x {down} pixels" for (across, down), path in sizes.items()]
+    of_depth = [f"{path} has {number} channel(s)" for number, path in depths.items()]
+    for name, given, pictures, flag in (
+        ("size", size, of_size, "--data.size 64"),
+        ("channels", channels, of_depth, "--data.channels 3"),
+    ):
+        if given is None and len(pictures) > 1:
+            mixed = f"pictures of mixed {name}: {', '.join(pictures[:2])}"
+            raise DataError(f"{mixed}\n  say what all are made into: {flag}")
     if size is None and width != height:
         raise DataError(
             f"{files.paths[0]} has {width} x {height} pixels: say of what side all are: --data.size {height}"
         )
-    held = int(next(iter(seen["channels"])).split()[0])
-    return Fitting(width if size is None else size, held if channels is None else channels, crop)
+    return Fitting(width if size is None else size, depth if channels is None else channels, crop)
 
 
 def readable(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
@@ -193,8 +200,16 @@ def shown(names: Sequence[str]) -> str:
 
 
 def _header(path: Path) -> tuple[int, int, int] | None:
+    from PIL import Image
+
     try:
         with Image.open(path) as picture:
             return picture.width, picture.height, 1 if picture.mode in _GREY else 3
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None  # told when it is read, or left out
+
+
+def _resized(picture: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None) -> Image.Image:
+    from PIL.Image import Resampling
+
+    return picture.resize(size, Resampling.BILINEAR, box=box)

@@ -184,10 +184,8 @@ def _source_files(root: Path) -> Iterator[Path]:
 
 
 def _decoded(file: Path) -> str:
-    try:
-        return decoded(file.read_bytes(), str(file))
-    except OSError as problem:
-        raise DataError(f"{file} cannot be read: {problem.strerror}") from problem
+    with opened(file) as source:
+        return decoded(source.read(), str(file))
 
 
 def _read(files: Iterable[Path], *, below: Path) -> dict[str, str]:

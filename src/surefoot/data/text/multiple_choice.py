@@ -160,8 +160,7 @@ def continuation_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = 
     logits_EV = _ending_logits(model, batch, logits)
     nats_BN = _summed(F.cross_entropy(logits_EV, batch.targets, reduction="none"), batch)
     misses_BN = _summed((logits_EV.argmax(dim=1) != batch.targets).float(), batch)
-    right_B1 = batch.right[:, None]
-    missed_B, nats_B = (sums_BN.take_along_dim(right_B1, dim=1) for sums_BN in (misses_BN, nats_BN))
+    missed_B, nats_B = (sums_BN.take_along_dim(batch.right[:, None], dim=1) for sums_BN in (misses_BN, nats_BN))
     return {"acc": Mean((missed_B == 0).sum(), len(missed_B)), "loss": Mean(nats_B.sum(), len(nats_B))}
 
 
@@ -214,8 +213,7 @@ def cloze(
     (1, 4)
     """
     ending = min(ending, context // 2)
-    before = context - ending
-    places = len(tokens) - context
+    before, places = context - ending, len(tokens) - context
     if ending < 1:
         raise DataError(f"context = {context}: a question needs a token before its ending: --cloze-questions 0")
     if places < choices:
@@ -223,10 +221,9 @@ def cloze(
             f"{len(tokens)} tokens are too few for questions of context {context}\n"
             "  give more text to hold out, a smaller model.context, or --cloze-questions 0"
         )
-    key = stream_key(seed, "cloze")
     made = []
     for number in range(questions):
-        generator = np.random.default_rng(fold(key, number))
+        generator = np.random.default_rng(fold(stream_key(seed, "cloze"), number))
         start = int(generator.integers(places + 1))
         starts = [start + before]
         for _ in range(100 * choices):  # endings that are the same text would be no choice
@@ -241,6 +238,6 @@ def cloze(
             )
         order = generator.permutation(choices)
         endings = [tokens[starts[place] : starts[place] + ending].tolist() for place in order]
-        beginning = tokens[start : start + before].tolist()
-        made.append(Question([beginning] * choices, endings, int(np.flatnonzero(order == 0)[0])))
+        beginnings = [tokens[start : start + before].tolist()] * choices
+        made.append(Question(beginnings, endings, int(np.flatnonzero(order == 0)[0])))
     return made

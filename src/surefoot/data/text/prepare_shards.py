@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,8 +44,7 @@ class Place(NamedTuple):
     token: int
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """A shard, and where the next one begins."""
 
     shard: Shard

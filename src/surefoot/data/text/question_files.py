@@ -131,9 +131,8 @@ def _texts(value: Any, key: str, source: str) -> list[str]:
 
 def _right(value: Any, key: str, source: str, *, number: int) -> int:
     """The number of the right ending; as text too, since some copies of HellaSwag have it so."""
-    plain = value if isinstance(value, int) and not isinstance(value, bool) else -1
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        plain = int(value)
+    is_text = isinstance(value, str) and value.isascii() and value.isdigit()
+    plain = int(value) if is_text or (isinstance(value, int) and not isinstance(value, bool)) else -1
     if not 0 <= plain < number:
         hidden = "\n  a test set without answers? The validation set has them" if value in ("", None, -1) else ""
         raise DataError(
