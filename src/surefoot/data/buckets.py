@@ -22,7 +22,8 @@ class Lengthy(Protocol):
     """A data set that says how long its samples are: (samples,) or (samples, sides), as whole numbers of tokens; or one for all."""
 
     @property
-    def lengths(self) -> Ids | int: ...
+    def lengths(self) -> Ids | int:
+        """By sample."""
 
 
 class Buckets:

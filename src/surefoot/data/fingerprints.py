@@ -32,7 +32,8 @@ class Picture(Protocol):
     mode: str
     size: tuple[int, int]
 
-    def tobytes(self) -> bytes: ...
+    def tobytes(self) -> bytes:
+        """Its pixels."""
 
 
 @runtime_checkable

@@ -24,7 +24,8 @@ class Gathers(Protocol):
     It is not seeded: what it draws must come from (seed, epoch, id), such as `np.random.default_rng((seed, epoch, id))`.
     """
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """How many samples there are."""
 
     def gather(self, ids: Ids, epochs: Ids) -> Any:
         """The batch of these samples, each as it is in its epoch."""

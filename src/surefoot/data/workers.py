@@ -51,15 +51,14 @@ class Reading(Dataset[Any]):
         self.undrawn: Undrawn | None = Undrawn()  # None from the first draw on
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
-        """The micro-batch; leaves the global generators set to anything."""
-        if self.undrawn is not None:
-            self.undrawn.begin()
-            with suppress(DataError):  # it may come of what was drawn: seeded, it is that of the sample
-                batch = self._made(*address, seed=seed_torch)
-                if self.undrawn.held():
-                    return batch
-            self.undrawn = None
-        return self._made(*address, seed=seed_generators)
+        """What a worker reads, with what surefoot raises given back as an answer: a loader would wrap it in its traceback."""
+        try:
+            return self._read(*address)
+        except SurefootError as problem:
+            if (cause := behind(problem)) is not None:  # which does not travel between processes
+                problem.add_note("".join(traceback.format_exception(cause)))
+            problem.of_user = comes_of_user(problem)
+            return problem
 
     def here(self, step: int, index: int, *, puts_back: bool) -> Any:
         """The micro-batch, read in this process as a worker would: on one thread. `puts_back`: so are the global generators."""
@@ -67,9 +66,20 @@ class Reading(Dataset[Any]):
         torch.set_num_threads(1)  # a sum over more threads is rounded otherwise
         try:
             with untouched() if puts_back else nullcontext():
-                return self[step, index]
+                return self._read(step, index)
         finally:
             torch.set_num_threads(threads)
+
+    def _read(self, step: int, index: int) -> Any:
+        """The micro-batch; leaves the global generators set to anything."""
+        if self.undrawn is not None:
+            self.undrawn.begin()
+            with suppress(DataError):  # it may come of what was drawn: seeded, it is that of the sample
+                batch = self._made(step, index, seed=seed_torch)
+                if self.undrawn.held():
+                    return batch
+            self.undrawn = None
+        return self._made(step, index, seed=seed_generators)
 
     def _made(self, step: int, index: int, *, seed: Callable[[int], None]) -> Any:
         ids, epochs = self.plan.micro_batches(step)[index]
@@ -116,7 +126,7 @@ class Workers:
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             steps = count(first) if stop is None else range(first, stop)
             loader = DataLoader(
-                _Answers(reading),
+                reading,
                 batch_size=None,
                 sampler=((step, index) for step in steps for index in pieces),
                 num_workers=workers,
@@ -173,22 +183,6 @@ class Workers:
             if process.is_alive():
                 process.kill()
                 process.join()
-
-
-class _Answers(Dataset[Any]):
-    """What a worker reads, with what surefoot raises given back as an answer: a loader would wrap it in its traceback."""
-
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-
-    def __getitem__(self, address: tuple[int, int]) -> Any:
-        try:
-            return self.reading[address]
-        except SurefootError as problem:
-            if (cause := behind(problem)) is not None:  # which does not travel between processes
-                problem.add_note("".join(traceback.format_exception(cause)))
-            problem.of_user = comes_of_user(problem)
-            return problem
 
 
 def _begin(parent: int, collects: bool, _worker: int) -> None:

@@ -46,10 +46,8 @@ def tokens_by_word(
     [1, 3, 3, 3, 2, 2, 2, 2]
     """
     number: dict[str, int] = defaultdict(count().__next__)  # of each word, in the order in which they are met
-    numbers = []
-    for text in texts:
-        words = _WORD.findall(text)
-        numbers.append(np.fromiter(map(number.__getitem__, words), np.int32, len(words)))
+    by_text = map(_WORD.findall, texts)
+    numbers = [np.fromiter(map(number.__getitem__, words), np.int32, len(words)) for words in by_text]
     tokens = encode(list(number))
     lengths = np.array([len(each) for each in tokens], dtype=np.int64)
     first = np.cumsum(lengths) - lengths
