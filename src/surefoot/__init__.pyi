@@ -91,8 +91,8 @@ from .schedules.lr_schedule import warm_restarts as warm_restarts
 from .schedules.lr_schedule import warmup_cosine as warmup_cosine
 from .schedules.lr_schedule import warmup_stable_decay as warmup_stable_decay
 from .tokenizers.bpe import BpeTokenizer as BpeTokenizer
-from .tokenizers.files import load_tokenizer as load_tokenizer
-from .tokenizers.files import tokenizer_from_json as tokenizer_from_json
+from .tokenizers.bpe import load_tokenizer as load_tokenizer
+from .tokenizers.bpe import tokenizer_from_json as tokenizer_from_json
 from .tokenizers.subwords import SubwordTokenizer as SubwordTokenizer
 from .tokenizers.tokenizer import ByteTokenizer as ByteTokenizer
 from .tokenizers.tokenizer import CharacterTokenizer as CharacterTokenizer

@@ -251,7 +251,7 @@ def test_attention_written_out_is_torchs_own(time, so_far):
     assert_close(found.float(), expected, rtol=0, atol=0.03)  # weights and values have 8 bits
     places = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])[:, None, None]
     expected = F.scaled_dot_product_attention(q_BHTD.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=places)
-    found = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask_B11S=places, drop_fraction=0.0)
+    found = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=places, drop_fraction=0.0)
     assert_close(found.float(), expected, rtol=0, atol=0.03)
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import tokenizers
 from data_sets import DATA, needs
 from surefoot.errors import DataError
-from surefoot.tokenizers.bpe import BpeTokenizer
-from surefoot.tokenizers.files import load_tokenizer, tokenizer_from_json
+from surefoot.tokenizers.bpe import BpeTokenizer, load_tokenizer, tokenizer_from_json
 from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
 
 

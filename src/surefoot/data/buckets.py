@@ -4,7 +4,6 @@ Samples of similar length form a bucket; in each epoch a bucket is shuffled and 
 many batches a bucket gives depends on the lengths alone, so a step's place in its epoch is a matter of arithmetic.
 """
 
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,7 +22,8 @@ class Lengthy(Protocol):
     """A data set that says how long its samples are: (samples,) or (samples, sides), as whole numbers of tokens; or one for all."""
 
     @property
-    def lengths(self) -> Ids | int: ...
+    def lengths(self) -> Ids | int:
+        """By sample."""
 
 
 class Buckets:
@@ -41,7 +41,7 @@ class Buckets:
         sides = lengths.reshape(len(lengths), -1)
         self.samples, self.pieces, self.tokens = len(sides), pieces, tokens
         self.key, self.batch_key = stream_key(seed, "order"), stream_key(seed, "batches")
-        self.longest, self.all_sides = sides.max(axis=1), sides.sum(axis=1)
+        self.sides, self.longest, self.all_sides = sides, sides.max(axis=1), sides.sum(axis=1)
         worst = int(self.longest.argmax())
         if self.longest[worst] > tokens:
             raise DataError(
@@ -49,33 +49,28 @@ class Buckets:
                 "  leave out what is so long, or raise batch_size (and micro_batch_size)"
             )
         self.bucket, self.ends = _cut(self.longest, tokens)
+        self.starts = np.concatenate([[0], self.ends[:-1]])
         self.steps = -(-len(self.ends) // pieces)
-        self.sides = sides
         self.held: tuple[int, Ids] = (-1, np.empty(0, np.int64))
 
     def micro_batches(self, step: int) -> list[tuple[Ids, Ids]]:
         """The samples of each micro-batch of a step, and the epoch of each."""
         epoch, place = divmod(step, self.steps)
         first, last = place * self.pieces, min((place + 1) * self.pieces, len(self.ends))
-        positions = np.arange(first, last, dtype=np.int64)
-        batches = permutation(fold(self.batch_key, epoch), len(self.ends), positions)
-        found = [self._batch(epoch, int(batch)) for batch in batches]
+        batches = permutation(fold(self.batch_key, epoch), len(self.ends), np.arange(first, last, dtype=np.int64))
+        order = self._order(epoch)
+        found = [order[self.starts[batch] : self.ends[batch]].copy() for batch in batches]
         found += [np.empty(0, np.int64) for _ in range(self.pieces - len(batches))]
         return [(ids, np.full_like(ids, epoch)) for ids in found]
 
     def padded_fraction(self, epoch: int = 0) -> float:
         """Which share of all places in the batches of an epoch holds no token: each side is as wide as its longest."""
-        order = self._order(epoch)
-        starts = np.concatenate([[0], self.ends[:-1]])
-        widest = np.maximum.reduceat(self.sides[order], starts, axis=0)
-        places = (widest * (self.ends - starts)[:, None]).sum()
+        widest = np.maximum.reduceat(self.sides[self._order(epoch)], self.starts, axis=0)
+        places = (widest * (self.ends - self.starts)[:, None]).sum()
         return 1.0 - float(self.sides.sum() / places)
 
     def described(self) -> dict[str, Any]:
         return {"order": "length buckets per epoch", "samples": self.samples, "batches": len(self.ends)}
-
-    def _batch(self, epoch: int, batch: int) -> Ids:
-        return self._order(epoch)[self.ends[batch - 1] if batch else 0 : self.ends[batch]].copy()
 
     def _order(self, epoch: int) -> Ids:
         """All samples, bucket by bucket: within one by the length of all sides, give or take some noise of this epoch's."""
@@ -87,41 +82,34 @@ class Buckets:
         return self.held[1]
 
 
-@dataclass(frozen=True)
-class _Bucket:
-    first: int  # positions in the order by length
-    last: int
-    longest: int
-
-
 def _cut(longest: Ids, tokens: int) -> tuple[Ids, NDArray[np.int64]]:
     """The bucket of every sample, and where each batch ends in an order by bucket."""
     order = np.argsort(longest, kind="stable")
-    buckets = _buckets(longest[order], tokens)
     of_sample = np.empty(len(longest), np.int64)
     ends: list[NDArray[np.int64]] = []
-    for number, bucket in enumerate(buckets):
-        of_sample[order[bucket.first : bucket.last]] = number
-        size = bucket.last - bucket.first
-        batches = -(-size // (tokens // bucket.longest))
+    for number, (first, last, length) in enumerate(_buckets(longest[order], tokens)):
+        of_sample[order[first:last]] = number
+        batches = -(-(last - first) // (tokens // length))
         # of equal size to one sample, so that none is left with a few
-        ends.append(bucket.first + np.arange(1, batches + 1, dtype=np.int64) * size // batches)
+        ends.append(first + np.arange(1, batches + 1, dtype=np.int64) * (last - first) // batches)
     return of_sample, np.concatenate(ends)
 
 
-def _buckets(lengths: Ids, tokens: int) -> list[_Bucket]:
-    """Neighbours in sorted lengths, wide enough to fill a batch and else as narrow as `_WIDER` allows."""
+def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
+    """Neighbours in sorted lengths, wide enough to fill a batch and else as narrow as `_WIDER` allows.
+
+    Of each its first position among them, the end, and its longest.
+    """
     values, counts = np.unique(lengths, return_counts=True)
-    buckets: list[_Bucket] = []
+    buckets: list[tuple[int, int, int]] = []
     first = held = 0
     shortest = int(values[0])
     for place, (length, count) in enumerate(zip(values.tolist(), counts.tolist(), strict=True)):
         held += count
         following = int(values[place + 1]) if place + 1 < len(values) else None
         if following is None and buckets and held * length < tokens:  # too few at the end for one of their own
-            first = buckets.pop().first
-            buckets.append(_Bucket(first, len(lengths), length))
+            buckets.append((buckets.pop()[0], len(lengths), length))
         elif following is None or (held * length >= tokens and following > shortest * _WIDER):
-            buckets.append(_Bucket(first, first + held, length))
+            buckets.append((first, first + held, length))
             first, held, shortest = first + held, 0, following or 0
     return buckets

@@ -1,24 +1,30 @@
 """What a data set must be, found out before training: addressable, not empty, the same when read again, and which one it is."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from surefoot.data.fingerprints import hash_of, hash_of_list, parts_of
-from surefoot.data.gathering import Gathers, gathering, is_tensors, leaves, sample_count, tensors_of
+from surefoot.data.gathering import Gather, gathering, is_tensors, leaves, sample_count, tensors_of
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_HASHED_BYTES = 1 << 24
 _NAMED_PARTS = 64  # of a data set of more parts one hash tells for all
 _PARTS = 8  # columns of a data set, at most
+_DRAWS_UNSEEDED = (
+    "differs when it is read again under the same seed\n"
+    "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
+    "  or to depend on time or on what was read before: draw from random, np.random or torch instead,\n"
+    "  which are seeded for every sample"
+)
+_GATHERS_OTHERWISE = (
+    "differs when it is gathered again: gather(ids, epochs) must be a function of these two\n"
+    "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample"
+)
 _READINGS = 8  # of sample 0, half of them of two others: a coin comes out the same every time once in 128
 
 
@@ -42,14 +48,14 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     _refuse_what_is_no_data_set(dataset, batch_size=batch_size)
     if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
         raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
-    gathers = gathering(dataset)
-    if isinstance(dataset, IterableDataset) or (gathers is None and not hasattr(dataset, "__getitem__")):
+    gather = gathering(dataset)
+    if isinstance(dataset, IterableDataset) or (gather is None and not hasattr(dataset, "__getitem__")):
         raise DataError(
             f"{name} can only be iterated, so no step can be addressed in it (nor resumed at)\n"
             "  give it __getitem__(index) and __len__(), or read it once into a list, tensors, or token shards (surefoot.write_shards)"
         )
     try:
-        samples = len(gathers if gathers is not None else dataset)
+        samples = sample_count(dataset)
     except (TypeError, NotImplementedError) as problem:
         raise DataError(
             f"{name} does not say how many samples it has, so its epochs cannot be ordered\n  give it __len__() beside __getitem__(index)"
@@ -58,38 +64,40 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
         raise DataError(
             f"the data set is empty: {name} holds 0 samples\n  is the path right, and did a filter drop everything?"
         )
-    if gathers is None:
-        _check_seeded(dataset, name, seed, samples)
-    else:
-        _check_pure(gathers, name, samples)
+    with untouched():
+        _check_repeats(dataset, gather, seed, samples)
     return samples
 
 
 def _refuse_what_is_no_data_set(dataset: Any, *, batch_size: int | None) -> None:
-    what = cure = None
     parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= _PARTS else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
     if isinstance(dataset, Tensor):
-        what, cure = "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
-    elif isinstance(dataset, str | Path):
-        what = f"the path {str(dataset)!r}"
+        raise _not_addressable(
+            "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
+        )
+    if isinstance(dataset, str | Path):
         cure = "read it first: surefoot.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
-    elif isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
-        what = "a dictionary of tensors"
+        raise _not_addressable(f"the path {str(dataset)!r}", cure)
+    if isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
         cure = "give a tuple of them, (inputs, targets), or an object with __getitem__(index) and __len__()"
-    elif isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
-        what = f"a tuple of {'tensors and ' if any(isinstance(part, Tensor) for part in parts) else ''}NumPy arrays"
+        raise _not_addressable("a dictionary of tensors", cure)
+    if isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
+        tensors = "tensors and " if any(isinstance(part, Tensor) for part in parts) else ""
         cure = "make tensors of them: tuple(map(torch.as_tensor, arrays))"
-    elif isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
-        what = f"a list of {len(parts)} columns"
+        raise _not_addressable(f"a tuple of {tensors}NumPy arrays", cure)
+    if isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
         cure = "give a tuple of tensors, (inputs, targets): tuple(map(torch.as_tensor, columns))"
-    elif isinstance(dataset, list) and dataset and batch_size is not None and _is_batch(dataset[0], batch_size):
-        what = f"a list of ready batches of {batch_size} samples"
+        raise _not_addressable(f"a list of {len(parts)} columns", cure)
+    if isinstance(dataset, list) and dataset and batch_size is not None and _is_batch(dataset[0], batch_size):
         cure = "give the samples themselves, as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
         if isinstance(dataset[0], Mapping):
             cure = "give the samples themselves: [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
-    if what is not None:
-        raise DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
+        raise _not_addressable(f"a list of ready batches of {batch_size} samples", cure)
+
+
+def _not_addressable(what: str, cure: str) -> DataError:
+    return DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
 
 
 def _are_columns(parts: Sequence[Any]) -> bool:
@@ -139,15 +147,6 @@ def rows(batch: Any) -> int:
     return len(found)
 
 
-def same(first: Any, second: Any) -> bool:
-    """Whether two samples hold the same values; NaN equals NaN. What cannot be looked into is taken to be the same.
-
-    >>> same({"x": torch.tensor([1.0, float("nan")])}, {"x": torch.tensor([1.0, float("nan")])})
-    True
-    """
-    return hash_of(first) == hash_of(second)
-
-
 def fingerprint(dataset: Any) -> dict[str, Any]:
     """Which data these are, as JSON: type and length, and for tensors a hash of up to 16 MiB, in rows spread over each.
 
@@ -158,52 +157,35 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
     if type(dataset) is Subset:
-        indices = list(dataset.indices)
-        told = sha256(repr([getattr(index, "item", lambda index=index: index)() for index in indices]).encode())
-        own = {"type": "Subset", "samples": len(indices), "indices": told.hexdigest()}
+        indices = [getattr(index, "item", lambda index=index: index)() for index in dataset.indices]
+        own = {"type": "Subset", "samples": len(indices), "indices": hash_of(indices)}
         return {**own, "of": fingerprint(dataset.dataset)}
-    tensors = tensors_of(dataset)
     found: dict[str, Any] = {"type": type(dataset).__name__}
     if hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
         found["samples"] = sample_count(dataset)
-    if tensors:
-        digest = sha256()
-        for tensor in tensors:
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(_spread(tensor).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        found["sha256"] = digest.hexdigest()
+    if tensors := tensors_of(dataset):
+        found["sha256"] = hash_of(tensors)
     elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
         is_dict = isinstance(dataset, dict)
         found["sha256"] = hash_of_list(sorted(dataset.items(), key=lambda pair: str(pair[0])) if is_dict else dataset)
     parts = {name: fingerprint(part) for name, part in parts_of(dataset).items()}
     if len(parts) > _NAMED_PARTS:
-        found["sha256"] = sha256(json.dumps(parts, default=str).encode()).hexdigest()
+        found["sha256"] = hash_of(parts)
     elif parts:
         found["parts"] = parts
     return found
 
 
-def _check_seeded(dataset: Any, name: str, seed: int, samples: int) -> None:
+def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int) -> None:
+    name = type(dataset).__name__
+
     def read_again(sample: int, reading: int) -> Any:
-        del reading
-        seed_generators(fold(stream_key(seed, "augment"), 0, sample))
-        return read(dataset, sample, step=0)
-
-    _check_repeats(
-        read_again,
-        samples,
-        f"of {name} differs when it is read again under the same seed\n"
-        "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
-        "  or to depend on time or on what was read before: draw from random, np.random or torch instead,\n"
-        "  which are seeded for every sample",
-    )
-
-
-def _check_pure(gathers: Gathers, name: str, samples: int) -> None:
-    def gather_again(sample: int, bits: int) -> Any:
-        seed_generators(bits)
+        if gather is None:
+            seed_generators(fold(stream_key(seed, "augment"), 0, sample))
+            return read(dataset, sample, step=0)
+        seed_generators(reading)
         try:
-            return gathers.gather(np.array([sample]), np.zeros(1, dtype=np.int64))
+            return gather(np.array([sample]), np.zeros(1, dtype=np.int64))
         except SurefootError:
             raise
         except Exception as problem:
@@ -212,22 +194,7 @@ def _check_pure(gathers: Gathers, name: str, samples: int) -> None:
                 f"  to see it alone: dataset.gather(np.array([{sample}]), np.array([0]))"
             ) from problem
 
-    _check_repeats(
-        gather_again,
-        samples,
-        f"of {name} differs when it is gathered again: gather(ids, epochs) must be a function of these two\n"
-        "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample",
-    )
-
-
-def _check_repeats(read_again: Callable[[int, int], Any], samples: int, refused: str) -> None:
-    with untouched():
-        for sample in sorted({0, samples // 2, samples - 1}):
-            first, readings = read_again(sample, 0), _READINGS // (1 if sample == 0 else 2)
-            if not all(same(first, read_again(sample, reading)) for reading in range(1, readings)):
-                raise DataError(f"sample {sample} {refused}")
-
-
-def _spread(tensor: Tensor) -> Tensor:
-    bytes_each = max(1, tensor[0].numel() * tensor.element_size()) if len(tensor) else 1
-    return tensor[:: max(1, len(tensor) * bytes_each // _HASHED_BYTES)].detach()
+    for sample in sorted({0, samples // 2, samples - 1}):
+        readings = _READINGS // (1 if sample == 0 else 2)
+        if len({hash_of(read_again(sample, reading)) for reading in range(readings)}) > 1:
+            raise DataError(f"sample {sample} of {name} {_DRAWS_UNSEEDED if gather is None else _GATHERS_OTHERWISE}")

@@ -32,7 +32,8 @@ class Picture(Protocol):
     mode: str
     size: tuple[int, int]
 
-    def tobytes(self) -> bytes: ...
+    def tobytes(self) -> bytes:
+        """Its pixels."""
 
 
 @runtime_checkable
@@ -51,8 +52,8 @@ def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
     >>> hash_of({"x": torch.ones(2), "y": 3}) == hash_of({"y": 3, "x": torch.ones(2)}), hash_of(1.0) == hash_of(2.0)
     (True, False)
     """
-    digest, skipped = sha256(), dict[str, None]() if unknown is None else unknown
-    for piece in _pieces(value, skipped):
+    digest = sha256()
+    for piece in _pieces(value, {} if unknown is None else unknown):
         digest.update(piece)
     return digest.hexdigest()[:16]
 
@@ -70,9 +71,9 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
     Each is read as in the first epoch, under its own random numbers. One that cannot be read is left out: the step that needs it
     says why. `gather` tells whether batches are gathered where a data set can do that. The global generators are left as they were.
     """
-    gathers = gathering(dataset) if gather else None
+    gathered = gathering(dataset) if gather else None
     dataset = by_sample(dataset)
-    samples, key, hashes = len(dataset if gathers is None else gathers), stream_key(seed, "augment"), dict[str, str]()
+    samples, key, hashes = len(dataset), stream_key(seed, "augment"), dict[str, str]()
     drawn = np.random.default_rng(fold(stream_key(seed, "fingerprint"), samples)).integers(samples, size=2).tolist()
     chosen = {sample: f"sample {sample}" for sample in (0, samples // 2, samples - 1, *drawn)}
     parts = list(_ranges(dataset))
@@ -83,8 +84,7 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
         for sample, label in chosen.items():
             seed_generators(fold(fold(key, 0), sample))
             try:
-                ids = np.array([sample])
-                read = dataset[sample] if gathers is None else gathers.gather(ids, np.zeros_like(ids))
+                read = dataset[sample] if gathered is None else gathered(np.array([sample]), np.zeros(1, np.int64))
                 hashes[label] = hash_of(read, unknown)
             except Exception:  # of the user's code, whatever it is
                 continue
@@ -109,8 +109,7 @@ def all_within(dataset: Any) -> Iterator[Any]:
 def _ranges(dataset: Any, start: int = 0, prefix: str = "") -> Iterator[tuple[str, int, int]]:
     """Name, first sample and end of each part of a concatenation, of parts of parts too."""
     for name, part in {} if type(dataset) is StackDataset else parts_of(dataset).items():
-        inner = list(_ranges(part, start, f"{prefix}{name}."))
-        yield from inner or [(f"{prefix}{name}", start, start + len(part))]
+        yield from list(_ranges(part, start, f"{prefix}{name}.")) or [(f"{prefix}{name}", start, start + len(part))]
         start += len(part)
 
 

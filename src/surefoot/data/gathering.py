@@ -3,7 +3,8 @@
 No worker process is started for them, and no Python runs per sample.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch.utils.data import Subset, TensorDataset
 
 from surefoot.data.order import Ids
 
+Gather = Callable[[Ids, Ids], Any]
+
 
 @runtime_checkable
 class Gathers(Protocol):
@@ -21,33 +24,24 @@ class Gathers(Protocol):
     It is not seeded: what it draws must come from (seed, epoch, id), such as `np.random.default_rng((seed, epoch, id))`.
     """
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """How many samples there are."""
 
     def gather(self, ids: Ids, epochs: Ids) -> Any:
         """The batch of these samples, each as it is in its epoch."""
 
 
-@runtime_checkable
-class Offers(Protocol):
-    """A data set that knows only when it is made whether it can gather."""
-
-    def gathering(self) -> Gathers | None:
-        """The way to gather from it, if there is one."""
-
-
-def gathering(dataset: Any) -> Gathers | None:
-    """The way to gather from a data set; None where it must be read sample by sample.
+def gathering(dataset: Any) -> Gather | None:
+    """How to gather from a data set, a function of ids and epochs; None where it must be read sample by sample.
 
     Tensors (a `TensorDataset`, or a tuple of tensors), a data set with `gather`, and a `Subset` or a `Mixture` of such.
     """
     if tensors := tensors_of(dataset):
-        return _Tensors(tensors)
+        return partial(_rows_of, tensors)
     if type(dataset) is Subset:
         whole = gathering(dataset.dataset)
-        return None if whole is None else _Chosen(whole, np.asarray(dataset.indices, dtype=np.int64))
-    if isinstance(dataset, Offers):
-        return dataset.gathering()
-    return dataset if isinstance(dataset, Gathers) else None
+        return None if whole is None else partial(_chosen, whole, np.asarray(dataset.indices, dtype=np.int64))
+    return dataset.gather if isinstance(dataset, Gathers) else None
 
 
 def is_tensors(dataset: Any) -> bool:
@@ -94,28 +88,13 @@ def first_few(ids: Ids) -> str:
     return ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
 
 
-class _Tensors:
-    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
-        self.tensors = tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    def gather(self, ids: Ids, epochs: Ids) -> list[Tensor]:
-        del epochs
-        where = torch.from_numpy(ids)
-        return [
-            tensor.index_select(0, where if tensor.is_cpu else where.to(tensor.device, non_blocking=True))
-            for tensor in self.tensors
-        ]
+def _rows_of(tensors: tuple[Tensor, ...], ids: Ids, _epochs: Ids) -> list[Tensor]:
+    where = torch.from_numpy(ids)
+    return [
+        tensor.index_select(0, where if tensor.is_cpu else where.to(tensor.device, non_blocking=True))
+        for tensor in tensors
+    ]
 
 
-class _Chosen:
-    def __init__(self, whole: Gathers, indices: Ids) -> None:
-        self.whole, self.indices = whole, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def gather(self, ids: Ids, epochs: Ids) -> Any:
-        return self.whole.gather(self.indices[ids], epochs)
+def _chosen(whole: Gather, indices: Ids, ids: Ids, epochs: Ids) -> Any:
+    return whole(indices[ids], epochs)

@@ -5,7 +5,6 @@ are compared, and else all are read under the same seed. It costs a fraction of 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -45,12 +44,8 @@ class Cut(Protocol):
         """A passage out of each of these windows, and all their targets."""
 
 
-@dataclass(frozen=True)
-class Looked:
-    """What was looked at of one data set: a number for each sample, equal where the samples are, and the targets of all of them."""
-
-    samples: list[int]
-    targets: NDArray[np.int64] | None = None
+# a number for each sample that was looked at, equal where the samples are, and the targets of all of them
+Looked = tuple[list[int], NDArray[np.int64] | None]
 
 
 def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
@@ -70,11 +65,11 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
     """
     with untouched():
         reading_s = _READING_S / (1 + len(splits))
-        looked = _looked(train, seed=seed, reading_s=reading_s)
-        known = set(looked.samples)
-        found: dict[str, Any] = {"samples": sample_count(train), "looked_at": len(looked.samples)}
-        if looked.targets is not None and looked.targets.size:
-            values, counts = np.unique(looked.targets, return_counts=True)
+        samples, targets = _looked(train, seed=seed, reading_s=reading_s)
+        known = set(samples)
+        found: dict[str, Any] = {"samples": sample_count(train), "looked_at": len(samples)}
+        if targets is not None and targets.size:
+            values, counts = np.unique(targets, return_counts=True)
             found["targets"] = {"distinct": len(values), "most_common_fraction": float(counts.max() / counts.sum())}
         found["overlap"] = {
             name: _overlap(train, split, known, seed=seed, reading_s=reading_s) for name, split in splits.items()
@@ -92,8 +87,7 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
     if not plain:
         return []
     joined = np.concatenate(plain, axis=1)
-    rows: list[bytes] = joined.view(f"V{joined.shape[1]}").ravel().tolist()
-    return rows
+    return joined.view(f"V{joined.shape[1]}").ravel().tolist()
 
 
 def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
@@ -116,9 +110,8 @@ def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
             hashes_NT += part_NT[:, place : place + places].astype(np.uint64)
             hashes_NT *= np.uint64(0x9E3779B97F4A7C15)
             hashes_NT ^= hashes_NT >> np.uint64(29)
-        firsts = hashes_NT.argmin(axis=1)
-        chosen = np.take_along_axis(part_NT, firsts[:, None] + np.arange(long), axis=1)
-        found += rows_as_bytes(chosen)
+        firsts_N1 = hashes_NT.argmin(axis=1)[:, None]
+        found += rows_as_bytes(np.take_along_axis(part_NT, firsts_N1 + np.arange(long), axis=1))
     return found
 
 
@@ -128,23 +121,21 @@ def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: f
     if type(train) is Subset and type(split) is Subset and _is_same(train.dataset, split.dataset):
         own = np.asarray(split.indices)
         return {"looked_at": len(own), "found": int(np.isin(own, np.asarray(train.indices)).sum()), "among_all": True}
-    looked = _looked(split, seed=seed, reading_s=reading_s)
-    counts = {"looked_at": len(looked.samples), "found": sum(sample in known for sample in looked.samples)}
+    samples, _ = _looked(split, seed=seed, reading_s=reading_s)
+    counts = {"looked_at": len(samples), "found": sum(sample in known for sample in samples)}
     return counts | ({"passages": True} if isinstance(split, Cut) else {})
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    if first is second:
-        return True
     ours, theirs = tensors_of(first), tensors_of(second)
-    return bool(ours) and [id(part) for part in ours] == [id(part) for part in theirs]
+    return first is second or (bool(ours) and [*map(id, ours)] == [*map(id, theirs)])
 
 
 def _looked(dataset: Any, *, seed: int, reading_s: float) -> Looked:
     try:
         return _looked_at(dataset, key=stream_key(seed, "first look"), reading_s=reading_s)
     except Exception:  # a record must not end a run that may never need this sample
-        return Looked([])
+        return [], None
 
 
 def _looked_at(dataset: Any, *, key: int, reading_s: float) -> Looked:
@@ -167,7 +158,7 @@ def _looked_at(dataset: Any, *, key: int, reading_s: float) -> Looked:
         if perf_counter() - begun > reading_s:
             break
     told = [part[part != _IGNORED] for part in targets if part is not None]
-    return Looked(rows, np.concatenate(told) if told and len(told) == len(targets) else None)
+    return rows, np.concatenate(told) if told and len(told) == len(targets) else None
 
 
 def _one_by_one(dataset: Any, key: int) -> Callable[[Ids], Batch]:
@@ -190,8 +181,8 @@ def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
     if type(dataset) is Subset:
         inner, indices = _stored(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return None if inner is None else lambda ids: inner(indices[ids])
-    gathers = gathering(dataset)
-    return None if gathers is None else lambda ids: _of_tensors(gathers.gather(ids, np.zeros_like(ids)))
+    gather = gathering(dataset)
+    return None if gather is None else lambda ids: _of_tensors(gather(ids, np.zeros_like(ids)))
 
 
 def _of_tensors(batch: Any) -> Batch:
@@ -204,7 +195,7 @@ def _bytes(leaf: Any) -> bytes:
         leaf = leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     elif isinstance(leaf, int | float):
         leaf = np.asarray(leaf)
-    if isinstance(leaf, np.ndarray | np.generic) or hasattr(leaf, "tobytes"):  # the latter: a picture of PIL
+    if hasattr(leaf, "tobytes"):  # a picture of PIL has it too
         return bytes(leaf.tobytes())
     return leaf if isinstance(leaf, bytes) else repr(leaf).encode()
 
@@ -216,12 +207,9 @@ def _target(sample: Any) -> NDArray[np.int64] | None:
         found = next((sample[name] for name in _TARGETS if name in sample), None)
     elif isinstance(sample, list | tuple) and len(sample) > 1:
         found = sample[1]
-    if isinstance(found, Tensor):
-        whole = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
-        return found.detach().cpu().reshape(-1).numpy().astype(np.int64) if whole else None
-    if isinstance(found, bool) or not isinstance(found, int | np.integer | np.ndarray):
-        return None
-    array = np.asarray(found)
+    if isinstance(found, Tensor) and not found.is_floating_point():  # of bfloat16 NumPy knows nothing
+        found = found.detach().cpu().numpy()
+    array = np.asarray(found if isinstance(found, int | np.integer | np.ndarray) else None)
     return array.reshape(-1).astype(np.int64) if array.dtype.kind in "iu" else None
 
 

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -26,16 +24,11 @@ class MicroBatch:
     """Samples for one forward and backward pass: tensors on the device, and which samples they are."""
 
     batch: Any
-    count: int
-    """Over how many things the loss is a mean; known to the host."""
-    index: int
-    """Within the global batch of its step."""
-    ids: NDArray[np.int64]
-    """The samples, by their place in the data set."""
-    epochs: NDArray[np.int64]
-    """The pass over the data that each belongs to."""
-    void: bool = False
-    """Read only to keep step with other ranks: what is found of it is dropped."""
+    count: int  # over how many things the loss is a mean; known to the host
+    index: int  # within the global batch of its step
+    ids: Ids  # the samples, by their place in the data set
+    epochs: Ids  # the pass over the data that each belongs to
+    void: bool = False  # read only to keep step with other ranks: what is found of it is dropped
 
 
 Count = Callable[[Any], int]
@@ -82,8 +75,8 @@ class Feed:
             raise ConfigError(
                 f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out"
             )
-        self.gathers = gathering(dataset) if collate is None else None
-        self.pins = self.gathers is not None and device.type == "cuda"  # workers pin what they read themselves
+        self.gather = gathering(dataset) if collate is None else None
+        self.pins = self.gather is not None and device.type == "cuda"  # workers pin what they read themselves
         self.reading = Reading(single, self.plan, seed=seed, collate=collate or default_collate)
         self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
         self.reads: Workers | None = None
@@ -94,10 +87,15 @@ class Feed:
         """The next step asked for will be `step`, the last one before `stop`; starts the workers where there are any."""
         self.close()
         self.step, self.stop = step, -1 if stop is None else stop
-        if self.workers and self.gathers is None:
-            pin = self.device.type == "cuda"
+        if self.workers and self.gather is None:
             self.reads = Workers(
-                self.reading, first=step, stop=stop, pieces=self.own, workers=self.workers, pin=pin, say=self.say
+                self.reading,
+                first=step,
+                stop=stop,
+                pieces=self.own,
+                workers=self.workers,
+                pin=self.device.type == "cuda",
+                say=self.say,
             )
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
@@ -105,7 +103,7 @@ class Feed:
         if step != self.step:
             raise ValueError(f"feed stands at step {self.step}, asked for {step}: start({step}) first")
         self.step, self.latest = step + 1, step
-        if self.device.type != "cuda" or (self.reads is None and self.gathers is None):
+        if self.device.type != "cuda" or (self.reads is None and self.gather is None):
             return self._made(step)
         current = self.ahead if self.ahead is not None else self._made(step)
         # one step ahead on a device with its own clock, so that the copy runs beside the step
@@ -113,10 +111,9 @@ class Feed:
         return current
 
     def close(self) -> None:
-        self.ahead = None
         if self.reads is not None:
             self.reads.close()
-            self.reads = None
+        self.ahead = self.reads = None
 
     def _made(self, step: int) -> list[MicroBatch]:
         made = []
@@ -136,15 +133,16 @@ class Feed:
     def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
         if not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
             return None
-        if self.gathers is None:
+        if self.gather is None:
             return self.reading.here(step, index, puts_back=self.puts_back)
         try:
-            return self.gathers.gather(ids, epochs)
+            return self.gather(ids, epochs)
         except SurefootError:
             raise
         except Exception as problem:
-            why = f"{type(problem).__name__}: {first_line(problem)}"
-            raise DataError(f"samples {first_few(ids)} cannot be gathered (step {step}): {why}") from problem
+            raise DataError(
+                f"samples {first_few(ids)} cannot be gathered (step {step}): {type(problem).__name__}: {first_line(problem)}"
+            ) from problem
 
 
 def in_order(

@@ -3,14 +3,14 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.data.dataset_checks import check_samples, fingerprint
-from surefoot.data.gathering import Gathers, by_sample, gathering
+from surefoot.data.gathering import Gather, by_sample, gathering
 from surefoot.data.order import Ids, quotas
 from surefoot.errors import DataError
 
@@ -32,8 +32,11 @@ class Mixture:
         self.datasets = [by_sample(dataset) for dataset, _ in parts.values()]
         quotas(self.weights)  # refuses what cannot be kept
         self.ends = list(accumulate(self.sizes))
+        self.starts = np.array([0, *self.ends])
         self.gathered = [gathering(dataset) for dataset in self.datasets]
-        single = [name for name, held in zip(self.names, self.gathered, strict=True) if held is None]
+        single = [name for name, part in zip(self.names, self.gathered, strict=True) if part is None]
+        if not single:  # without this method it is read sample by sample
+            self.gather = self._gather
         whole = [name for name, dataset in self.concatenated().items() if not hasattr(dataset, "__getitem__")]
         if whole and single:
             raise DataError(
@@ -50,11 +53,6 @@ class Mixture:
         source = bisect_right(self.ends, sample)
         return self.datasets[source][sample - self.ends[source] + self.sizes[source]]
 
-    def gathering(self) -> Gathers | None:
-        """Whole batches at once, where all parts can give them."""
-        parts = [held for held in self.gathered if held is not None]
-        return _Mixed(self, parts) if len(parts) == len(self.gathered) else None
-
     def concatenated(self) -> dict[str, Any]:
         """The data sets by name, in order."""
         return dict(zip(self.names, self.datasets, strict=True))
@@ -64,37 +62,25 @@ class Mixture:
         parts = zip(self.names, self.datasets, self.weights, strict=True)
         return {"parts": {name: {"weight": weight, **fingerprint(dataset)} for name, dataset, weight in parts}}
 
+    def _gather(self, ids: Ids, epochs: Ids) -> Any:
+        sources = np.searchsorted(self.starts, ids, side="right") - 1
+        places = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
+        offsets, parts = ids - self.starts[sources], cast("list[Gather]", self.gathered)
+        found = [parts[source](offsets[here], epochs[here]) for source, here in places.items()]
+        try:
+            return _interleaved(found, torch.from_numpy(np.argsort(np.concatenate([*places.values()]))))
+        except (RuntimeError, TypeError, KeyError, ValueError) as problem:
+            raise DataError(
+                f"samples of {', '.join(self.names)} cannot be put into one batch: {str(problem).splitlines()[0]}\n"
+                "  the parts of a mixture must give samples of one structure and shape"
+            ) from problem
+
 
 def _checked(name: str, dataset: Any) -> int:
     try:
         return check_samples(dataset, seed=0)
     except DataError as problem:
         raise DataError(f"part {name!r} of the mixture: {problem}") from problem
-
-
-class _Mixed:
-    def __init__(self, mixture: Mixture, parts: Sequence[Gathers]) -> None:
-        self.mixture, self.parts = mixture, parts
-        self.ends = np.array(mixture.ends)
-        self.starts = self.ends - np.array(mixture.sizes)
-
-    def __len__(self) -> int:
-        return len(self.mixture)
-
-    def gather(self, ids: Ids, epochs: Ids) -> Any:
-        sources = np.searchsorted(self.ends, ids, side="right")
-        places = [np.flatnonzero(sources == source) for source in np.unique(sources)]
-        found = [
-            self.parts[source].gather(ids[here] - self.starts[source], epochs[here])
-            for source, here in zip(np.unique(sources).tolist(), places, strict=True)
-        ]
-        try:
-            return _interleaved(found, torch.from_numpy(np.argsort(np.concatenate(places))))
-        except (RuntimeError, TypeError, KeyError, ValueError) as problem:
-            raise DataError(
-                f"samples of {', '.join(self.mixture.names)} cannot be put into one batch: {str(problem).splitlines()[0]}\n"
-                "  the parts of a mixture must give samples of one structure and shape"
-            ) from problem
 
 
 def _interleaved(batches: Sequence[Any], order: Tensor) -> Any:

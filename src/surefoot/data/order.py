@@ -21,19 +21,6 @@ _BLOCK_SAMPLES = 16384  # so many positions are computed together: NumPy's cost 
 _SLOTS = 1000  # a mixture keeps its weights exactly in every block of so many samples
 
 
-class Plan(Protocol):
-    """Step -> samples. `samples` make one pass; a step holds `batch_size` of them."""
-
-    samples: int
-    batch_size: int
-
-    def ids(self, step: int) -> tuple[Ids, Ids]:
-        """The samples of a step and the epoch each belongs to, both (batch_size,)."""
-
-    def described(self) -> dict[str, Any]:
-        """What the order depends on besides the seed, as JSON."""
-
-
 @runtime_checkable
 class MicroBatches(Protocol):
     """Step -> the samples of each of its micro-batches, of which every step has `pieces`; some may be empty."""
@@ -51,7 +38,7 @@ class MicroBatches(Protocol):
 class Cut:
     """The steps of a plan, cut into micro-batches of equal size; the last of a step may be smaller."""
 
-    def __init__(self, plan: Plan, micro_batch_size: int) -> None:
+    def __init__(self, plan: "Plan", micro_batch_size: int) -> None:
         self.plan, self.size, self.samples = plan, micro_batch_size, plan.samples
         self.pieces = -(-plan.batch_size // micro_batch_size)
 
@@ -80,6 +67,7 @@ class Order:
         self.blocks = _Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
+        """The samples of a step and the epoch each belongs to, both (batch_size,)."""
         return self.blocks.step(step)
 
     def described(self) -> dict[str, Any]:
@@ -149,6 +137,9 @@ class InOrder:
         return {"order": "in order", "samples": self.samples}
 
 
+Plan = Order | MixtureOrder | InOrder  # step -> samples: `samples` make one pass, and a step holds `batch_size` of them
+
+
 def permutation(key: int, size: int, positions: Ids) -> Ids:
     """Where a keyed permutation of range(size) sends each of `positions`.
 
@@ -171,7 +162,7 @@ def quotas(weights: Sequence[float]) -> list[int]:
         raise ConfigError(f"mixture weights {list(weights)} must all be above 0 and finite")
     exact = [weight / sum(weights) * _SLOTS for weight in weights]
     held = [int(share) for share in exact]
-    for place in sorted(range(len(exact)), key=lambda place: (held[place] - exact[place], place))[: _SLOTS - sum(held)]:
+    for place in sorted(range(len(exact)), key=lambda place: held[place] - exact[place])[: _SLOTS - sum(held)]:
         held[place] += 1
     if 0 in held:
         raise ConfigError(

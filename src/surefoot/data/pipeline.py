@@ -1,16 +1,90 @@
-"""One run's data, however they are read: step by step to train, any step again to look at it, a split in order to score."""
+"""One run's data: from what a user hands over to the plan by which samples become steps, and how those are read.
+
+Step by step to train, any step again to look at it, a split in order to score.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from surefoot.config.batch_size import Batching
-from surefoot.data.buckets import Buckets
+import numpy as np
+
+from surefoot.config.batch_size import Batching, batching, one_each
+from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.loader import Feed, MicroBatch, in_order
-from surefoot.data.order import MicroBatches
+from surefoot.data.mixture import Mixture
+from surefoot.data.order import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
+from surefoot.distributed.strategy import refuse_ranks
 from surefoot.distributed.world import World
+from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import untouched
+
+
+def planned_sizes(
+    train: Any,
+    batch_size: int | str,
+    micro_batch_size: int | str | None,
+    *,
+    ranks: int = 1,
+    began: int | str | None = None,
+) -> Batching:
+    """The sizes of a step and its micro-batches; tokens only where the samples differ in length.
+
+    Without a `micro_batch_size` each of `ranks` makes one; a run that has begun keeps the size it began with.
+    """
+    if micro_batch_size is None:
+        micro_batch_size = began or one_each(batch_size, ranks=ranks)
+    sizes = batching(batch_size, micro_batch_size)
+    refuse_ranks(ranks, pieces=sizes.pieces, batch_size=batch_size, begun=began is not None)
+    if sizes.unit == "samples":
+        return sizes
+    if not isinstance(train, Lengthy):
+        raise ConfigError(
+            f"batch_size = {batch_size}: {type(train).__name__} does not say how long its samples are\n"
+            "  give a number of samples, or the data set an attribute `lengths`: (samples,) or (samples, sides)"
+        )
+    return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
+
+
+def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
+    """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length."""
+    if sizes.unit == "tokens":
+        return Buckets(seed, lengths=_lengths(train, samples), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
+    plan: Plan
+    if isinstance(train, Mixture):
+        plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
+    else:
+        plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
+    return Cut(plan, sizes.micro_batch_size)
+
+
+def steps_of_epoch(plan: MicroBatches, sizes: Batching) -> tuple[int, int]:
+    """A pass over the data and a step, in units of which each is a whole number: samples, or steps where these vary in samples."""
+    return (plan.steps, 1) if isinstance(plan, Buckets) else (plan.samples, sizes.batch_size)
+
+
+def refuse_compiled(plan: MicroBatches, *, compiled: bool) -> None:
+    """Raise where what is compiled for one shape would be given another one in almost every step."""
+    if compiled and isinstance(plan, Buckets):
+        raise ConfigError(
+            "compile: batches by tokens have another shape in almost every step, and each would be compiled anew\n"
+            "  leave --compile out, or give batch_size in samples"
+        )
+
+
+def _lengths(train: Any, samples: int) -> Ids:
+    """What a data set says of its samples' lengths; `DataError` for what cannot be."""
+    found = np.asarray(train.lengths)
+    fits = (
+        found.ndim in (1, 2) and len(found) == samples and found.dtype.kind in "iu" and found.size and found.min() > 0
+    )
+    if not fits:
+        raise DataError(
+            f"{type(train).__name__}.lengths is {found.dtype} of shape {found.shape}, and there are {samples} samples\n"
+            "  give whole numbers of tokens, 1 or more: (samples,) or (samples, sides)"
+        )
+    return found.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -28,8 +102,7 @@ class Supply:
 
     def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
         """This rank's micro-batches by step, not yet started; for a loop, which seeds the global generators after each step's."""
-        share = self.plan.pieces // self.world.size
-        own = range(self.world.rank * share, (self.world.rank + 1) * share) if self.world.size > 1 else None
+        own = self._own if self.world.size > 1 else None
         return self._feed(workers=workers, own=own, puts_back=False, say=say)
 
     def samples(self, step: int) -> list[list[int]]:
@@ -38,9 +111,7 @@ class Supply:
             pieces = self.plan.micro_batches(step)
         except Exception:  # a plan of the user's own: an error being reported must not be hidden by another
             return []
-        share = self.plan.pieces // self.world.size
-        own = pieces[self.world.rank * share : (self.world.rank + 1) * share]
-        return [ids.tolist() for ids, _ in own]
+        return [pieces[index][0].tolist() for index in self._own]
 
     def again(self, step: int) -> Sequence[MicroBatch]:
         """The micro-batches of any step, of all ranks, read once more; none where the data themselves cannot be read."""
@@ -48,8 +119,7 @@ class Supply:
 
     def first(self, step: int = 0) -> MicroBatch | None:
         """The first micro-batch that this rank makes in a step, read ahead; None where it cannot be read."""
-        place = self.plan.pieces // self.world.size * self.world.rank
-        return next(iter(self._once(step, own=range(place, place + 1))), None)
+        return next(iter(self._once(step, own=self._own[:1])), None)
 
     def beginning(self) -> MicroBatch | None:
         """The first micro-batch of the whole run, the same on every rank; None where it cannot be read."""
@@ -82,14 +152,15 @@ class Supply:
         )
 
     @property
+    def _own(self) -> range:
+        """Which micro-batches of a step are this rank's."""
+        share = self.plan.pieces // self.world.size
+        return range(self.world.rank * share, (self.world.rank + 1) * share)
+
+    @property
     def _feed(self) -> partial[Feed]:
-        made: dict[str, Any] = {
-            "seed": self.seed,
-            "device": self.world.device,
-            "count": self.count,
-            "collate": self.collate,
-        }
-        return partial(Feed, self.dataset, self.plan, **made)
+        device, count, collate = self.world.device, self.count, self.collate
+        return partial(Feed, self.dataset, self.plan, seed=self.seed, device=device, count=count, collate=collate)
 
     @property
     def _rows(self) -> int:

@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -51,18 +51,14 @@ class Reading(Dataset[Any]):
         self.undrawn: Undrawn | None = Undrawn()  # None from the first draw on
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
-        """The micro-batch; leaves the global generators set to anything."""
-        if self.undrawn is not None:
-            self.undrawn.begin()
-            try:
-                batch = self._made(*address, seed=seed_torch)
-            except DataError:  # it may come of what was drawn: seeded, it is that of the sample
-                self.undrawn = None
-            else:
-                if self.undrawn.held():
-                    return batch
-                self.undrawn = None
-        return self._made(*address, seed=seed_generators)
+        """What a worker reads, with what surefoot raises given back as an answer: a loader would wrap it in its traceback."""
+        try:
+            return self._read(*address)
+        except SurefootError as problem:
+            if (cause := behind(problem)) is not None:  # which does not travel between processes
+                problem.add_note("".join(traceback.format_exception(cause)))
+            problem.of_user = comes_of_user(problem)
+            return problem
 
     def here(self, step: int, index: int, *, puts_back: bool) -> Any:
         """The micro-batch, read in this process as a worker would: on one thread. `puts_back`: so are the global generators."""
@@ -70,9 +66,20 @@ class Reading(Dataset[Any]):
         torch.set_num_threads(1)  # a sum over more threads is rounded otherwise
         try:
             with untouched() if puts_back else nullcontext():
-                return self[step, index]
+                return self._read(step, index)
         finally:
             torch.set_num_threads(threads)
+
+    def _read(self, step: int, index: int) -> Any:
+        """The micro-batch; leaves the global generators set to anything."""
+        if self.undrawn is not None:
+            self.undrawn.begin()
+            with suppress(DataError):  # it may come of what was drawn: seeded, it is that of the sample
+                batch = self._made(step, index, seed=seed_torch)
+                if self.undrawn.held():
+                    return batch
+            self.undrawn = None
+        return self._made(step, index, seed=seed_generators)
 
     def _made(self, step: int, index: int, *, seed: Callable[[int], None]) -> Any:
         ids, epochs = self.plan.micro_batches(step)[index]
@@ -119,7 +126,7 @@ class Workers:
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             steps = count(first) if stop is None else range(first, stop)
             loader = DataLoader(
-                _Answers(reading),
+                reading,
                 batch_size=None,
                 sampler=((step, index) for step in steps for index in pieces),
                 num_workers=workers,
@@ -158,14 +165,13 @@ class Workers:
 
     def _hanging(self, worker: int, waited_s: float) -> str:
         ahead, place = divmod(self.taken, len(self.pieces))
-        step, index = self.first + ahead, self.pieces[place]
-        ids, _ = self.plan.micro_batches(step)[index]
-        process = self.batches._workers[worker]
+        step, pid = self.first + ahead, self.batches._workers[worker].pid
+        ids, _ = self.plan.micro_batches(step)[self.pieces[place]]
         return (
-            f"warning: loader worker {worker} (process {process.pid}) has been reading samples {first_few(ids)} of step {step}"
+            f"warning: loader worker {worker} (process {pid}) has been reading samples {first_few(ids)} of step {step}"
             f" for {waited_s:.0f} s\n"
             "  the run waits for it: is a disk or a server slow, or does __getitem__ wait for a lock?\n"
-            f"  to see where it stands: py-spy dump --pid {process.pid}; or try --workers 0"
+            f"  to see where it stands: py-spy dump --pid {pid}; or try --workers 0"
         )
 
     def close(self) -> None:
@@ -179,29 +185,12 @@ class Workers:
                 process.join()
 
 
-class _Answers(Dataset[Any]):
-    """What a worker reads, with what surefoot raises given back as an answer: a loader would wrap it in its traceback."""
-
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-
-    def __getitem__(self, address: tuple[int, int]) -> Any:
-        try:
-            return self.reading[address]
-        except SurefootError as problem:
-            if (cause := behind(problem)) is not None:  # which does not travel between processes
-                problem.add_note("".join(traceback.format_exception(cause)))
-            problem.of_user = comes_of_user(problem)
-            return problem
-
-
-def _begin(parent: int, collects: bool, worker: int) -> None:
+def _begin(parent: int, collects: bool, _worker: int) -> None:
     """What a worker does first: leave signals and what it inherits to the parent, and end when the parent is gone.
 
     Ctrl-C and a scheduler's SIGTERM reach every process; the parent finishes its step and then ends its workers. To collect
     inherited garbage would copy its memory, and a store or a process group in it would wait for threads that are not here.
     """
-    del worker
     gc.freeze()
     if collects:
         gc.enable()

@@ -17,7 +17,7 @@ from surefoot.config.paths import local_path, write_whole
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.memory import parsed_bytes
 from surefoot.models.gpt_layers import GPTShape
-from surefoot.tokenizers.files import tokenizer_from_json
+from surefoot.tokenizers.bpe import tokenizer_from_json
 
 Weights = Literal["auto", "averaged", "trained"]
 Layout = Literal["own", "gpt2"]

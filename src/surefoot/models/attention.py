@@ -26,8 +26,7 @@ def tiled_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
     Queries are taken 64 at a time with the keys up to the last of them, so that of all pairs above the diagonal only those
     inside a tile are computed. Weights are kept for the backward pass: T^2/2 numbers a head.
     """
-    y_BHTD: Tensor = _Tiled.apply(q_BHTD, k_BHTD, v_BHTD, _PLACES.get())  # type: ignore[no-untyped-call]
-    return y_BHTD
+    return _Tiled.apply(q_BHTD, k_BHTD, v_BHTD, _PLACES.get())  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -138,22 +137,16 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
     causal = time == so_far
     if not causal and time > 1:
         mask_TS = torch.ones(time, so_far, dtype=torch.bool, device=q_BHTD.device).tril(so_far - time)
-    return _attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_TS, causal=causal, drop_fraction=drop_fraction)
+    return masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_TS, causal=causal, drop_fraction=drop_fraction)
 
 
 def masked_attention(
-    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask_B11S: Tensor, drop_fraction: float
+    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, causal: bool = False, drop_fraction: float
 ) -> Tensor:
-    """Scaled dot-product attention over the places where `mask_B11S` is true, the same for all queries of a row.
+    """Scaled dot-product attention over the places where `mask` is true: (T, S), or (B, 1, 1, S) for all queries of a row.
 
     Every row needs one such place. In the type of `v_BHSD`, and computed as in `causal_attention`.
     """
-    return _attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, causal=False, drop_fraction=drop_fraction)
-
-
-def _attention(
-    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, causal: bool, drop_fraction: float
-) -> Tensor:
     if not v_BHSD.is_cpu:
         return F.scaled_dot_product_attention(
             q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal
@@ -198,8 +191,7 @@ def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
 
 def rotated(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Each pair of channels turned by its place's angle: products of two such depend only on the distance."""
-    turned: Tensor = x_BHTD * cos_TD + x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1) * sin_TD
-    return turned
+    return x_BHTD * cos_TD + x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1) * sin_TD
 
 
 def normed_and_rotated(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
@@ -208,10 +200,8 @@ def normed_and_rotated(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor
     In the type of `x_BTHD`; computed in float32.
     """
     if not x_BTHD.is_cpu or torch.compiler.is_compiling():
-        wide_BHTD = rms_normed(x_BTHD.float()).transpose(1, 2)
-        return rotated(wide_BHTD, cos_TD, sin_TD).to(x_BTHD.dtype)
-    y_BHTD: Tensor = _NormedAndRotated.apply(x_BTHD, cos_TD, sin_TD)  # type: ignore[no-untyped-call]
-    return y_BHTD
+        return rotated(rms_normed(x_BTHD.float()).transpose(1, 2), cos_TD, sin_TD).to(x_BTHD.dtype)
+    return _NormedAndRotated.apply(x_BTHD, cos_TD, sin_TD)  # type: ignore[no-untyped-call]
 
 
 class _NormedAndRotated(torch.autograd.Function):
@@ -236,5 +226,4 @@ class _NormedAndRotated(torch.autograd.Function):
 
 
 def _turned(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    exchanged_BHTD = x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1)
-    return (x_BHTD * cos_TD).addcmul_(exchanged_BHTD, sin_TD)
+    return (x_BHTD * cos_TD).addcmul_(x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1), sin_TD)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, rotations
 from surefoot.models.gpt_layers import MLP, Attention, Block, GPTShape, Ngrams, norm
-from surefoot.models.layers import Dropout
+from surefoot.models.layers import Dropout, check_context
 
 HeadLoss = Callable[[Tensor, Tensor], Any]
 
@@ -39,13 +39,11 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
         self.smear = nn.Parameter(torch.zeros(shape.width)) if shape.smear else None
-        sizes = {
-            "longest": shape.ngrams,
-            "rows": shape.ngram_rows,
-            "vocabulary": shape.vocabulary,
-            "width": shape.width,
-        }
-        self.ngrams = Ngrams(**sizes) if shape.ngrams > 1 else None
+        self.ngrams = None
+        if shape.ngrams > 1:
+            self.ngrams = Ngrams(
+                longest=shape.ngrams, rows=shape.ngram_rows, vocabulary=shape.vocabulary, width=shape.width
+            )
         self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
         self.norm = norm(shape)
@@ -72,8 +70,7 @@ class GPT(nn.Module):
         """What the head turns into logits, (B, T, C)."""
         before = 0 if cache is None else cache.length
         end = before + tokens_BT.shape[1]
-        if end > self.shape.context:
-            raise ValueError(f"{end} tokens are more than the model's context of {self.shape.context}")
+        check_context(end, self.shape.context)
         x_BTC = self._embedded(tokens_BT, cache)
         rotation = None
         if self.positions is None:
@@ -83,8 +80,7 @@ class GPT(nn.Module):
         x_BTC = self.dropout(x_BTC)
         for block in self.blocks:
             x_BTC = block(x_BTC, rotation, cache)
-        normed_BTC: Tensor = self.norm(x_BTC)
-        return normed_BTC
+        return self.norm(x_BTC)
 
     def _embedded(self, tokens_BT: Tensor, cache: Cache | None) -> Tensor:
         """A vector for each token, which may depend on those before it; a cache knows them where they are not given."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, causal_attention, normed_and_rotated
-from surefoot.models.layers import Dropout, RMSNorm, relu2
+from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_problem
 
 _FACTOR = 0x9E3779B1  # 2^32 over the golden ratio: Knuth 1998, The Art of Computer Programming 3, section 6.4
 
@@ -32,8 +32,8 @@ class Ngrams(nn.Module):
     def __init__(self, *, longest: int, rows: int, vocabulary: int, width: int) -> None:
         super().__init__()
         self.vocabulary = vocabulary
-        sizes = table_sizes(longest=longest, rows=rows, vocabulary=vocabulary)
-        self.tables = nn.ModuleList(nn.Embedding(size, width) for size in sizes)
+        self.sizes = table_sizes(longest=longest, rows=rows, vocabulary=vocabulary)
+        self.tables = nn.ModuleList(nn.Embedding(size, width) for size in self.sizes)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """The sum (B, T, C) of the vectors of the n-grams that end at each place."""
@@ -42,15 +42,11 @@ class Ngrams(nn.Module):
 
     def rows(self, tokens_BT: Tensor, *, length: int) -> Tensor:
         """Which row of its table (B, T) the n-gram of this length has that ends at each place."""
-        table = self.tables[length - 2]
-        assert isinstance(table, nn.Embedding)
-        symbols = self.vocabulary + 1
+        size, symbols = self.sizes[length - 2], self.vocabulary + 1
         keys_BT = tokens_BT.long()  # of 32 bits they would overflow, and give other rows
         for back in range(1, length):
             keys_BT = keys_BT * symbols + before(tokens_BT, back, fill=self.vocabulary)
-        if table.num_embeddings == symbols**length:
-            return keys_BT
-        return (keys_BT * _FACTOR >> 16) % table.num_embeddings
+        return keys_BT if size == symbols**length else (keys_BT * _FACTOR >> 16) % size
 
 
 def table_sizes(*, longest: int, rows: int, vocabulary: int) -> list[int]:
@@ -101,24 +97,20 @@ class GPTShape:
     ngram_rows: int = 32768  # of each table, at most
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.heads, self.width, self.context, self.vocabulary) < 1:
-            raise ValueError(f"every size must be 1 or more: {self}")
-        if self.family == "modern" and self.width % (2 * self.heads):
-            pairs = f"2 x heads = {2 * self.heads}: rotary positions turn pairs of channels"
-            raise ValueError(f"width = {self.width} must be a multiple of {pairs}")
-        if self.width % self.heads:
-            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
+        sizes = (self.layers, self.heads, self.width, self.context, self.vocabulary)
+        check_shape((min(sizes) >= 1, f"every size must be 1 or more: {self}"))
         asked = {"activation": self.activation or "gelu", "smear": self.smear, "ngrams": self.ngrams}
-        foreign = [f"{name} = {value!r}" for name, value in asked.items() if value != _OF_GPT2[name]]
-        if foreign and self.family == "gpt2":
-            only = ", ".join(f"{name} = {value!r}" for name, value in _OF_GPT2.items())
-            raise ValueError(f"{', '.join(foreign)}: not in a gpt2, which has {only}")
-        if not 1 <= self.ngrams <= 4:
-            raise ValueError(f"ngrams = {self.ngrams} must be 1 to 4")
-        if self.ngram_rows < 1:
-            raise ValueError(f"ngram_rows = {self.ngram_rows} must be 1 or more")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout = {self.dropout} must be a fraction, at least 0 and below 1")
+        foreign = ", ".join(f"{name} = {value!r}" for name, value in asked.items() if value != _OF_GPT2[name])
+        only = ", ".join(f"{name} = {value!r}" for name, value in _OF_GPT2.items())
+        modern = self.family == "modern"
+        check_shape(
+            (not modern or self.width % (2 * self.heads) == 0, rotary_problem(self.width, self.heads)),
+            (self.width % self.heads == 0, f"width = {self.width} must be a multiple of heads = {self.heads}"),
+            (modern or not foreign, f"{foreign}: not in a gpt2, which has {only}"),
+            (1 <= self.ngrams <= 4, f"ngrams = {self.ngrams} must be 1 to 4"),
+            (self.ngram_rows >= 1, f"ngram_rows = {self.ngram_rows} must be 1 or more"),
+            (0.0 <= self.dropout < 1.0, f"dropout = {self.dropout} must be a fraction, at least 0 and below 1"),
+        )
 
     @property
     def hidden(self) -> int:
@@ -162,8 +154,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """The residual stream after this block; `rotation` are the cosines and sines (T, D) of rotary positions."""
         x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, cache)
-        y_BTC: Tensor = x_BTC + self.mlp(self.mlp_norm(x_BTC))
-        return y_BTC
+        return x_BTC + self.mlp(self.mlp_norm(x_BTC))
 
 
 class Attention(nn.Module):
@@ -193,8 +184,7 @@ class Attention(nn.Module):
             k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)
         drop_fraction = self.drop_fraction if self.training else 0.0
         y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
-        y_BTC: Tensor = self.dropout(self.out(y_BHTD.transpose(1, 2).reshape(batch, time, width)))
-        return y_BTC
+        return self.dropout(self.out(y_BHTD.transpose(1, 2).reshape(x_BTC.shape)))
 
 
 class MLP(nn.Module):
@@ -208,8 +198,7 @@ class MLP(nn.Module):
         super().__init__()
         gpt2 = shape.family == "gpt2"
         self.activation = shape.activation or ("gelu" if gpt2 else "relu2")
-        wide = 2 * shape.hidden if self.activation == "swiglu" else shape.hidden
-        self.up = nn.Linear(shape.width, wide, bias=gpt2)
+        self.up = nn.Linear(shape.width, shape.hidden * (1 + (self.activation == "swiglu")), bias=gpt2)
         self.down = nn.Linear(shape.hidden, shape.width, bias=gpt2)
         self.dropout = Dropout(shape.dropout)
 
@@ -222,8 +211,7 @@ class MLP(nn.Module):
                 inner = F.gelu(self.up(x_BTC), approximate="tanh")
             case _:
                 inner = relu2(self.up(x_BTC))
-        y_BTC: Tensor = self.dropout(self.down(inner))
-        return y_BTC
+        return self.dropout(self.down(inner))
 
 
 def norm(shape: GPTShape, *, gains: bool = True) -> nn.LayerNorm | RMSNorm:

@@ -9,6 +9,22 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
+def check_shape(*claims: tuple[bool, str]) -> None:
+    """Raise `ValueError` with the sentence of the first claim that does not hold.
+
+    >>> check_shape((True, "one"), (False, "width = 3 must be even"))
+    Traceback (most recent call last):
+    ValueError: width = 3 must be even
+    """
+    for holds, problem in claims:
+        if not holds:
+            raise ValueError(problem)
+
+
+def rotary_problem(width: int, heads: int) -> str:
+    return f"width = {width} must be a multiple of 2 x heads = {2 * heads}: rotary positions turn pairs of channels"
+
+
 def relu2(x: Tensor) -> Tensor:
     """The square of what is above 0: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668).
 
@@ -19,8 +35,7 @@ def relu2(x: Tensor) -> Tensor:
     """
     if not x.is_cpu or torch.compiler.is_compiling():
         return F.relu(x).square()
-    y: Tensor = _SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
-    return y
+    return _SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
 
 
 class _SquaredReLU(torch.autograd.Function):
@@ -34,8 +49,7 @@ class _SquaredReLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> Tensor:
         (above,) = ctx.saved_tensors
-        inner: Tensor = outer * above
-        return inner.mul_(2)
+        return (outer * above).mul_(2)
 
 
 _STEPS = 1 << 16  # a unit's coin is a number of 16 bits, so fractions are kept to 1/65,536
@@ -53,15 +67,12 @@ class Dropout(nn.Module):
 
     def __init__(self, drop_fraction: float) -> None:
         super().__init__()
-        if not 0.0 <= drop_fraction < 1.0:
-            raise ValueError(f"drop_fraction = {drop_fraction} must be at least 0 and below 1")
+        check_shape((0.0 <= drop_fraction < 1.0, f"drop_fraction = {drop_fraction} must be at least 0 and below 1"))
         self.drop_fraction = drop_fraction
 
     def forward(self, x: Tensor) -> Tensor:
         """The units left, scaled; in evaluation mode all of them, as they are."""
-        if not self.training or self.drop_fraction == 0.0:
-            return x
-        return dropped(x, self.drop_fraction)
+        return dropped(x, self.drop_fraction) if self.training and self.drop_fraction else x
 
     def extra_repr(self) -> str:
         return f"p={self.drop_fraction}"
@@ -71,8 +82,7 @@ def dropped(x: Tensor, drop_fraction: float) -> Tensor:
     """`x` with a random fraction of its numbers zeroed and the others scaled, so that the mean stays."""
     if not x.is_cpu or torch.compiler.is_compiling():
         return F.dropout(x, drop_fraction)
-    y: Tensor = _Dropped.apply(x, drop_fraction)  # type: ignore[no-untyped-call]
-    return y
+    return _Dropped.apply(x, drop_fraction)  # type: ignore[no-untyped-call]
 
 
 class _Dropped(torch.autograd.Function):
@@ -83,8 +93,7 @@ class _Dropped(torch.autograd.Function):
         kept = draws.view(torch.int16)[: x.numel()].view(x.shape) >= steps - _STEPS // 2
         ctx.save_for_backward(kept)
         ctx.scale = _STEPS / (_STEPS - steps)
-        y: Tensor = x * kept * ctx.scale
-        return y
+        return x * kept * ctx.scale
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
@@ -119,8 +128,7 @@ def rms_normed(x: Tensor) -> Tensor:
     """`x` divided by its root mean square over the last dimension; computed in float32."""
     if not x.is_cpu or torch.compiler.is_compiling():
         return F.rms_norm(x.float(), x.shape[-1:], eps=EPSILON).to(x.dtype)
-    y: Tensor = _Normed.apply(x, handed_on(x))  # type: ignore[no-untyped-call]
-    return y
+    return _Normed.apply(x, handed_on(x))  # type: ignore[no-untyped-call]
 
 
 def handed_on(x: Tensor) -> torch.dtype:
@@ -131,10 +139,8 @@ def handed_on(x: Tensor) -> torch.dtype:
 
 def reciprocal(x: Tensor) -> Tensor:
     """1 over the root mean square of the last dimension, (..., 1), in float32 or better."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-    scale: Tensor = norm.square_().add_(x.shape[-1] * EPSILON).rsqrt_().mul_(math.sqrt(x.shape[-1]))
-    return scale
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+    return norm.square_().add_(x.shape[-1] * EPSILON).rsqrt_().mul_(math.sqrt(x.shape[-1]))
 
 
 def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
@@ -161,6 +167,10 @@ class _Normed(torch.autograd.Function):
         return past_norm(outer.to(y.dtype), y, scale).to(x.dtype), None
 
 
+def check_context(tokens: int, context: int) -> None:
+    check_shape((tokens <= context, f"{tokens} tokens are more than the model's context of {context}"))
+
+
 class Positions(nn.Module):
     """A vector for each place: sines and cosines of wavelengths from 2 pi to 20,000 pi, or learned ones."""
 
@@ -175,8 +185,7 @@ class Positions(nn.Module):
 
     def forward(self, first: int, end: int) -> Tensor:
         """The vectors (T, C) of the places from `first` up to `end`."""
-        if end > len(self.table):
-            raise ValueError(f"{end} tokens are more than the model's context of {len(self.table)}")
+        check_context(end, len(self.table))
         return self.table[first:end]
 
 

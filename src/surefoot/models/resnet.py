@@ -11,12 +11,13 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.models.layers import channels_side_by_side
+from surefoot.models.layers import channels_side_by_side, check_shape
 
 Stem = Literal["cifar", "imagenet"]
 
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 _WIDTHS = (64, 128, 256, 512)
+_EXPANSION = 4  # a bottleneck's last convolution has so many times its width
 
 
 class ResNet(nn.Module):
@@ -42,89 +43,64 @@ class ResNet(nn.Module):
         channels_last: bool = False,
     ) -> None:
         super().__init__()
-        if layers not in _BLOCKS:
-            raise ValueError(f"layers = {layers}: a ResNet here has 18, 34 or 50")
-        if min(channels, classes) < 1:
-            raise ValueError(f"channels = {channels}, classes = {classes}: each must be 1 or more")
+        check_shape(
+            (layers in _BLOCKS, f"layers = {layers}: a ResNet here has 18, 34 or 50"),
+            (min(channels, classes) >= 1, f"channels = {channels}, classes = {classes}: each must be 1 or more"),
+        )
         self.channels_last, self.stem = channels_last, stem
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         self.conv1 = nn.Conv2d(channels, _WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
-        kind = Bottleneck if layers == 50 else BasicBlock
+        bottleneck = layers == 50
         before = _WIDTHS[0]
         for place, (number, width) in enumerate(zip(_BLOCKS[layers], _WIDTHS, strict=True)):
             stage = nn.Sequential()
             for block in range(number):
-                stage.append(kind(before, width, stride=2 if place and not block else 1))
-                before = width * kind.expansion
+                stage.append(Block(before, width, stride=2 if place and not block else 1, bottleneck=bottleneck))
+                before = _EXPANSION * width if bottleneck else width
             self.add_module(f"layer{place + 1}", stage)
         self.fc = nn.Linear(before, classes)
         self._initialise(zero_last_gain=zero_last_gain)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        x_BCHW = images_BCHW
-        if self.channels_last:
-            x_BCHW = channels_side_by_side(x_BCHW)
+        x_BCHW = channels_side_by_side(images_BCHW) if self.channels_last else images_BCHW
         x_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
         if self.stem == "imagenet":
             x_BCHW = F.max_pool2d(x_BCHW, 3, stride=2, padding=1)
         for stage in range(1, len(_WIDTHS) + 1):
             x_BCHW = self.get_submodule(f"layer{stage}")(x_BCHW)
-        logits_BK: Tensor = self.fc(x_BCHW.mean(dim=(2, 3)))
-        return logits_BK
+        return self.fc(x_BCHW.mean(dim=(2, 3)))
 
     def _initialise(self, *, zero_last_gain: bool) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_last_gain and isinstance(module, BasicBlock):
-                nn.init.zeros_(module.bn2.weight)
-            elif zero_last_gain and isinstance(module, Bottleneck):
-                nn.init.zeros_(module.bn3.weight)
+            elif zero_last_gain and isinstance(module, Block):
+                nn.init.zeros_(getattr(module, f"bn{module.convolutions}").weight)
 
 
-class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions beside the identity."""
+class Block(nn.Module):
+    """Convolutions beside the identity: two of 3 x 3, or in a bottleneck 1 x 1 down to `width`, 3 x 3, and 1 x 1 up again."""
 
-    expansion = 1
-
-    def __init__(self, before: int, width: int, *, stride: int) -> None:
+    def __init__(self, before: int, width: int, *, stride: int, bottleneck: bool) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, width, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(before, width, stride)
+        sizes = [(3, width, stride), (3, width, 1)]  # kernel, channels, stride
+        if bottleneck:
+            sizes = [(1, width, 1), (3, width, stride), (1, _EXPANSION * width, 1)]
+        self.convolutions, inputs = len(sizes), before
+        for number, (kernel, outputs, step) in enumerate(sizes, start=1):
+            convolution = nn.Conv2d(inputs, outputs, kernel, stride=step, padding=kernel // 2, bias=False)
+            self.add_module(f"conv{number}", convolution)
+            self.add_module(f"bn{number}", nn.BatchNorm2d(outputs))
+            inputs = outputs
+        self.downsample = _shortcut(before, inputs, stride)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        y_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
-        y_BCHW = self.bn2(self.conv2(y_BCHW))
-        beside_BCHW = x_BCHW if self.downsample is None else self.downsample(x_BCHW)
-        return F.relu(y_BCHW + beside_BCHW, inplace=True)
-
-
-class Bottleneck(nn.Module):
-    """1 x 1 down to `width`, 3 x 3, 1 x 1 up to four times as many channels, beside the identity."""
-
-    expansion = 4
-
-    def __init__(self, before: int, width: int, *, stride: int) -> None:
-        super().__init__()
-        after = width * self.expansion
-        self.conv1 = nn.Conv2d(before, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, after, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(after)
-        self.downsample = _shortcut(before, after, stride)
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        y_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
-        y_BCHW = F.relu(self.bn2(self.conv2(y_BCHW)), inplace=True)
-        y_BCHW = self.bn3(self.conv3(y_BCHW))
-        beside_BCHW = x_BCHW if self.downsample is None else self.downsample(x_BCHW)
-        return F.relu(y_BCHW + beside_BCHW, inplace=True)
+        y_BCHW = x_BCHW
+        for number in range(1, self.convolutions + 1):
+            y_BCHW = F.relu(y_BCHW, inplace=True) if number > 1 else y_BCHW
+            y_BCHW = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y_BCHW))
+        return F.relu(y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)), inplace=True)
 
 
 def _shortcut(before: int, after: int, stride: int) -> nn.Sequential | None:

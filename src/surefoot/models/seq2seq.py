@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, rotations
-from surefoot.models.layers import Dropout, Positions
+from surefoot.models.layers import Dropout, Positions, check_context
 from surefoot.models.seq2seq_layers import (
     MLP,
     CrossAttention,
@@ -48,9 +48,10 @@ class Seq2Seq(nn.Module):
         own = shape.source_vocabulary
         self.source_embedding = self.embedding if own is None else nn.Embedding(own, shape.width)
         rotary = shape.positions == "rotary"
-        learned = shape.positions == "learned"
-        self.source_positions = None if rotary else Positions(shape.context, shape.width, learned=learned)
-        self.target_positions = None if rotary else Positions(shape.context, shape.width, learned=learned)
+        self.source_positions, self.target_positions = (
+            None if rotary else Positions(shape.context, shape.width, learned=shape.positions == "learned")
+            for _ in range(2)
+        )
         if rotary:
             cos_TD, sin_TD = rotations(shape.context, shape.width // shape.heads)
             self.register_buffer("cosines", cos_TD, persistent=False)
@@ -58,9 +59,9 @@ class Seq2Seq(nn.Module):
         self.dropout = Dropout(shape.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(shape.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(shape, layer) for layer in range(shape.decoder_layers))
-        last = shape.norm == "pre"
-        self.encoder_norm = norm_of(shape) if last else nn.Identity()
-        self.decoder_norm = norm_of(shape) if last else nn.Identity()
+        self.encoder_norm, self.decoder_norm = (
+            norm_of(shape) if shape.norm == "pre" else nn.Identity() for _ in range(2)
+        )
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self._initialise()
 
@@ -101,8 +102,7 @@ class Seq2Seq(nn.Module):
         """Cosines and sines (T, D) of the places from `first` up to `end`; None where positions are not rotary."""
         if self.shape.positions != "rotary":
             return None
-        if end > self.shape.context:
-            raise ValueError(f"{end} tokens are more than the model's context of {self.shape.context}")
+        check_context(end, self.shape.context)
         return self.cosines[first:end], self.sines[first:end]
 
     @torch.no_grad()
@@ -166,9 +166,8 @@ class Decoding:
         x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=place).view(*tokens_BK.shape, -1)
         rotation = self.model.rotation(place, place + 1)
         for block, memory in zip(self.blocks, self.memories, strict=True):
-            x_BKC = block.after(x_BKC, self.cache, memory, self.mask_B11S, rotation)
-        logits_BKV: Tensor = self.model.head(self.model.decoder_norm(x_BKC))
-        return logits_BKV
+            x_BKC = block(x_BKC, memory, self.mask_B11S, rotation, self.cache)
+        return self.model.head(self.model.decoder_norm(x_BKC))
 
     def select(self, sources_B: Tensor, parents_BK: Tensor) -> None:
         """Go on with these of the sources only; each hypothesis of one becomes that in the place of its parent (0 to K - 1)."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, causal_attention, masked_attention, rotated
-from surefoot.models.layers import Dropout, RMSNorm, relu2
+from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_problem
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,25 @@ class Seq2SeqShape:
     def __post_init__(self) -> None:
         sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.hidden, self.context)
         source = self.vocabulary if self.source_vocabulary is None else self.source_vocabulary
-        if min(*sizes, self.vocabulary, source) < 1:
-            raise ValueError(f"every size must be 1 or more: {self}")
-        if self.width % self.heads:
-            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
-        if self.width % 2 and self.positions == "sinusoidal":
-            raise ValueError(f"width = {self.width} must be even: sinusoidal positions come in pairs of channels")
-        if self.width % (2 * self.heads) and self.positions == "rotary":
-            pairs = f"2 x heads = {2 * self.heads}: rotary positions turn pairs of channels"
-            raise ValueError(f"width = {self.width} must be a multiple of {pairs}")
-        if self.zero_start and self.norm == "post":
-            raise ValueError("zero_start is for norm = 'pre': with a norm after each sum no block starts as identity")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} = {getattr(self, name)} must be a fraction, at least 0 and below 1")
+        check_shape((min(*sizes, self.vocabulary, source) >= 1, f"every size must be 1 or more: {self}"))
+        fractions = {name: getattr(self, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
+        width, heads, positions = self.width, self.heads, self.positions
+        check_shape(
+            (width % heads == 0, f"width = {width} must be a multiple of heads = {heads}"),
+            (
+                width % 2 == 0 or positions != "sinusoidal",
+                f"width = {width} must be even: sinusoidal positions come in pairs of channels",
+            ),
+            (width % (2 * heads) == 0 or positions != "rotary", rotary_problem(width, heads)),
+            (
+                not self.zero_start or self.norm == "pre",
+                "zero_start is for norm = 'pre': with a norm after each sum no block starts as identity",
+            ),
+            *(
+                (0.0 <= fraction < 1.0, f"{name} = {fraction} must be a fraction, at least 0 and below 1")
+                for name, fraction in fractions.items()
+            ),
+        )
 
     @property
     def parameters(self) -> int:
@@ -92,10 +97,8 @@ class Seq2SeqShape:
         return encoder + decoder + ends + places + tables * width
 
 
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines (T, D) of rotary positions."""
-KeysValues = tuple[Tensor, Tensor]
-"""Of the source's places (B, H, S, D)."""
+Rotation = tuple[Tensor, Tensor]  # cosines and sines (T, D) of rotary positions
+KeysValues = tuple[Tensor, Tensor]  # of the source's places (B, H, S, D)
 
 
 class EncoderBlock(nn.Module):
@@ -108,8 +111,7 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x_BSC: Tensor, mask_B11S: Tensor, rotation: Rotation | None = None) -> Tensor:
         x_BSC = self.attention_sum(x_BSC, lambda y_BSC: self.attention(y_BSC, mask_B11S, rotation))
-        y_BSC: Tensor = self.mlp_sum(x_BSC, self.mlp)
-        return y_BSC
+        return self.mlp_sum(x_BSC, self.mlp)
 
 
 class DecoderBlock(nn.Module):
@@ -121,21 +123,19 @@ class DecoderBlock(nn.Module):
         self.cross, self.cross_sum = CrossAttention(shape), Sum(shape)
         self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
 
-    def forward(self, x_BTC: Tensor, memory_BSC: Tensor, mask_B11S: Tensor, rotation: Rotation | None = None) -> Tensor:
-        x_BTC = self.attention_sum(x_BTC, lambda y_BTC: self.attention(y_BTC, None, rotation))
-        memory = self.cross.keys_values(memory_BSC)
-        x_BTC = self.cross_sum(x_BTC, lambda y_BTC: self.cross(y_BTC, *memory, mask_B11S))
-        y_BTC: Tensor = self.mlp_sum(x_BTC, self.mlp)
-        return y_BTC
-
-    def after(
-        self, x_BKC: Tensor, cache: Cache, memory: KeysValues, mask_B11S: Tensor, rotation: Rotation | None = None
+    def forward(
+        self,
+        x_BTC: Tensor,
+        memory: Tensor | KeysValues,
+        mask_B11S: Tensor,
+        rotation: Rotation | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
-        """The same for one more place of each of K hypotheses, the places before it in the cache (of B x K rows)."""
-        x_BKC = self.attention_sum(x_BKC, lambda y_BKC: self.attention.after(y_BKC, cache, rotation))
-        x_BKC = self.cross_sum(x_BKC, lambda y_BKC: self.cross(y_BKC, *memory, mask_B11S))
-        y_BKC: Tensor = self.mlp_sum(x_BKC, self.mlp)
-        return y_BKC
+        """`memory`: the encoded source (B, S, C), or its keys and values. With a cache, T are hypotheses: `SelfAttention`."""
+        x_BTC = self.attention_sum(x_BTC, lambda y_BTC: self.attention(y_BTC, None, rotation, cache))
+        keys_values = self.cross.keys_values(memory) if isinstance(memory, Tensor) else memory
+        x_BTC = self.cross_sum(x_BTC, lambda y_BTC: self.cross(y_BTC, *keys_values, mask_B11S))
+        return self.mlp_sum(x_BTC, self.mlp)
 
 
 class Sum(nn.Module):
@@ -149,8 +149,7 @@ class Sum(nn.Module):
 
     def forward(self, x_BTC: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         sum_BTC = x_BTC + self.dropout(part(self.norm(x_BTC) if self.pre else x_BTC))
-        y_BTC: Tensor = sum_BTC if self.pre else self.norm(sum_BTC)
-        return y_BTC
+        return sum_BTC if self.pre else self.norm(sum_BTC)
 
 
 class SelfAttention(nn.Module):
@@ -163,32 +162,32 @@ class SelfAttention(nn.Module):
         self.query_norm, self.key_norm = channel_norm(shape), channel_norm(shape)
         self.out = nn.Linear(shape.width, shape.width)
 
-    def forward(self, x_BTC: Tensor, mask_B11S: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
-        """What each place gathers: from the places where the mask is true, without one from itself and those before it."""
-        q_BHTD, k_BHTD, v_BHTD = self._parts(x_BTC, rotation)
-        drop_fraction = self.drop_fraction if self.training else 0.0
-        if mask_B11S is None:
-            y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
-        else:
-            y_BHTD = masked_attention(q_BHTD, k_BHTD, v_BHTD, mask_B11S=mask_B11S, drop_fraction=drop_fraction)
-        y_BTC: Tensor = self.out(y_BHTD.transpose(1, 2).flatten(2))
-        return y_BTC
+    def forward(
+        self,
+        x_BTC: Tensor,
+        mask_B11S: Tensor | None = None,
+        rotation: Rotation | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """What each place gathers: from the places where the mask is true, without one from itself and those before it.
 
-    def after(self, x_BKC: Tensor, cache: Cache, rotation: Rotation | None = None) -> Tensor:
-        """What one more place of each hypothesis gathers from itself and the cached places before it."""
-        q_RH1D, k_RH1D, v_RH1D = self._parts(x_BKC.flatten(0, 1)[:, None], rotation)
-        k_RHTD, v_RHTD = cache.extended(self.layer, k_RH1D, v_RH1D)
-        y_RH1D = causal_attention(q_RH1D, k_RHTD, v_RHTD, drop_fraction=0.0)
-        y_BKC: Tensor = self.out(y_RH1D.reshape(x_BKC.shape))
-        return y_BKC
-
-    def _parts(self, x_BTC: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, T, D), the first two normalised and turned where the shape says so."""
+        With a cache `x_BTC` is one more place of each of T hypotheses, the places before it in the cache (of B x T rows).
+        """
+        shape = x_BTC.shape
+        if cache is not None:
+            x_BTC = x_BTC.flatten(0, 1)[:, None]
         q_BHTD, k_BHTD, v_BHTD = (_by_head(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1))
         q_BHTD, k_BHTD = _normed(q_BHTD, self.query_norm), _normed(k_BHTD, self.key_norm)
         if rotation is not None:
             q_BHTD, k_BHTD = rotated(q_BHTD, *rotation), rotated(k_BHTD, *rotation)
-        return q_BHTD, k_BHTD, v_BHTD
+        if cache is not None:
+            k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)
+        drop_fraction = self.drop_fraction if self.training else 0.0
+        if mask_B11S is None:
+            y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
+        else:
+            y_BHTD = masked_attention(q_BHTD, k_BHTD, v_BHTD, mask=mask_B11S, drop_fraction=drop_fraction)
+        return self.out(y_BHTD.transpose(1, 2).reshape(shape))
 
 
 class CrossAttention(nn.Module):
@@ -211,9 +210,8 @@ class CrossAttention(nn.Module):
         """What each place of the target gathers from the source's places where the mask is true."""
         q_BHTD = _normed(_by_head(self.query(x_BTC), self.heads), self.query_norm)
         drop_fraction = self.drop_fraction if self.training else 0.0
-        y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask_B11S=mask_B11S, drop_fraction=drop_fraction)
-        y_BTC: Tensor = self.out(y_BHTD.transpose(1, 2).flatten(2))
-        return y_BTC
+        y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, drop_fraction=drop_fraction)
+        return self.out(y_BHTD.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -227,8 +225,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(shape.hidden, shape.width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        y_BTC: Tensor = self.down(self.dropout(self.activation(self.up(x_BTC))))
-        return y_BTC
+        return self.down(self.dropout(self.activation(self.up(x_BTC))))
 
 
 def norm_of(shape: Seq2SeqShape) -> nn.LayerNorm | RMSNorm:
@@ -242,8 +239,7 @@ def channel_norm(shape: Seq2SeqShape) -> RMSNorm | None:
 
 def _normed(x_BHTD: Tensor, norm: RMSNorm | None) -> Tensor:
     # a gain is wider than what autocast computes with
-    y_BHTD: Tensor = x_BHTD if norm is None else norm(x_BHTD).to(x_BHTD.dtype)
-    return y_BHTD
+    return x_BHTD if norm is None else norm(x_BHTD).to(x_BHTD.dtype)
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "relu2": relu2}

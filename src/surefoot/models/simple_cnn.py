@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.models.layers import channels_side_by_side
+from surefoot.models.layers import channels_side_by_side, check_shape
 
 _BLOCKS = 3
 
@@ -30,10 +30,11 @@ class SimpleCNN(nn.Module):
         self, *, channels: int, classes: int, width: int = 32, dropout: float = 0.0, channels_last: bool = False
     ) -> None:
         super().__init__()
-        if min(channels, classes, width) < 1:
-            raise ValueError(f"channels = {channels}, classes = {classes}, width = {width}: each must be 1 or more")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout = {dropout} must be a fraction, at least 0 and below 1")
+        sizes_there = f"channels = {channels}, classes = {classes}, width = {width}"
+        check_shape(
+            (min(channels, classes, width) >= 1, f"{sizes_there}: each must be 1 or more"),
+            (0.0 <= dropout < 1.0, f"dropout = {dropout} must be a fraction, at least 0 and below 1"),
+        )
         self.channels_last = channels_last
         sizes = [channels, *(width * 2**block for block in range(_BLOCKS))]
         self.blocks = nn.ModuleList(Block(before, after) for before, after in pairwise(sizes))
@@ -44,13 +45,10 @@ class SimpleCNN(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        x_BCHW = images_BCHW
-        if self.channels_last:
-            x_BCHW = channels_side_by_side(x_BCHW)
+        x_BCHW = channels_side_by_side(images_BCHW) if self.channels_last else images_BCHW
         for block in self.blocks:
             x_BCHW = block(x_BCHW)
-        logits_BK: Tensor = self.head(self.dropout(x_BCHW.mean(dim=(2, 3))))
-        return logits_BK
+        return self.head(self.dropout(x_BCHW.mean(dim=(2, 3))))
 
 
 class Block(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from surefoot.config.batch_size import Batching
 from surefoot.config.tree import nearest
-from surefoot.data import order_build
+from surefoot.data import pipeline
 from surefoot.data.buckets import Buckets
 from surefoot.data.pipeline import Supply
 from surefoot.errors import ConfigError
@@ -116,7 +116,7 @@ def _using(precision: Precision, name: str) -> Iterator[None]:
 
 
 def _workers(parts: RunComponents) -> list[Variant]:
-    if parts.supply.feed(workers=0).gathers is not None:  # whole batches are taken from memory
+    if parts.supply.feed(workers=0).gather is not None:  # whole batches are taken from memory
         return []
     now, cores = parts.supply.workers, os.cpu_count() or 1
     counts = {0, 1, 2, 4, 8, 2 * now} - {now}
@@ -139,7 +139,7 @@ def _micro_batches(parts: RunComponents) -> list[Variant]:
 
     def made(size: int) -> Stepping:
         cut = Batching(sizes.batch_size, size, sizes.unit)
-        plan = order_build.data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=cut)
+        plan = pipeline.data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=cut)
         return stepping(parts, supply=replace(supply, plan=plan, sizes=cut))
 
     flag = "--micro-batch-size {}" if sizes.unit == "samples" else '--micro-batch-size "{} tokens"'

@@ -12,9 +12,8 @@ from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
 from surefoot.config.train_settings import clipping, timetable
-from surefoot.data import order_build
+from surefoot.data import pipeline
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
-from surefoot.data.pipeline import Supply
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import comparable, equal_from_main, refuse_unequal
 from surefoot.distributed.ddp import spread
@@ -84,11 +83,11 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
     out = None if settings.out is None else local_path(settings.out, setting="out")
     began = None if out is None else world.from_main(began_with(out, batch_size) if world.is_main else None)
-    sizes = order_build.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
+    sizes = pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
     samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
-    order = order_build.data_plan(train, seed=seed, samples=samples, sizes=sizes)
-    order_build.refuse_compiled(order, compiled=settings.compile is True)
-    samples_per_epoch, samples_per_step = order_build.steps_of_epoch(order, sizes)
+    order = pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)
+    pipeline.refuse_compiled(order, compiled=settings.compile is True)
+    samples_per_epoch, samples_per_step = pipeline.steps_of_epoch(order, sizes)
     times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
     schedule = (settings.schedule or constant()).resolved(times.length)
     splits = settings.evaluate or {}
@@ -96,7 +95,7 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
         check_split(name, split.dataset, seed=seed)
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
-        Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate),
+        pipeline.Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate),
         times,
         schedule,
         watch=watched(settings.best, settings.early_stopping, splits=steering),
@@ -124,7 +123,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
 
 
-def check_first_batch(settings: RunSettings, models: Models, supply: Supply) -> None:
+def check_first_batch(settings: RunSettings, models: Models, supply: pipeline.Supply) -> None:
     """Pass a micro-batch, if there are several ranks, and refuse what they could not do together. Collective."""
     world, parallel, is_sharded = supply.world, models.parallel, models.parallel.kind == "fsdp"
     if settings.loss is None or world.on_paper or not (world.size > 1 or is_sharded):
@@ -143,7 +142,7 @@ def check_first_batch(settings: RunSettings, models: Models, supply: Supply) -> 
     )
 
 
-def shard_models(models: Models, supply: Supply) -> Models:
+def shard_models(models: Models, supply: pipeline.Supply) -> Models:
     """Spread the models over the ranks: each is then trained as far as a rank holds it. Collective."""
     nominal = float(supply.sizes.batch_size)
     fsdp, decisions = assembly.spread_models(

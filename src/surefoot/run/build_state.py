@@ -1,4 +1,4 @@
-"""From what a user hands over (a class, a specification) to the State that the loop works on; of data in `data/order_build.py`."""
+"""From what a user hands over (a class, a specification) to the State that the loop works on; of data in `data/pipeline.py`."""
 
 from __future__ import annotations
 

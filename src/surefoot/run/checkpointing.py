@@ -40,7 +40,8 @@ class Saving:
 
     def due(self, done: int) -> bool:
         """By steps, or because it was asked for; the same on every rank."""
-        return self.asked or self.times.every["save_every"].due(done) or self._is_kept(done)
+        every = self.times.every
+        return self.asked or every["save_every"].due(done) or every["keep_every"].due(done)
 
     def wanted(self) -> bool:
         """By the clock, or because the last try failed a while ago; rank 0 looks at it."""

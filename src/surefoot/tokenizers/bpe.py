@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path
 from surefoot.errors import DataError
-from surefoot.tokenizers.tokenizer import described, encodable, listed, parsed
+from surefoot.tokenizers.tokenizer import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    Tokenizer,
+    described,
+    encodable,
+    listed,
+    parsed,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -38,10 +46,8 @@ def tokens_by_word(
     [1, 3, 3, 3, 2, 2, 2, 2]
     """
     number: dict[str, int] = defaultdict(count().__next__)  # of each word, in the order in which they are met
-    numbers = []
-    for text in texts:
-        words = _WORD.findall(text)
-        numbers.append(np.fromiter(map(number.__getitem__, words), np.int32, len(words)))
+    by_text = map(_WORD.findall, texts)
+    numbers = [np.fromiter(map(number.__getitem__, words), np.int32, len(words)) for words in by_text]
     tokens = encode(list(number))
     lengths = np.array([len(each) for each in tokens], dtype=np.int64)
     first = np.cumsum(lengths) - lengths
@@ -50,8 +56,7 @@ def tokens_by_word(
     for chosen in numbers:
         counts = lengths[chosen]
         before = np.cumsum(counts) - counts  # where a word's tokens begin in the text
-        places = np.arange(counts.sum()) + np.repeat(first[chosen] - before, counts)
-        found.append(row[places])
+        found.append(row[np.arange(counts.sum()) + np.repeat(first[chosen] - before, counts)])
     return found
 
 
@@ -114,9 +119,8 @@ class BpeTokenizer:
                 "  give a tokenizer.json, or a directory with GPT-2's encoder.json and vocab.bpe"
             )
         text, found = parsed(path, problem=f"{path} is no tokenizer")
-        if isinstance(found, dict) and "kind" in found:
-            return cls.from_json(text)
-        return cls(_from_library(text, where=str(path)))
+        is_ours = isinstance(found, dict) and "kind" in found
+        return cls.from_json(text) if is_ours else cls(_from_library(text, where=str(path)))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -155,8 +159,30 @@ class BpeTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens; what is no UTF-8 (a sample may end inside a character) becomes U+FFFD, `end` nothing."""
-        decoded: str = self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one != self.end])
-        return decoded
+        return self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one != self.end])
+
+
+def tokenizer_from_json(text: str) -> Tokenizer:
+    """The tokenizer that some tokenizer's `to_json` described.
+
+    >>> tokenizer_from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
+    [1, 0]
+    """
+    kinds: dict[str, Any] = {"bytes": ByteTokenizer, "characters": CharacterTokenizer, "bpe": BpeTokenizer}
+    tokenizer: Tokenizer = kinds[described(text, None)["kind"]].from_json(text)
+    return tokenizer
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """The tokenizer in a file that some `to_json` or the library `tokenizers` wrote, or in a directory that holds one.
+
+    Such a directory has a tokenizer.json (as every run's has), or GPT-2's encoder.json and vocab.bpe. Raises `DataError`.
+    """
+    path = local_path(path, setting="path")
+    inside = path / "tokenizer.json"
+    file = inside if inside.is_file() else path
+    text, found = parsed(file, problem=f"{file} is no tokenizer") if file.is_file() else ("", None)
+    return tokenizer_from_json(text) if isinstance(found, dict) and "kind" in found else BpeTokenizer.load(file)
 
 
 def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
@@ -199,5 +225,5 @@ def _keeps_text(tokenizer: tokenizers.Tokenizer) -> bool:
     every_byte = "".join(map(chr, codes))
     added = " ".join(f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values())
     text = f"Hello, WORLD 12 dogs\n\n  a\tb {every_byte}{added} end "
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    return str(tokenizer.decode(ids, skip_special_tokens=False)) == text
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    return str(tokenizer.decode(tokens.ids, skip_special_tokens=False)) == text

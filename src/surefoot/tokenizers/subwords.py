@@ -112,15 +112,14 @@ class SubwordTokenizer:
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The tokens of many texts, on all cores."""
-        for text in texts:
-            encodable(text)
-        encoded = self.tokenizer.encode_batch_fast([f" {text}" for text in texts], add_special_tokens=False)
+        spaced = [f" {encodable(text)}" for text in texts]
+        encoded = self.tokenizer.encode_batch_fast(spaced, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens; padding, begin and end are nothing, and what is no UTF-8 becomes U+FFFD."""
-        text: str = self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one >= len(_SPECIAL)])
-        return text.removeprefix(" ")
+        tokens = [one for one in listed(ids, self.vocabulary) if one >= len(_SPECIAL)]
+        return self.tokenizer.decode(tokens).removeprefix(" ")
 
 
 def _repeatable(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

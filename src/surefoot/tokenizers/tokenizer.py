@@ -171,10 +171,10 @@ def listed(ids: Any, vocabulary: int) -> list[int]:
     from torch import Tensor
 
     found = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(one) for one in ids]
-    wrong = next((one for one in found if not 0 <= one < vocabulary), None)
-    if wrong is not None:
-        problem = f"token {wrong} is outside this tokenizer's vocabulary of {vocabulary}"
-        raise DataError(f"{problem}: was it trained with another one?")
+    for one in found:
+        if not 0 <= one < vocabulary:
+            problem = f"token {one} is outside this tokenizer's vocabulary of {vocabulary}"
+            raise DataError(f"{problem}: was it trained with another one?")
     return found
 
 

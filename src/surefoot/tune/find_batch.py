@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from surefoot.config.batch_size import Batching
-from surefoot.data.order_build import planned_sizes
+from surefoot.data.pipeline import planned_sizes
 from surefoot.errors import ConfigError
 from surefoot.memory import free_bytes, in_words, parsed_bytes
 from surefoot.models.layers import Dropout

@@ -15,7 +15,7 @@ from surefoot.config.batch_size import Batching
 from surefoot.data.buckets import Buckets
 from surefoot.data.loader import MicroBatch
 from surefoot.data.order import Ids
-from surefoot.data.order_build import data_plan
+from surefoot.data.pipeline import data_plan
 from surefoot.errors import first_line
 from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from in_one import in_one
-from surefoot.data.images.augmentation import Augmentation, augmented, below, sample_bits
-from surefoot.data.images.randaugment import KINDS, changed, randaugmented
+from surefoot.data.images.augmentation import KINDS, Augmentation, augmented, below, changed, randaugmented, sample_bits
 from surefoot.errors import ConfigError
 from surefoot.seeding import fold, stream_key
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from surefoot.data.images import arrays
-from surefoot.data.images.arrays import read_all, read_cifar, refuse_pickled
+from surefoot.data.images.arrays import cifar_arrays, found_in, read_cifar
 from surefoot.errors import DataError
 
 
@@ -30,9 +30,9 @@ def test_pixels_and_labels_are_where_they_belong(tmp_path: Path) -> None:
 def test_all_six_files_are_read_in_order(tmp_path: Path) -> None:
     for place, name in enumerate((*arrays.TRAINING_FILES, arrays.TEST_FILE)):
         (tmp_path / name).write_bytes(rows([place, place])[0])
-    (images, labels), (test_images, test_labels) = read_all(tmp_path)
-    assert (labels.tolist(), test_labels.tolist()) == ([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], [5, 5])
-    assert (images.shape, test_images.shape) == ((10, 32, 32, 3), (2, 32, 32, 3))
+    found = cifar_arrays(tmp_path)
+    assert (found.labels.tolist(), found.test_labels.tolist()) == ([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], [5, 5])
+    assert (found.images.shape, found.test_images.shape) == ((10, 32, 32, 3), (2, 32, 32, 3))
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_damaged_files_are_named(content: bytes, says: str, tmp_path: Path) -> N
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / arrays.TEST_FILE).write_bytes(rows([1])[0])
     with pytest.raises(DataError, match=r"without data_batch_1\.bin, data_batch_2\.bin"):
-        read_all(tmp_path)
+        cifar_arrays(tmp_path)
 
 
 def test_the_pickled_version_is_refused_and_never_opened(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
     with pytest.raises(DataError, match="pickled: loading it could run any code"):
-        refuse_pickled(tmp_path)
+        found_in(tmp_path)

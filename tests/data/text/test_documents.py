@@ -104,7 +104,7 @@ def test_null_is_a_document_that_holds_nothing(tmp_path: Path) -> None:
         (b'{"text"', "line 1 is no JSON"),
         (b"[1]", "line 1 has no 'text': there is a list"),
         (b'{"text": "\xff"}', "line 1 is not UTF-8 text: byte 11 of the line is 0xff"),
-        (gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], "cannot be read: Compressed file ended"),
+        (gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], "is truncated or damaged: Compressed file ended"),
         (b"", "is empty: 0 bytes"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_file_that_is_none_is_refused_naming_the_line(records, says, tmp_path)
     [
         (json.dumps(ARC).encode() + b"\n{", "line 2 is no JSON"),
         (b'{"query": "\xff"}', "line 1 is not UTF-8 text: byte 12 of the line is 0xff"),
-        (gzip.compress(b"x" * 999, mtime=0)[:-9], "cannot be read: Compressed file ended"),
+        (gzip.compress(b"x" * 999, mtime=0)[:-9], "is truncated or damaged: Compressed file ended"),
     ],
 )
 def test_bytes_that_cannot_be_read_are_told_with_their_line(data, says, tmp_path):

@@ -16,7 +16,8 @@ def test_what_was_written_is_read(tmp_path):
     shards = TokenShards.open(tmp_path / "new" / "folder")
     assert np.array_equal(np.concatenate(shards.arrays), tokens)
     assert [len(array) for array in shards.arrays] == [300, 300, 300, 100]
-    assert (len(shards), shards.vocabulary, shards.damaged()) == (1000, 50_257, [])
+    assert (len(shards), shards.vocabulary) == (1000, 50_257)
+    shards.refuse_damaged()
 
 
 def test_documents_are_written_one_after_the_other(tmp_path):
@@ -86,7 +87,8 @@ def test_a_shard_of_another_size_is_named(tmp_path, change, state):
 
 def test_a_flipped_bit_is_found_by_reading_everything(tmp_path):
     spoiled(tmp_path, lambda file: file.write_bytes(b"\x80" + file.read_bytes()[1:]))
-    assert TokenShards.open(tmp_path).damaged() == ["shard-00001.bin"]
+    with pytest.raises(DataError, match=r"shard-00001\.bin is damaged"):
+        TokenShards.open(tmp_path).refuse_damaged()
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no file here whose reading is an I/O error")
@@ -94,7 +96,8 @@ def test_bytes_that_the_disk_does_not_give_are_damaged(tmp_path):
     shards = write_shards(np.arange(9), tmp_path, vocabulary=9)
     (tmp_path / "shard-00000.bin").unlink()
     (tmp_path / "shard-00000.bin").symlink_to("/proc/self/mem")  # no page lies at its beginning
-    assert shards.damaged() == ["shard-00000.bin"]
+    with pytest.raises(DataError, match=r"shard-00000\.bin is damaged"):
+        shards.refuse_damaged()
 
 
 def test_no_directory_and_no_index_are_told_apart(tmp_path):

@@ -1,16 +1,14 @@
 """Images that fit into memory, as arrays with their labels: scikit-learn's digits, IDX files, CIFAR-10, and a made-up set."""
 
-import gzip
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
+from surefoot.data.text.files import opened
 from surefoot.errors import DataError
 from surefoot.seeding import stream_key
 
@@ -27,6 +25,17 @@ _IDX_KINDS = ("images-idx3", "labels-idx1")
 _DIGITS_TEST = 360  # of 1,797
 
 
+@dataclass(frozen=True)
+class Arrays:
+    """Images (N, H, W, C) as bytes and labels (N,) of a training and a test part, and the names of the classes."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+
 def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images (N, 32, 32, 3) and labels (N,) of one file of the binary version.
 
@@ -39,11 +48,8 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     >>> images.shape, labels.tolist()
     ((1, 32, 32, 3), [3])
     """
-    path = local_path(path, setting="path")
-    try:
-        content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
-    except OSError as problem:
-        raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+    with opened(path := local_path(path, setting="path")) as file:
+        content = np.frombuffer(file.read(), dtype=np.uint8)
     if len(content) == 0 or len(content) % _ROW:
         raise DataError(
             f"{path} is truncated, or no file of CIFAR-10's binary version: its {len(content)} bytes are not rows of {_ROW}\n"
@@ -60,22 +66,15 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)), labels
 
 
-def read_all(path: Path) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], ...]:
-    """Training and test images with their labels, of a directory that holds the six files."""
+def cifar_arrays(path: Path) -> Arrays:
+    """The six files of a directory."""
     missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
     if missing:
         raise DataError(f"{path} holds CIFAR-10 without {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again")
     parts = [read_cifar(path / name) for name in TRAINING_FILES]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return (images, labels), read_cifar(path / TEST_FILE)
-
-
-def refuse_pickled(path: Path) -> None:
-    if (path / "data_batch_1").is_file():
-        raise DataError(
-            f"{path} holds the Python version of CIFAR-10, which is pickled: loading it could run any code\n"
-            "  give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)"
-        )
+    test_images, test_labels = read_cifar(path / TEST_FILE)
+    return Arrays(images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES)
 
 
 def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
@@ -89,38 +88,25 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
     ...     read_idx(file.name, dimensions=1).tolist()
     [7, 8, 9]
     """
-    path = local_path(path, setting="path")
-    try:
-        with _opened(path) as file:
-            return _read(file, path, dimensions)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        raise DataError(
-            f"{path} is truncated or damaged: {problem}\n  was a download or a copy interrupted? Fetch it again"
-        ) from problem
-    except OSError as problem:
-        raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
-
-
-def _opened(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
-    return cast("BinaryIO", gzip.open(path)) if compressed else path.open("rb")
-
-
-def _read(file: BinaryIO, path: Path, dimensions: int) -> NDArray[np.uint8]:
-    header = file.read(4 + 4 * dimensions)
-    magic = int.from_bytes(header[:4], "big")
-    expected = _BYTES << 8 | dimensions
-    if len(header) < 4 or magic != expected:
-        found = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
-        wanted = f"its first four bytes should be {expected}, found {found}"
-        raise DataError(f"{path} is no IDX file of {_called(dimensions)}: {wanted}\n  {_likely(magic, dimensions)}")
-    sizes = [int.from_bytes(header[place : place + 4], "big") for place in range(4, len(header), 4)]
-    stated = int(np.prod(sizes, dtype=object))
-    shown = f"its header says {' x '.join(str(size) for size in sizes)} = {stated} bytes"
-    if stated > _LARGEST_BYTES:  # told before anything is unpacked
-        raise DataError(f"{path} is damaged: {shown}, and more than {_LARGEST_BYTES} are not read")
-    content = file.read(stated + 1)  # no more of what is compressed than that is unpacked
+    with opened(path := local_path(path, setting="path")) as file:
+        header = file.read(4 + 4 * dimensions)
+        magic = int.from_bytes(header[:4], "big")
+        expected = _BYTES << 8 | dimensions
+        if len(header) < 4 or magic != expected:
+            found = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
+            wanted = f"its first four bytes should be {expected}, found {found}"
+            likely = (
+                f"is it another kind of file than its name says? {_called(dimensions).capitalize()} of MNIST are IDX"
+            )
+            if magic >> 8 == _BYTES and 0 < (other := magic & 0xFF) <= _MOST_DIMENSIONS:
+                likely = f"it holds {_called(other)}, of {other} dimension(s): were images and labels exchanged?"
+            raise DataError(f"{path} is no IDX file of {_called(dimensions)}: {wanted}\n  {likely}")
+        sizes = [int.from_bytes(header[place : place + 4], "big") for place in range(4, len(header), 4)]
+        stated = int(np.prod(sizes, dtype=object))
+        shown = f"its header says {' x '.join(map(str, sizes))} = {stated} bytes"
+        if stated > _LARGEST_BYTES:  # told before anything is unpacked
+            raise DataError(f"{path} is damaged: {shown}, and more than {_LARGEST_BYTES} are not read")
+        content = file.read(stated + 1)  # no more of what is compressed than that is unpacked
     if len(content) != stated or len(header) < 4 + 4 * dimensions:
         short = len(content) <= stated
         raise DataError(
@@ -134,24 +120,6 @@ def _called(dimensions: int) -> str:
     return "labels" if dimensions == 1 else "images"
 
 
-def _likely(magic: int, dimensions: int) -> str:
-    other = magic & 0xFF
-    if magic >> 8 == _BYTES and 0 < other <= _MOST_DIMENSIONS:
-        return f"it holds {_called(other)}, of {other} dimension(s): were images and labels exchanged?"
-    return f"is it another kind of file than its name says? {_called(dimensions).capitalize()} of MNIST are IDX"
-
-
-@dataclass(frozen=True)
-class Arrays:
-    """Images (N, H, W, C) as bytes and labels (N,) of a training and a test part, and the names of the classes."""
-
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    test_images: NDArray[np.uint8]
-    test_labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-
-
 def digits() -> Arrays:
     """The 1,797 real handwritten digits of 8 x 8 pixels that come with scikit-learn; 360 of them, always the same, to test.
 
@@ -163,8 +131,7 @@ def digits() -> Arrays:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    images = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
-    labels = found.target.astype(np.int64)
+    images, labels = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None], found.target.astype(np.int64)
     order = permutation(stream_key(0, "digits to test"), len(images), np.arange(len(images)))
     test, training = order[:_DIGITS_TEST], np.sort(order[_DIGITS_TEST:])
     return Arrays(images[training], labels[training], images[test], labels[test], tuple("0123456789"))
@@ -175,7 +142,7 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
 
     numbered: nothing else says how many classes there are, so that each must have an image to train on, or is taken for damage.
     """
-    parts, sources = [], []
+    parts = []
     for part, prefix in _IDX_PARTS.items():
         images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)
         if images is None or labels is None:
@@ -187,17 +154,15 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
         pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
         if len(pixels) != len(numbers):
             raise DataError(f"{images} holds {len(pixels)} images, {labels} {len(numbers)} labels\n  fetch both again")
-        sources.append(labels)
-        parts.append((pixels[..., None], numbers.astype(np.int64)))
-    (training, training_labels), (test, test_labels) = parts
+        parts.append((labels, pixels[..., None], numbers.astype(np.int64)))
+    (source, training, training_labels), (_, test, test_labels) = parts
     images_of = np.bincount(training_labels)
     if numbered and not images_of.all():
         raise DataError(
-            f"{sources[0]}: row {training_labels.argmax()} has the label {training_labels.max()}, and no image has the label "
+            f"{source}: row {training_labels.argmax()} has the label {training_labels.max()}, and no image has the label "
             f"{images_of.argmin()}: is the file damaged?\n  if there are so many classes, name them: --data.classes"
         )
-    number = max(1, len(images_of))
-    return Arrays(training, training_labels, test, test_labels, tuple(str(label) for label in range(number)))
+    return Arrays(training, training_labels, test, test_labels, tuple(map(str, range(max(1, len(images_of))))))
 
 
 def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classes: int = 10) -> Arrays:
@@ -214,25 +179,26 @@ def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classe
     made = np.empty((number, size, size, channels), dtype=np.uint8)
     for first in range(0, number, 1000):  # not all of the noise at once
         chosen = slice(first, first + 1000)
-        noise = generator.integers(-64, 64, made[chosen].shape)
-        made[chosen] = patterns[labels[chosen]] + noise
-    names = tuple(str(label) for label in range(classes))
-    return Arrays(made[:images], labels[:images], made[images:], labels[images:], names)
+        made[chosen] = patterns[labels[chosen]] + generator.integers(-64, 64, made[chosen].shape)
+    return Arrays(made[:images], labels[:images], made[images:], labels[images:], tuple(map(str, range(classes))))
 
 
 def found_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
     """The arrays that a directory holds; None where it holds none, and may be one of pictures. numbered: see `idx_arrays`."""
     for place in (folder, folder / "cifar-10-batches-bin"):
         if any((place / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):
-            (images, labels), (test_images, test_labels) = read_all(place)
-            return Arrays(images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES)
-    refuse_pickled(folder)
-    refuse_pickled(folder / "cifar-10-batches-py")
+            return cifar_arrays(place)
+    for place in (folder, folder / "cifar-10-batches-py"):
+        if (place / "data_batch_1").is_file():
+            raise DataError(
+                f"{place} holds the Python version of CIFAR-10, which is pickled: loading it could run any code\n"
+                "  give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)"
+            )
     named = [_idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in _IDX_KINDS]
-    return None if not any(named) else idx_arrays(folder, numbered=numbered)
+    return idx_arrays(folder, numbered=numbered) if any(named) else None
 
 
 def _idx_file(folder: Path, prefix: str, kind: str) -> Path | None:
-    dotted = kind.replace("-", ".")  # as some programs unpack them
-    names = [f"{prefix}-{written}-ubyte{end}" for written in (kind, dotted) for end in ("", ".gz")]
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    written = (kind, kind.replace("-", "."))  # the latter as some programs unpack them
+    names = [folder / f"{prefix}-{name}-ubyte{end}" for name in written for end in ("", ".gz")]
+    return next(filter(Path.is_file, names), None)

@@ -6,18 +6,16 @@ mean and deviation of the training part, and a class number. Where the images co
 Shapes: N images, B batch, C channels, H height, W width.
 """
 
-from __future__ import annotations
-
 from copy import copy
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from surefoot.data.fingerprints import hash_of
 from surefoot.data.images.augmentation import Augmentation, augmented, sample_bits
 from surefoot.data.images.folder import Files, Fitting, opened, read_picture
 from surefoot.data.leakage_check import Batch, rows_as_bytes
@@ -26,8 +24,8 @@ from surefoot.errors import DataError
 from surefoot.seeding import fold, seeded_bits, stream_key
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
+Dataset = TypeVar("Dataset", bound="Images | ImageFiles")
 
-_HASHED_BYTES = 1 << 24
 _PIECE = 1000  # draws of the piece that is cut out begin here, apart from those of augmentation
 
 
@@ -67,11 +65,11 @@ class Images:
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor]:
         """One image, as it is in the epoch that the generators are seeded for, and its label."""
         bits = np.array([seeded_bits()], dtype=np.uint64)
-        return self._made(self.images[sample : sample + 1], bits)[0], self.labels[sample]
+        return _inputs(self, self.images[sample : sample + 1], bits)[0], self.labels[sample]
 
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and labels (B,)."""
-        return self._made(self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)), self.labels[ids]
+        return _inputs(self, self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)), self.labels[ids]
 
     def stored(self, ids: Ids) -> Batch:
         """The images as bytes with their labels, neither normalised nor changed, and the labels."""
@@ -80,22 +78,8 @@ class Images:
 
     def fingerprint(self) -> dict[str, Any]:
         """How many, of what shape, a hash of up to 16 MiB of them spread over all, and how they are changed."""
-        each = int(np.prod(self.images.shape[1:]))
-        spread = self.images[:: max(1, len(self) * each // _HASHED_BYTES)]
-        digest = sha256(spread.tobytes())
-        digest.update(self.labels.numpy().tobytes())
-        return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": digest.hexdigest(), **_how(self)}
-
-    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Images:
-        """The same images with another mean and deviation."""
-        other = copy(self)
-        other.mean, other.std = mean, std
-        return other
-
-    def _made(self, images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64]) -> Tensor:
-        if self.augmentation is not None:
-            images_BHWC = augmented(images_BHWC, bits_B, self.augmentation, mean_C=np.array(self.mean))
-        return normalised(images_BHWC, mean=self.mean, std=self.std)
+        content = hash_of((self.images, self.labels))
+        return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": content, **_how(self)}
 
 
 class ImageFiles:
@@ -128,11 +112,7 @@ class ImageFiles:
             image = self.fitting.piece(picture, lambda draw: fold(bits, _PIECE + draw) / 2**64)
         else:
             image = self.fitting.whole(picture)
-        image_BHWC = image[None]
-        if self.augmentation is not None:
-            bits_B = np.array([bits], dtype=np.uint64)
-            image_BHWC = augmented(image_BHWC, bits_B, self.augmentation, mean_C=np.array(self.mean))
-        return normalised(image_BHWC, mean=self.mean, std=self.std)[0], int(self.files.labels[sample])
+        return _inputs(self, image[None], np.array([bits], dtype=np.uint64))[0], int(self.files.labels[sample])
 
     def stored(self, ids: Ids) -> Batch:
         """The files as they are, with their labels, and the labels."""
@@ -142,20 +122,26 @@ class ImageFiles:
 
     def fingerprint(self) -> dict[str, Any]:
         """How many, a hash of names and labels, what was measured (contents are not read again), and how they are changed."""
-        told: dict[str, Any] = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
-        told["measured"] = [list(part) for part in self.measured]
-        return {**told, **_how(self)}
-
-    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageFiles:
-        """The same pictures with another mean and deviation."""
-        other = copy(self)
-        other.mean, other.std = mean, std
-        return other
+        own = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
+        return {**own, "measured": [list(part) for part in self.measured], **_how(self)}
 
 
 def _how(dataset: Images | ImageFiles) -> dict[str, Any]:
     changes = None if dataset.augmentation is None else vars(dataset.augmentation)
     return {"mean": list(dataset.mean), "std": list(dataset.std), "augmentation": changes}
+
+
+def _inputs(dataset: Images | ImageFiles, images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64]) -> Tensor:
+    if dataset.augmentation is not None:
+        images_BHWC = augmented(images_BHWC, bits_B, dataset.augmentation, mean_C=np.array(dataset.mean))
+    return normalised(images_BHWC, mean=dataset.mean, std=dataset.std)
+
+
+def normalised_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
+    """The same images with another mean and deviation."""
+    other = copy(dataset)
+    other.mean, other.std = mean, std
+    return other
 
 
 def normalised(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -173,5 +159,4 @@ def picture_as_input(
     path: Path, *, size: int, channels: int, crop: Any, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Tensor:
     """A picture of any kind and size as one input (1, C, H, W) of a model that was trained on images made in that way."""
-    image = Fitting(size, channels, crop).whole(opened(path))
-    return normalised(image[None], mean=mean, std=std)
+    return normalised(Fitting(size, channels, crop).whole(opened(path))[None], mean=mean, std=std)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -59,7 +59,9 @@ class Fitting:
 
     def _coloured(self, picture: Image.Image) -> Image.Image:
         if picture.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255 instead of scaling
-            picture = _of_bytes(picture)
+            from PIL.Image import fromarray
+
+            picture = fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
         return picture.convert("L" if self.channels == 1 else "RGB")
 
     def _array(self, picture: Image.Image) -> NDArray[np.uint8]:
@@ -73,8 +75,8 @@ class Files:
     paths: list[Path]
     labels: NDArray[np.int64]
 
-    def chosen(self, places: NDArray[np.int64]) -> Files:
-        return Files([self.paths[place] for place in places.tolist()], self.labels[places])
+    def chosen(self, places: NDArray[np.int64]) -> Self:
+        return replace(self, paths=[self.paths[place] for place in places.tolist()], labels=self.labels[places])
 
     def digest(self) -> str:
         """A hash of each file's name and folder, wherever these lie, and of the labels."""
@@ -90,6 +92,7 @@ def opened(path: Path) -> Image.Image:
         with path.open("rb") as file:  # closed here: of a damaged picture Pillow leaves its own open
             picture = Image.open(file)
             picture.load()
+            return picture
     except FileNotFoundError as problem:
         raise DataError(f"no file {path} (looked in {Path.cwd()})") from problem
     except UnidentifiedImageError as problem:
@@ -98,7 +101,6 @@ def opened(path: Path) -> Image.Image:
         if isinstance(problem, OSError) and problem.errno is not None:  # of the file, not of Pillow
             raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
         raise DataError(f"{path} is a damaged picture: {problem}") from problem
-    return picture
 
 
 def read_picture(path: Path) -> Image.Image:
@@ -150,28 +152,29 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
     """
     if size is not None and channels is not None:
         return Fitting(size, channels, crop)
-    seen: dict[str, dict[str, Path]] = {"size": {}, "channels": {}}
+    sizes: dict[tuple[int, int], Path] = {}
+    depths: dict[int, Path] = {}
     for path in files.paths[:: -(-len(files.paths) // _LOOKED_AT)]:
-        header = _header(path)
-        if header is not None:
-            seen["size"].setdefault(f"{header[0]} x {header[1]} pixels", path)
-            seen["channels"].setdefault(f"{header[2]} channel(s)", path)
-    for name, given in (("size", size), ("channels", channels)):
-        if given is None and len(seen[name]) > 1:
-            (one, first), (another, second) = list(seen[name].items())[:2]
-            raise DataError(
-                f"pictures of mixed {name}: {first} has {one}, {second} has {another}\n"
-                f"  say what all are made into: {'--data.size 64' if name == 'size' else '--data.channels 3'}"
-            )
-    if not seen["size"]:
+        if (header := _header(path)) is not None:
+            sizes.setdefault(header[:2], path)
+            depths.setdefault(header[2], path)
+    if not sizes:
         raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
-    width, height = (int(word) for word in next(iter(seen["size"])).split()[0:3:2])
+    (width, height), depth = next(iter(sizes)), next(iter(depths))
+    of_size = [f"{path} has {across} x {down} pixels" for (across, down), path in sizes.items()]
+    of_depth = [f"{path} has {number} channel(s)" for number, path in depths.items()]
+    for name, given, pictures, flag in (
+        ("size", size, of_size, "--data.size 64"),
+        ("channels", channels, of_depth, "--data.channels 3"),
+    ):
+        if given is None and len(pictures) > 1:
+            mixed = f"pictures of mixed {name}: {', '.join(pictures[:2])}"
+            raise DataError(f"{mixed}\n  say what all are made into: {flag}")
     if size is None and width != height:
         raise DataError(
             f"{files.paths[0]} has {width} x {height} pixels: say of what side all are: --data.size {height}"
         )
-    held = int(next(iter(seen["channels"])).split()[0])
-    return Fitting(width if size is None else size, held if channels is None else channels, crop)
+    return Fitting(width if size is None else size, depth if channels is None else channels, crop)
 
 
 def readable(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
@@ -191,11 +194,6 @@ def readable(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
     return files.chosen(np.flatnonzero(found)), [files.paths[place] for place in np.flatnonzero(~found).tolist()]
 
 
-def refuse_channels(channels: int | None) -> None:
-    if channels not in (None, 1, 3):
-        raise ConfigError(f"channels = {channels}: 1 for grey, or 3 for colour")
-
-
 def shown(names: Sequence[str]) -> str:
     """Names for a message: the first ten, and how many there are where these are not all."""
     return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")
@@ -212,12 +210,6 @@ def _header(path: Path) -> tuple[int, int, int] | None:
 
 
 def _resized(picture: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None) -> Image.Image:
-    from PIL import Image
+    from PIL.Image import Resampling
 
-    return picture.resize(size, Image.Resampling.BILINEAR, box=box)
-
-
-def _of_bytes(picture: Image.Image) -> Image.Image:
-    from PIL import Image
-
-    return Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
+    return picture.resize(size, Resampling.BILINEAR, box=box)

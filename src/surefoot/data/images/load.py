@@ -4,12 +4,11 @@ No image is in two parts. What is held out is taken from the training part by a 
 number of images, so that runs of every seed are scored on the same ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from surefoot.config.paths import local_path
 from surefoot.data.images import arrays as image_arrays
 from surefoot.data.images.arrays import Arrays
 from surefoot.data.images.augmentation import Augmentation
-from surefoot.data.images.dataset import ImageFiles, Images, Moments
+from surefoot.data.images.dataset import ImageFiles, Images, Moments, normalised_with
 from surefoot.data.images.folder import (
     Corrupt,
     Crop,
@@ -29,9 +28,9 @@ from surefoot.data.images.folder import (
     fitting,
     read_picture,
     readable,
-    refuse_channels,
 )
 from surefoot.data.order import Ids, permutation
+from surefoot.data.text.files import check_parts
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import stream_key
 
@@ -48,22 +47,19 @@ class ImageSets:
     held_out: Images | ImageFiles
     test: Images | ImageFiles | None
     classes: tuple[str, ...]
-    fitting: Fitting
-    """Side, channels, and how a picture of another size is made to fit."""
-    mean: tuple[float, ...]
-    """Of each channel over the training part, 0 to 1; measured even where images are normalised with others."""
+    fitting: Fitting  # side, channels, and how a picture of another size is made to fit
+    mean: tuple[float, ...]  # of each channel over training, 0 to 1; measured even where others normalise the images
     std: tuple[float, ...]
-    left_out: list[Path]
-    """Files that could not be decoded, where such are skipped."""
+    left_out: list[Path]  # files that could not be decoded, where such are skipped
 
-    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageSets:
+    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """The same images, normalised as those that a model was trained on; `mean` and `std` stay what was measured.
 
         >>> load_images().normalised_with((0.5,), (0.25,)).training.mean
         (0.5,)
         """
-        training, held_out = self.training.normalised_with(mean, std), self.held_out.normalised_with(mean, std)
-        test = None if self.test is None else self.test.normalised_with(mean, std)
+        training, held_out = (normalised_with(part, mean, std) for part in (self.training, self.held_out))
+        test = None if self.test is None else normalised_with(self.test, mean, std)
         return replace(self, training=training, held_out=held_out, test=test)
 
 
@@ -92,7 +88,8 @@ def load_images(
     >>> len(digits.training), len(digits.held_out), len(digits.test), digits.fitting.size
     (1293, 144, 360, 8)
     """
-    refuse_channels(channels)
+    if channels not in (None, 1, 3):
+        raise ConfigError(f"channels = {channels}: 1 for grey, or 3 for colour")
     refuse_fraction(held_out_fraction)
     if size is not None and size < 1:
         raise ConfigError(f"data.size = {size}: the side of images in pixels, 1 or more")
@@ -105,20 +102,24 @@ def load_images(
         arrays = image_arrays.synthetic(**{name: value for name, value in given.items() if value is not None})
     elif path is None:
         arrays = image_arrays.digits()
-    else:
-        _refuse_place(folder)
+    elif folder.is_dir():
         arrays = image_arrays.found_in(folder, numbered=classes is None)
+    else:
+        what = "is a file: give the directory that it is in" if folder.is_file() else "does not exist"
+        raise DataError(
+            f"{folder} {what} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
+        )
     if arrays is None:
         fit = partial(fitting, size=size, channels=channels, crop=crop)
         return _of_folders(folder, classes, held_out_fraction, fit, augmentation=augmentation, corrupt=corrupt)
     foreign = {"crop": crop != "padded", "corrupt": corrupt != "stop"}
     foreign |= {} if made_up else {"size": size is not None, "channels": channels is not None}
-    if any(foreign.values()):
-        name = next(name for name, given in foreign.items() if given)
-        raise ConfigError(
-            f"data.{name} is for pictures in folders; {path or 'the digits'} are arrays of one size and colour\n"
-            f"  leave it out (--data.{name}, in a preset or a file too)"
-        )
+    for name, is_given in foreign.items():
+        if is_given:
+            raise ConfigError(
+                f"data.{name} is for pictures in folders; {path or 'the digits'} are arrays of one size and colour\n"
+                f"  leave it out (--data.{name}, in a preset or a file too)"
+            )
     arrays = arrays if classes is None else replace(arrays, classes=tuple(classes))
     return _of_arrays(arrays, str(path or "digits"), held_out_fraction, augmentation=augmentation, seed=seed)
 
@@ -188,13 +189,10 @@ def _of_folders(
         for name, files in parts.items():
             parts[name], damaged = readable(files)
             left_out += damaged
-    training = parts["training"]
+    training, held_out = parts["training"], parts.get("val")
     fits = fit(training)
-    if "val" in parts:
-        held_out = parts["val"]
-    else:
-        kept, apart = _divided(len(training.paths), held_out_fraction)
-        training, held_out = training.chosen(kept), training.chosen(apart)
+    if held_out is None:
+        training, held_out = map(training.chosen, _divided(len(training.paths), held_out_fraction))
     mean, std = _moments_of_files(training, fits)
     return ImageSets(
         training=ImageFiles(training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()),
@@ -208,20 +206,9 @@ def _of_folders(
     )
 
 
-def _refuse_place(path: Path) -> None:
-    if not path.is_dir():
-        what = "is a file: give the directory that it is in" if path.is_file() else "does not exist"
-        raise DataError(
-            f"{path} {what} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
-        )
-
-
 def _divided(images: int, held_out_fraction: float) -> tuple[Ids, Ids]:
     number = round(images * held_out_fraction)
-    if not 0 < number < images:
-        raise DataError(
-            f"held_out_fraction = {held_out_fraction} of {images} images leaves {images - number} to train on and {number} to score"
-        )
+    check_parts(images - number, number, held_out_fraction, what="images")
     order = permutation(stream_key(0, "held-out images"), images, np.arange(images))
     return np.sort(order[number:]), np.sort(order[:number])
 
@@ -238,16 +225,15 @@ def _moments(counts_CV: NDArray[np.int64]) -> Moments:
     means, deviations = [], []
     for counts in counts_CV:
         shares = counts / counts.sum()
-        mean = float(shares @ values)
-        means.append(mean)
-        deviation = float(shares @ (values - mean) ** 2) ** 0.5
+        means.append(float(shares @ values))
+        deviation = float(shares @ (values - means[-1]) ** 2) ** 0.5
         deviations.append(max(deviation, 1 / 255))  # of one colour: nothing to divide by
     return tuple(means), tuple(deviations)
 
 
 def _moments_of_files(files: Files, fits: Fitting) -> Moments:
-    some = files.paths[:: -(-len(files.paths) // _MEASURED_FILES)]
     counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
-    for path in some:  # one after the other: thousands of pictures need not fit into memory
+    stride = -(-len(files.paths) // _MEASURED_FILES)
+    for path in files.paths[::stride]:  # one after the other: thousands of pictures need not fit into memory
         counts_CV += _counts(fits.whole(read_picture(path)))
     return _moments(counts_CV)

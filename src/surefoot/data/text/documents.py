@@ -1,8 +1,6 @@
 """Documents in files of any size, one after the other: text, JSON lines and Parquet, from any document on."""
 
-import gzip
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import SUFFIXES, decoded, no_such
+from surefoot.data.text.files import SUFFIXES, decoded, no_such, opened
 from surefoot.errors import ConfigError, DataError
 
 _LINES = (".jsonl", ".ndjson")
 _JSON = (*_LINES, ".json")  # which is JSON lines only where somebody says so, by its name
 _PARQUET = ".parquet"
 _ABOUT = (".md", ".py")  # beside data they tell of them, and read them
-_GZIP = b"\x1f\x8b"
 _ROWS_AT_ONCE = 1024
+_HINT = "\n  say where the text is: --column NAME"
 
 
 @dataclass(frozen=True)
@@ -131,18 +129,13 @@ def _texts(path: Path, *, column: str, start: int) -> Iterator[str]:
     for where, record in json_lines(path, start=start):
         if not isinstance(record, dict) or column not in record:
             there = ", ".join(record) if isinstance(record, dict) else f"a {type(record).__name__}"
-            raise DataError(f"{where} has no {column!r}: there is {there}\n  say where the text is: --column NAME")
+            raise DataError(f"{where} has no {column!r}: there is {there}{_HINT}")
         yield _checked(record[column], column, where)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as plain:
-            zipped = plain.read(len(_GZIP)) == _GZIP
-        with gzip.open(path) if zipped else path.open("rb") as file:
-            yield from file
-    except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"{path} cannot be read: {problem}\n  was it copied whole?") from problem
+    with opened(path) as file:
+        yield from file
 
 
 def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
@@ -171,17 +164,15 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
 
 
 def _check_column(schema: Any, column: str, path: Path) -> None:
-    hint = "\n  say where the text is: --column NAME"
     if column not in schema.names:
-        raise DataError(f"{path} has no column {column!r}: there are {', '.join(schema.names)}{hint}")
+        raise DataError(f"{path} has no column {column!r}: there are {', '.join(schema.names)}{_HINT}")
     if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
-        raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{hint}")
+        raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}")
 
 
 def _checked(text: Any, column: str, where: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        what = type(text).__name__
-        raise DataError(f"{where}: {column!r} is a {what}, not text\n  say where the text is: --column NAME")
+        raise DataError(f"{where}: {column!r} is a {type(text).__name__}, not text{_HINT}")
     return text

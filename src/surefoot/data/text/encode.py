@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import current_process, get_context, parent_process
@@ -13,7 +13,7 @@ import numpy as np
 
 from surefoot.data.text.shards import Tokens
 from surefoot.errors import ConfigError, DataError
-from surefoot.tokenizers.files import tokenizer_from_json
+from surefoot.tokenizers.bpe import tokenizer_from_json
 from surefoot.tokenizers.tokenizer import Tokenizer
 
 _AHEAD = 2  # batches waiting for each process
@@ -68,25 +68,25 @@ def refuse_script_read_again() -> None:
         )
 
 
+def encoded_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+    """The tokens of each text; `RefusedTextError` tells which of them cannot be encoded."""
+    try:
+        return tokenizer.encode_all(texts)
+    except DataError:
+        for place, text in enumerate(texts):
+            try:
+                tokenizer.encode(text)
+            except DataError as problem:
+                raise RefusedTextError(place, str(problem)) from problem
+        raise
+
+
 def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
     end = [] if tokenizer.end is None else [tokenizer.end]
-    try:
-        found = tokenizer.encode_all(texts)
-    except DataError:
-        _encoded_one_by_one(tokenizer, texts)
-        raise
     return [
         np.concatenate([tokens, np.array(end, dtype=tokens.dtype)]) if text else tokens[:0]
-        for text, tokens in zip(texts, found, strict=True)
+        for text, tokens in zip(texts, encoded_texts(tokenizer, texts), strict=True)
     ]
-
-
-def _encoded_one_by_one(tokenizer: Tokenizer, texts: list[str]) -> None:
-    for place, text in enumerate(texts):
-        try:
-            tokenizer.encode(text)
-        except DataError as problem:
-            raise RefusedTextError(place, str(problem)) from problem
 
 
 def _encoded_here(texts: list[str]) -> list[Tokens]:
@@ -102,7 +102,6 @@ def _begin(tokenizer: str) -> None:
 
 
 def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
+    if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)

@@ -1,10 +1,14 @@
 """Text to train on: files of yours, or the source of the Python that runs, which is there without any download."""
 
 import codecs
+import gzip
 import os
 import sysconfig
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
+from io import BufferedReader
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +21,7 @@ from surefoot.tokenizers.tokenizer import Tokenizer
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _TABLES = {"encodings", "pydoc_data", "lib2to3", "turtledemo", "ensurepip"}  # generated tables and text, drawings
+_GZIP = b"\x1f\x8b"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 Part = TypeVar("Part", str, np.ndarray)
@@ -32,6 +37,31 @@ def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
 def is_utf_16(data: bytes) -> bool:
     """Whether bytes begin with the mark of UTF-16, which no UTF-8 does."""
     return data.startswith(_UTF_16)
+
+
+def check_parts(training: int, held_out: int, held_out_fraction: float, *, what: str) -> None:
+    """Raise `DataError` if a fraction leaves no samples of a kind, `what`, to train on or none to score."""
+    if not 0 < held_out_fraction < 1 or not training or not held_out:
+        raise DataError(
+            f"held_out_fraction = {held_out_fraction} of {training + held_out} {what} leaves {training} to train on and "
+            f"{held_out} to score\n  give a fraction between 0 and 1, such as 0.1, or more {what} if there are few"
+        )
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
+    """A file to read, unpacked where it is gzipped; an error becomes a `DataError` that names it."""
+    try:
+        with path.open("rb") as plain:
+            zipped = path.suffix == ".gz" or plain.read(len(_GZIP)) == _GZIP
+        with gzip.open(path) if zipped else path.open("rb") as file:
+            yield file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+        raise DataError(
+            f"{path} is truncated or damaged: {problem}\n  was a download or a copy interrupted? Fetch it again"
+        ) from problem
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
 
 
 def decoded(data: bytes, where: str, *, first_line: int = 1) -> str:
@@ -121,11 +151,7 @@ def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float
             so_far += len(documents[name])
     if not held_out:
         held_out.add(min(documents, key=lambda name: (len(documents[name]), name)))
-    if not 0 < held_out_fraction < 1 or len(held_out) == len(documents):
-        raise DataError(
-            f"held_out_fraction = {held_out_fraction} of {len(documents)} documents leaves nothing to train on or to score\n"
-            "  give a fraction between 0 and 1, such as 0.1, and more documents if there are few"
-        )
+    check_parts(len(documents) - len(held_out), len(held_out), held_out_fraction, what="documents")
     training = [text for name, text in documents.items() if name not in held_out]
     return training, [text for name, text in documents.items() if name in held_out]
 
@@ -144,11 +170,7 @@ def held_out_split(whole: Part, *, held_out_fraction: float = 0.1) -> tuple[Part
     ('abcdefgh', 'ij')
     """
     cut = len(whole) - round(len(whole) * held_out_fraction) if 0 < held_out_fraction < 1 else 0
-    if not 0 < cut < len(whole):
-        raise DataError(
-            f"held_out_fraction = {held_out_fraction} of {len(whole)} leaves {cut} to train on and {len(whole) - cut} to score\n"
-            "  give a fraction between 0 and 1, such as 0.1, and more text if it is short"
-        )
+    check_parts(cut, len(whole) - cut, held_out_fraction, what="characters" if isinstance(whole, str) else "tokens")
     return whole[:cut], whole[cut:]
 
 
@@ -162,10 +184,8 @@ def _source_files(root: Path) -> Iterator[Path]:
 
 
 def _decoded(file: Path) -> str:
-    try:
-        return decoded(file.read_bytes(), str(file))
-    except OSError as problem:
-        raise DataError(f"{file} cannot be read: {problem.strerror}") from problem
+    with opened(file) as source:
+        return decoded(source.read(), str(file))
 
 
 def _read(files: Iterable[Path], *, below: Path) -> dict[str, str]:

@@ -43,20 +43,13 @@ class Question:
 class ChoiceBatch(NamedTuple):
     """Some questions, their rows filled up with 0 to one length: what the score functions of this file are given."""
 
-    tokens: Tensor
-    """(B, N, T): what the model is shown, all but the last token of each row."""
-    places: Tensor
-    """(E,): where in the rows laid end to end each token of an ending is predicted."""
-    targets: Tensor
-    """(E,): the tokens of the endings."""
-    rows: Tensor
-    """(E,): of which row's ending each of them is."""
-    ending_tokens: Tensor
-    """(B, N): tokens of each ending."""
-    ending_bytes: Tensor
-    """(B, N): bytes of each ending."""
-    right: Tensor
-    """(B,): which ending is right."""
+    tokens: Tensor  # (B, N, T): what the model is shown, all but the last token of each row
+    places: Tensor  # (E,): where in the rows laid end to end each token of an ending is predicted
+    targets: Tensor  # (E,): the tokens of the endings
+    rows: Tensor  # (E,): of which row's ending each of them is
+    ending_tokens: Tensor  # (B, N): tokens of each ending
+    ending_bytes: Tensor  # (B, N): bytes of each ending
+    right: Tensor  # (B,): which ending is right
 
 
 class Choices:
@@ -94,9 +87,8 @@ class Choices:
     def __len__(self) -> int:
         return len(self.right)
 
-    def gather(self, ids: Ids, epochs: Ids) -> ChoiceBatch:
+    def gather(self, ids: Ids, _epochs: Ids) -> ChoiceBatch:
         """These questions, filled up to the longest among them; epochs make no difference."""
-        del epochs
         asked = self.order[ids]
         rows_R = (asked[:, None] * self.choices + np.arange(self.choices)).flatten()
         starts_R, shown_R, endings_R = self.starts[rows_R], self.lengths[rows_R] - 1, self.endings[rows_R]
@@ -122,10 +114,9 @@ class Choices:
 
     def fingerprint(self) -> dict[str, Any]:
         """Which questions, and how much of them is shown."""
-        digest = sha256()
-        for part in (self.tokens, self.lengths, self.endings, self.right):
-            digest.update(part.astype("<i8").tobytes())
-        return {"questions": len(self), "sha256": digest.hexdigest(), "context": self.context}
+        parts = (self.tokens, self.lengths, self.endings, self.right)
+        content = sha256(b"".join(part.astype("<i8").tobytes() for part in parts)).hexdigest()
+        return {"questions": len(self), "sha256": content, "context": self.context}
 
 
 def logits_at(model: Any, tokens_RT: Tensor, places_E: Tensor) -> Tensor:
@@ -170,8 +161,7 @@ def continuation_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = 
     logits_EV = _ending_logits(model, batch, logits)
     nats_BN = _summed(F.cross_entropy(logits_EV, batch.targets, reduction="none"), batch)
     misses_BN = _summed((logits_EV.argmax(dim=1) != batch.targets).float(), batch)
-    right_B1 = batch.right[:, None]
-    missed_B, nats_B = (sums_BN.take_along_dim(right_B1, dim=1) for sums_BN in (misses_BN, nats_BN))
+    missed_B, nats_B = (sums_BN.take_along_dim(batch.right[:, None], dim=1) for sums_BN in (misses_BN, nats_BN))
     return {"acc": Mean((missed_B == 0).sum(), len(missed_B)), "loss": Mean(nats_B.sum(), len(nats_B))}
 
 
@@ -224,8 +214,7 @@ def cloze(
     (1, 4)
     """
     ending = min(ending, context // 2)
-    before = context - ending
-    places = len(tokens) - context
+    before, places = context - ending, len(tokens) - context
     if ending < 1:
         raise DataError(f"context = {context}: a question needs a token before its ending: --cloze-questions 0")
     if places < choices:
@@ -233,10 +222,9 @@ def cloze(
             f"{len(tokens)} tokens are too few for questions of context {context}\n"
             "  give more text to hold out, a smaller model.context, or --cloze-questions 0"
         )
-    key = stream_key(seed, "cloze")
     made = []
     for number in range(questions):
-        generator = np.random.default_rng(fold(key, number))
+        generator = np.random.default_rng(fold(stream_key(seed, "cloze"), number))
         start = int(generator.integers(places + 1))
         starts = [start + before]
         for _ in range(100 * choices):  # endings that are the same text would be no choice
@@ -251,6 +239,6 @@ def cloze(
             )
         order = generator.permutation(choices)
         endings = [tokens[starts[place] : starts[place] + ending].tolist() for place in order]
-        beginning = tokens[start : start + before].tolist()
-        made.append(Question([beginning] * choices, endings, int(np.flatnonzero(order == 0)[0])))
+        beginnings = [tokens[start : start + before].tolist()] * choices
+        made.append(Question(beginnings, endings, int(np.flatnonzero(order == 0)[0])))
     return made

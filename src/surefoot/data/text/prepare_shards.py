@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,16 @@ from typing import Any, NamedTuple
 from surefoot.config.paths import local_path, write_whole
 from surefoot.data.text.documents import DocumentFile, document_files, kinds
 from surefoot.data.text.encode import RefusedTextError, encoded_batches, refuse_script_read_again
-from surefoot.data.text.shards import INDEX, Shard, Tokens, TokenShards, is_damaged, write_index, write_shard
+from surefoot.data.text.shards import (
+    INDEX,
+    Shard,
+    Tokens,
+    TokenShards,
+    cut_shards,
+    is_damaged,
+    write_index,
+    write_shard,
+)
 from surefoot.errors import ConfigError, DataError
 from surefoot.tokenizers.tokenizer import Tokenizer
 
@@ -36,8 +44,7 @@ class Place(NamedTuple):
     token: int
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """A shard, and where the next one begins."""
 
     shard: Shard
@@ -72,9 +79,12 @@ def prepare_shards(
         refuse_script_read_again()
     say = say or (lambda _: None)
     files = document_files(inputs, out=directory)
-    read_by = sha256(tokenizer.to_json().encode()).hexdigest()
-    settings: dict[str, Any] = {"tokenizer": read_by, "column": column, "shard_tokens": shard_tokens}
-    settings["files"] = [[file.name, file.size, file.changed_ns] for file in files]
+    settings: dict[str, Any] = {
+        "tokenizer": sha256(tokenizer.to_json().encode()).hexdigest(),
+        "column": column,
+        "shard_tokens": shard_tokens,
+        "files": [[file.name, file.size, file.changed_ns] for file in files],
+    }
     say(kinds(files))
     noted = _noted(directory, settings, say)
     sound = next((place for place, one in enumerate(noted) if is_damaged(directory, one.shard)), len(noted))
@@ -94,10 +104,10 @@ def prepare_shards(
         _note(directory, settings, made)
     begins = made[-1].next if made else Place(0, 0, 0)
     documents = _encoded(files, begins, tokenizer=tokenizer, column=column, processes=processes)
-    for pieces, following in _filled(_told(documents, files, say), begins, shard_tokens=shard_tokens):
+    for pieces, place, token in cut_shards(_told(documents, files, say), shard_tokens, skip=begins.token):
         with _writing(directory):
             shard = write_shard(pieces, directory, number=len(made), vocabulary=tokenizer.vocabulary)
-            made.append(Made(shard, following))
+            made.append(Made(shard, place._replace(token=token)))
             _note(directory, settings, made)
     if not made:
         raise DataError(f"no text in {', '.join(map(str, inputs))}: all documents are empty")
@@ -110,24 +120,23 @@ def prepare_shards(
 def _encoded(
     files: Sequence[DocumentFile], begins: Place, *, tokenizer: Tokenizer, column: str, processes: int
 ) -> Iterator[tuple[Place, Tokens]]:
-    waiting: deque[list[Place]] = deque()
+    waiting: deque[list[Place]] = deque()  # of each batch that is being encoded
 
     def batches() -> Iterator[list[str]]:
-        places: list[Place] = []
         texts: list[str] = []
         characters = 0
-        for number in range(begins.file, len(files)):
+        for number, file in enumerate(files[begins.file :], start=begins.file):
             start = begins.document if number == begins.file else 0
-            for document, text in enumerate(files[number].documents(column=column, start=start), start=start):
-                places.append(Place(number, document, 0))
+            for document, text in enumerate(file.documents(column=column, start=start), start=start):
+                if not texts:
+                    waiting.append([])
+                waiting[-1].append(Place(number, document, 0))
                 texts.append(text)
                 characters += len(text)
                 if characters >= _CHARACTERS_AT_ONCE or len(texts) >= _DOCUMENTS_AT_ONCE:
-                    waiting.append(places)
                     yield texts
-                    places, texts, characters = [], [], 0
+                    texts, characters = [], 0
         if texts:
-            waiting.append(places)
             yield texts
 
     try:
@@ -136,25 +145,6 @@ def _encoded(
     except RefusedTextError as problem:
         file, document, _ = waiting[0][problem.place]
         raise DataError(f"{files[file].path}, document {document + 1} (the first is 1): {problem.why}") from problem
-
-
-def _filled(
-    documents: Iterator[tuple[Place, Tokens]], begins: Place, *, shard_tokens: int
-) -> Iterator[tuple[list[Tokens], Place]]:
-    """The tokens of each shard, and where the next one begins."""
-    pieces: list[Tokens] = []
-    room, following = shard_tokens, begins
-    for place, tokens in documents:
-        first = begins.token if place == begins._replace(token=0) else 0
-        while first < len(tokens):
-            pieces.append(tokens[first : first + room])
-            first, room = first + len(pieces[-1]), room - len(pieces[-1])
-            following = place._replace(token=first)
-            if room == 0:
-                yield pieces, following
-                pieces, room = [], shard_tokens
-    if pieces:
-        yield pieces, following
 
 
 def _told(
@@ -170,7 +160,7 @@ def _told(
             said = now
             say(
                 f"file {place.file + 1} of {len(files)} ({files[place.file].name}): {count:,} tokens of {number:,} documents,"
-                f" {count / (now - began):,.0f} tokens/s",
+                f" {count / (now - began):,.0f} tokens/s"
             )
         yield place, tokens
 
@@ -197,15 +187,16 @@ def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]
     other = {name: now for name, now in settings.items() if before.get(name) != now}
     if not other:
         return made
-    unfinished = not (directory / INDEX).exists()
-    if unfinished and not made:
-        say(f"{directory} holds no shard yet: begun anew")
-        return []
-    if unfinished and list(other) == ["files"] and _unread(before["files"], settings, made):
-        say(f"{_changed(before['files'], other['files'])}: nothing of it is in a shard yet")
-        return made
+    anew = "delete this one first"
+    if not (directory / INDEX).exists():
+        anew = f"begin again: delete {directory}, then the same command"
+        if not made:
+            say(f"{directory} holds no shard yet: begun anew")
+            return []
+        if list(other) == ["files"] and _unread(before["files"], settings, made):
+            say(f"{_changed(before['files'], other['files'])}: nothing of it is in a shard yet")
+            return made
     told = "; ".join(_difference(name, before.get(name), now) for name, now in other.items())
-    anew = "delete this one first" if not unfinished else f"begin again: delete {directory}, then the same command"
     raise DataError(
         f"{directory} holds {_shards(len(made))} of other settings or texts: {told}\n  choose another directory, or {anew}"
     )
@@ -214,8 +205,8 @@ def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]
 def _unread(before: Sequence[Any], settings: Mapping[str, Any], made: Sequence[Made]) -> bool:
     """Whether all files of which something is in a shard are as they were, and all shards full: the last may hold a rest."""
     read = made[-1].next.file + 1
-    full = all(one.shard.count == settings["shard_tokens"] for one in made)
-    return full and before[:read] == settings["files"][:read]
+    all_full = all(one.shard.count == settings["shard_tokens"] for one in made)
+    return all_full and before[:read] == settings["files"][:read]
 
 
 def _shards(count: int) -> str:
@@ -241,7 +232,7 @@ def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
 
 
 def _note(directory: Path, settings: dict[str, Any], made: Sequence[Made]) -> None:
-    shards = [{"shard": vars(one.shard), "next": list(one.next)} for one in made]
+    shards = [{"shard": vars(one.shard), "next": one.next} for one in made]
     notes = {"format_version": 1, "settings": settings, "shards": shards}
     write_whole(directory / _NOTES, json.dumps(notes, indent=1).encode())
 

@@ -14,24 +14,12 @@ import numpy as np
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
 from surefoot.data.text.documents import json_lines
+from surefoot.data.text.encode import RefusedTextError, encoded_texts
 from surefoot.data.text.files import no_such
 from surefoot.data.text.multiple_choice import Question
 from surefoot.errors import DataError
 from surefoot.seeding import stream_key
 from surefoot.tokenizers.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """The keys of a kind of record: of its beginnings, its endings (each one text or a list), and the number of the right one."""
-
-    beginning: str
-    ending: str
-    right: str | None
-
-    @property
-    def keys(self) -> list[str]:
-        return [key for key in (self.beginning, self.ending, self.right) if key is not None]
 
 
 @dataclass(frozen=True)
@@ -44,11 +32,14 @@ class _Record:
     source: str
 
 
-_LAYOUTS = (
-    _Layout("ctx", "endings", "label"),  # HellaSwag
-    _Layout("query", "choices", "gold"),  # ARC, PIQA, OpenBookQA, COPA
-    _Layout("context_options", "continuation", "gold"),  # WinoGrande
-    _Layout("context", "continuation", None),  # LAMBADA
+_Layout = tuple[
+    str, ...
+]  # keys: of beginnings, of endings (each one text or a list), and of the number of the right one
+_LAYOUTS: tuple[_Layout, ...] = (
+    ("ctx", "endings", "label"),  # HellaSwag
+    ("query", "choices", "gold"),  # ARC, PIQA, OpenBookQA, COPA
+    ("context_options", "continuation", "gold"),  # WinoGrande
+    ("context", "continuation"),  # LAMBADA
 )
 
 
@@ -96,31 +87,32 @@ def _records(path: Path) -> list[_Record]:
 
 def _layout(record: dict[str, Any], source: str) -> _Layout:
     """The layout with all its keys in a record; otherwise the one with most is what it was meant to be."""
-    best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout.keys) / len(layout.keys))
-    if not any(key in record for key in best.keys):
-        known = "; ".join(", ".join(layout.keys) for layout in _LAYOUTS)
+    best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout) / len(layout))
+    if not any(key in record for key in best):
+        known = "; ".join(map(", ".join, _LAYOUTS))
         raise DataError(f"{source} has the keys {_shown(record)}\n  those of a question are one of: {known}")
     return best
 
 
 def _record(record: dict[str, Any], layout: _Layout, source: str) -> _Record:
-    missing = [key for key in layout.keys if key not in record]
+    missing = [key for key in layout if key not in record]
     if missing:
         raise DataError(
-            f"{source} has no {', no '.join(repr(key) for key in missing)}: its keys are {_shown(record)}\n"
-            f"  the keys {', '.join(layout.keys)} are needed"
+            f"{source} has no {', no '.join(map(repr, missing))}: its keys are {_shown(record)}\n"
+            f"  the keys {', '.join(layout)} are needed"
         )
-    beginnings, endings = (_texts(record[key], key, source) for key in (layout.beginning, layout.ending))
-    number = max(len(beginnings), len(endings))
+    beginnings, endings = (_texts(record[key], key, source) for key in layout[:2])
+    number, right = max(len(beginnings), len(endings)), 0
     if min(len(beginnings), len(endings)) not in (1, number):
         raise DataError(
-            f"{source}: {layout.beginning!r} has {len(beginnings)} texts and {layout.ending!r} {len(endings)}: which belong together?\n"
+            f"{source}: {layout[0]!r} has {len(beginnings)} texts and {layout[1]!r} {len(endings)}: which belong together?\n"
             "  one of the two must be a single text, or both equally many"
         )
-    if layout.right is not None and number < 2:
-        raise DataError(f"{source} has {number} ending: there is nothing to choose")
-    right = 0 if layout.right is None else _right(record[layout.right], layout.right, source, number=number)
-    if layout.right is None and number > 1:
+    for key in layout[2:]:
+        if number < 2:
+            raise DataError(f"{source} has {number} ending: there is nothing to choose")
+        right = _right(record[key], key, source, number=number)
+    if len(layout) == 2 and number > 1:
         raise DataError(f"{source} has several endings and no key that says which is right")
     beginnings, endings = (side * number if len(side) == 1 else side for side in (beginnings, endings))
     spaced = [
@@ -139,9 +131,8 @@ def _texts(value: Any, key: str, source: str) -> list[str]:
 
 def _right(value: Any, key: str, source: str, *, number: int) -> int:
     """The number of the right ending; as text too, since some copies of HellaSwag have it so."""
-    plain = value if isinstance(value, int) and not isinstance(value, bool) else -1
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        plain = int(value)
+    is_text = isinstance(value, str) and value.isascii() and value.isdigit()
+    plain = int(value) if is_text or (isinstance(value, int) and not isinstance(value, bool)) else -1
     if not 0 <= plain < number:
         hidden = "\n  a test set without answers? The validation set has them" if value in ("", None, -1) else ""
         raise DataError(
@@ -151,28 +142,20 @@ def _right(value: Any, key: str, source: str, *, number: int) -> int:
 
 
 def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
-    texts = list(dict.fromkeys(text for record in records for text in (*record.beginnings, *record.endings)))
+    sources: dict[str, str] = {}  # of each text, the first one
+    for record in records:
+        for text in (*record.beginnings, *record.endings):
+            sources.setdefault(text, record.source)
     try:
-        tokens = dict(zip(texts, tokenizer.encode_all(texts), strict=True))
-    except DataError:
-        _encoded_one_by_one(records, tokenizer)
-        raise
+        tokens = dict(zip(sources, encoded_texts(tokenizer, [*sources]), strict=True))
+    except RefusedTextError as problem:
+        raise DataError(f"{[*sources.values()][problem.place]}: {problem.why}") from problem
 
     def question(record: _Record) -> Question:
         beginnings, endings = ([tokens[text] for text in side] for side in (record.beginnings, record.endings))
         return Question(beginnings, endings, record.right, record.source)
 
     return [question(record) for record in records]
-
-
-def _encoded_one_by_one(records: Sequence[_Record], tokenizer: Tokenizer) -> None:
-    """Say in which line the text stands that a tokenizer cannot encode."""
-    for record in records:
-        for text in (*record.beginnings, *record.endings):
-            try:
-                tokenizer.encode(text)
-            except DataError as problem:
-                raise DataError(f"{record.source}: {problem}") from problem
 
 
 def _shown(record: dict[str, Any]) -> str:

@@ -10,15 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path, write_whole
+from surefoot.data.text.files import check_parts
 from surefoot.errors import DataError
 
 Tokens = NDArray[Any]
+Part = TypeVar("Part")
 
 INDEX = "tokens.json"
 _READ_AT_ONCE = 8
@@ -47,12 +49,11 @@ class TokenShards:
     def open(cls, directory: Path | str) -> Self:
         """The shards of a directory; raises `DataError` where one is missing, empty, or of another size than when written.
 
-        Sizes are compared, contents are not: `damaged()` and `refuse_damaged()` read them.
+        Sizes are compared, contents are not: `refuse_damaged()` reads them.
         """
         directory = local_path(directory, setting="directory")
         vocabulary, dtype, shards = _index(directory)
-        arrays = [_mapped(directory / shard.name, shard, dtype) for shard in shards]
-        return cls(directory, vocabulary, shards, arrays)
+        return cls(directory, vocabulary, shards, [_mapped(directory / shard.name, shard, dtype) for shard in shards])
 
     def __len__(self) -> int:
         return sum(len(array) for array in self.arrays)
@@ -60,12 +61,8 @@ class TokenShards:
     def divided(self, held_out_fraction: float) -> tuple[Self, Self]:
         """All tokens but the last, and that fraction at the end; a shard may be cut in two. Nothing is read or copied."""
         held_out = round(len(self) * held_out_fraction)
-        if not 0 < held_out < len(self):
-            raise DataError(
-                f"held_out_fraction = {held_out_fraction} of {len(self)} tokens leaves nothing to train on or to score\n"
-                "  give a fraction between 0 and 1, such as 0.01"
-            )
         cut = len(self) - held_out
+        check_parts(cut, held_out, held_out_fraction, what="tokens")
         training, end, seen = list[Tokens](), list[Tokens](), 0
         for array in self.arrays:
             here = min(max(0, cut - seen), len(array))
@@ -74,26 +71,22 @@ class TokenShards:
             seen += len(array)
         return replace(self, arrays=training), replace(self, arrays=end)
 
-    def damaged(self) -> list[str]:
-        """The names of the shards whose bytes are not those that were written; reads all of them."""
-        return [shard.name for shard in self.shards if is_damaged(self.directory, shard)]
-
     def refuse_damaged(self, *, most_bytes: int = 4 << 30) -> int:
         """Raise `DataError` naming the shards whose bytes are not those that were written; returns how many were read.
 
         Of a set larger than `most_bytes` so many are read, spread over it. Several are read at once.
         """
-        sizes = [shard.count * self.arrays[0].itemsize for shard in self.shards]
-        stride = max(1, -(-sum(sizes) // most_bytes))
-        chosen = self.shards[::stride]
+        size = sum(shard.count for shard in self.shards) * self.arrays[0].itemsize
+        chosen = self.shards[:: max(1, -(-size // most_bytes))]
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
             found = list(pool.map(lambda shard: is_damaged(self.directory, shard), chosen))
         wrong = [str(self.directory / shard.name) for shard, damaged in zip(chosen, found, strict=True) if damaged]
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            anew = "write it again"
-            if (self.directory / "prepare.json").is_file():
-                anew = f"the same surefoot data prepare {self.directory} ... makes it anew"
+            prepared = (self.directory / "prepare.json").is_file()
+            anew = (
+                f"the same surefoot data prepare {self.directory} ... makes it anew" if prepared else "write it again"
+            )
             raise DataError(
                 f"token shard {wrong[0]}{more} is damaged: its bytes are not those that were written (another SHA-256)\n"
                 f"  copy it again, or {anew}"
@@ -107,11 +100,7 @@ class TokenShards:
 
 
 def write_shards(
-    tokens: Tokens | Iterable[Tokens],
-    directory: Path | str,
-    *,
-    vocabulary: int,
-    shard_tokens: int = 100_000_000,
+    tokens: Tokens | Iterable[Tokens], directory: Path | str, *, vocabulary: int, shard_tokens: int = 100_000_000
 ) -> TokenShards:
     """Write one array of tokens, or many one after the other, as shards of `shard_tokens` each, and open them.
 
@@ -125,8 +114,8 @@ def write_shards(
         raise DataError(f"vocabulary = {vocabulary} and shard_tokens = {shard_tokens} must both be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
     parts = [tokens] if isinstance(tokens, np.ndarray) else tokens
-    filled = enumerate(_filled(_checked(parts, vocabulary), shard_tokens))
-    shards = [write_shard(pieces, directory, number=number, vocabulary=vocabulary) for number, pieces in filled]
+    filled = enumerate(cut_shards(enumerate(_checked(parts, vocabulary)), shard_tokens))
+    shards = [write_shard(pieces, directory, number=number, vocabulary=vocabulary) for number, (pieces, *_) in filled]
     if not shards:
         raise DataError(f"no tokens to write into {directory}: every array that was given is empty")
     return write_index(shards, directory, vocabulary=vocabulary)
@@ -171,19 +160,26 @@ def _checked(parts: Iterable[Tokens], vocabulary: int) -> Iterator[Tokens]:
         yield array
 
 
-def _filled(parts: Iterable[Tokens], shard_tokens: int) -> Iterator[list[Tokens]]:
+def cut_shards(
+    parts: Iterable[tuple[Part, Tokens]], shard_tokens: int, *, skip: int = 0
+) -> Iterator[tuple[list[Tokens], Part, int]]:
+    """The tokens of each shard, and where the next one begins: in which part, and at which of its tokens.
+
+    `skip`: how many tokens of the first part are in a shard already.
+    """
     pieces: list[Tokens] = []
     room = shard_tokens
-    for part in parts:
-        rest = part
-        while len(rest):
-            pieces.append(rest[:room])
-            rest, room = rest[room:], room - len(pieces[-1])
+    for part, tokens in parts:
+        first, skip = skip, 0
+        while first < len(tokens):
+            pieces.append(tokens[first : first + room])
+            first, room = first + len(pieces[-1]), room - len(pieces[-1])
+            following = part, first
             if room == 0:
-                yield pieces
+                yield pieces, *following
                 pieces, room = [], shard_tokens
     if pieces:
-        yield pieces
+        yield pieces, *following
 
 
 def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:

@@ -72,15 +72,13 @@ class Windows:
         return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each window of the first epoch (`first_look.passages`), and all targets."""
-        inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
-        return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
+        """A passage out of each window of the first epoch (`leakage_check.passages`), and all targets."""
+        return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def offsets(self, epoch: int) -> Ids:
         """The token at which an epoch's first window starts, in each shard."""
         # as many places as let the last window end with the shard, so that the tokens at its end have their turn too
-        offsets: Ids = (np.uint64(fold(self.key, epoch)) % self.places).astype(np.int64)
-        return offsets
+        return (np.uint64(fold(self.key, epoch)) % self.places).astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
         """Which tokens, how long the windows are, and the seed of their offsets."""
@@ -113,9 +111,8 @@ class HeldOut:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
+    def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these windows, both (B, T) int64; epochs make no difference."""
-        del epochs
         sources = np.searchsorted(self.ends, ids, side="right")
         firsts = (ids - self.starts[sources]) * self.context
         window_BT = _windows(self.arrays, sources, firsts, self.context).astype(np.int64)
@@ -124,13 +121,16 @@ class HeldOut:
         return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, _IGNORED, window_BT[:, 1:]))
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each window (`first_look.passages`), and all targets."""
-        inputs_BT, targets_BT = self.gather(ids, np.zeros_like(ids))
-        return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
+        """A passage out of each window (`leakage_check.passages`), and all targets."""
+        return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def fingerprint(self) -> dict[str, Any]:
         """Which tokens, and how long the windows are."""
         return self.described
+
+
+def _passages(inputs_BT: Tensor, targets_BT: Tensor) -> Batch:
+    return passages(inputs_BT.numpy()), targets_BT.numpy().reshape(-1)
 
 
 def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) -> Tokens:

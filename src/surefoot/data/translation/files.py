@@ -1,18 +1,16 @@
 """Sentences and their translations from files: two of plain text, line by line, or one of TSV or JSON lines."""
 
-import gzip
 import json
-import zlib
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import decoded, no_such
+from surefoot.data.text.files import check_parts, decoded, no_such, opened
 from surefoot.errors import ConfigError, DataError
 
 Sentences = list[tuple[str, str]]  # a source and its translation
@@ -54,20 +52,14 @@ class Parallel:
     left_out: int = 0
 
 
-@dataclass(frozen=True)
-class _Part:
-    pairs: Sentences
-    origin: Origin
-    left_out: int
+class _Part(NamedTuple):
+    pairs: Sentences | None = None
+    origin: Origin | None = None
+    left_out: int = 0
 
 
 def load_pairs(
-    path: Path | str,
-    *,
-    source: str = "en",
-    target: str = "de",
-    held_out_fraction: float = 0.02,
-    empty: Empty = "stop",
+    path: Path | str, *, source: str = "en", target: str = "de", held_out_fraction: float = 0.02, empty: Empty = "stop"
 ) -> Parallel:
     """Parallel text at `path`; `source` and `target` name the languages as the files do.
 
@@ -85,7 +77,7 @@ def load_pairs(
     if source == target:
         raise ConfigError(f"source and target are both {source!r}: name two languages, as the ends of the files do")
     path = local_path(path, setting="path")
-    validation = test = None
+    validation = test = _Part()
     if not path.is_dir():
         training = _file(path, source, target, empty)
     else:
@@ -95,20 +87,13 @@ def load_pairs(
             wanted = f"neither train.{source} and train.{target} nor train.tsv or train.jsonl (.gz too)"
             raise DataError(f"no text to train on in {path}: {wanted}\n  there are: {there}\n  {_OTHER_LANGUAGES}")
         training = read(path / "train")
-        test = next((read(path / name) for name in (*_TEST, *names) if name in names and "test" in name), None)
-        validation = next((read(path / name) for name in _VALIDATION if name in names), None)
-    if validation is None:
-        pairs, held_out = held_out_pairs(training.pairs, held_out_fraction=held_out_fraction)
-    else:
-        pairs, held_out = training.pairs, validation.pairs
-    return Parallel(
-        pairs,
-        held_out,
-        None if test is None else test.pairs,
-        held_out_origin=None if validation is None else validation.origin,
-        test_origin=None if test is None else test.origin,
-        left_out=sum(part.left_out for part in (training, validation, test) if part is not None),
-    )
+        test = next((read(path / name) for name in (*_TEST, *names) if name in names and "test" in name), test)
+        validation = next((read(path / name) for name in _VALIDATION if name in names), validation)
+    pairs, held_out = training.pairs or [], validation.pairs
+    if held_out is None:
+        pairs, held_out = held_out_pairs(pairs, held_out_fraction=held_out_fraction)
+    left_out = training.left_out + validation.left_out + test.left_out
+    return Parallel(pairs, held_out, test.pairs, validation.origin, test.origin, left_out)
 
 
 def held_out_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sentences, Sentences]:
@@ -122,12 +107,7 @@ def held_out_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sente
     chosen = [int.from_bytes(blake2b(one.encode(), digest_size=8).digest(), "little") < limit for one, _ in pairs]
     training = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if not is_held_out]
     held_out = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if is_held_out]
-    if not 0 < held_out_fraction < 1 or not training or not held_out:
-        leaves = f"{len(training)} to train on and {len(held_out)} to score"
-        raise DataError(
-            f"held_out_fraction = {held_out_fraction} of {len(pairs)} pairs leaves {leaves}\n"
-            "  give a fraction between 0 and 1, such as 0.1, more pairs if there are few, or a validation part of their own"
-        )
+    check_parts(len(training), len(held_out), held_out_fraction, what="pairs")
     return training, held_out
 
 
@@ -169,10 +149,10 @@ def _lines_of_both(stem: Path, source: str, target: str, empty: Empty) -> _Part:
     files = []
     for language in (source, target):
         if (file := _there(stem.with_name(f"{stem.name}.{language}"))) is None:
-            beside = (other.name.removesuffix(".gz") for other in stem.parent.glob(f"{stem.name}.*"))
-            others = ", ".join(sorted({name.removeprefix(f"{stem.name}.") for name in beside}))
-            there = f"there is {stem.name} in {others}"
-            raise DataError(f"{stem}.{language} is missing (.gz too): {there}\n  {_OTHER_LANGUAGES}")
+            beside = stem.parent.glob(f"{stem.name}.*")
+            there = sorted({other.name.removesuffix(".gz").removeprefix(f"{stem.name}.") for other in beside})
+            missing = f"{stem}.{language} is missing (.gz too): there is {stem.name} in {', '.join(there)}"
+            raise DataError(f"{missing}\n  {_OTHER_LANGUAGES}")
         files.append(file)
     sources, targets = map(_lines, files)
     if len(sources) != len(targets):
@@ -227,14 +207,8 @@ def _of_json(line: str, where: str, *, source: str, target: str) -> tuple[str, s
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        raise DataError(f"{path} is damaged: {problem}\n  is it whole, and compressed by gzip?") from problem
-    except OSError as problem:
-        raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+    with opened(path) as file:
+        data = file.read()
     if not data.removeprefix(BOM_UTF8):
         raise DataError(f"{path} is empty")
     return decoded(data, str(path)).removesuffix("\n").split("\n")

@@ -3,11 +3,9 @@
 Shape suffixes: B batch, S time of the source, T time of the target.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -45,14 +43,13 @@ class Pairs:
     ) -> None:
         if len(sources) != len(targets):
             raise DataError(f"{len(sources)} sources and {len(targets)} targets: a pair has one of each")
-        for name, most in (("max_source", max_source), ("max_target", max_target)):
-            if most is not None and most < 2:
-                raise ConfigError(f"{name} = {most}: a sentence needs a token and an end, 2 at least")
         counts = np.array([[len(row) + 1 for row in side] for side in (sources, targets)], dtype=np.int64).T
         kept = np.ones(len(counts), dtype=bool)
-        for side, most in enumerate((max_source, max_target)):
-            if most is not None:
-                kept &= counts[:, side] <= most
+        for side, (name, limit) in enumerate({"max_source": max_source, "max_target": max_target}.items()):
+            if limit is not None:
+                if limit < 2:
+                    raise ConfigError(f"{name} = {limit}: a sentence needs a token and an end, 2 at least")
+                kept &= counts[:, side] <= limit
         self.lengths: NDArray[np.int64] = counts[kept]
         self.left_out = int(len(kept) - kept.sum())
         if self.left_out and not kept.any():
@@ -61,8 +58,8 @@ class Pairs:
                 f"  the shortest has {int(counts[:, 0].min())} and {int(counts[:, 1].min())}: give larger limits"
             )
         places = np.flatnonzero(kept).tolist()
-        self.source, self.source_starts = _flat([sources[place] for place in places], before=[], after=[END])
-        self.target, self.target_starts = _flat([targets[place] for place in places], before=[BEGIN], after=[END])
+        self.source, self.source_starts = _flat([sources[place] for place in places], before=[])
+        self.target, self.target_starts = _flat([targets[place] for place in places], before=[BEGIN])
 
     @classmethod
     def encoded(
@@ -73,7 +70,7 @@ class Pairs:
         target: SubwordTokenizer,
         max_source: int | None = None,
         max_target: int | None = None,
-    ) -> Pairs:
+    ) -> Self:
         """The tokens of sentence pairs."""
         sources, targets = (
             source.encode_all([one for one, _ in pairs]),
@@ -84,9 +81,8 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
+    def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
         """Source tokens (B, S) and target tokens (B, T) of these pairs, int64; epochs make no difference."""
-        del epochs
         return _rows(self.source, self.source_starts, ids), _rows(self.target, self.target_starts, ids)
 
     def stored(self, ids: Ids) -> Batch:
@@ -104,15 +100,11 @@ class Pairs:
         return {"samples": len(self), "tokens": int(self.lengths.sum()), "sha256": digest.hexdigest()}
 
 
-def _flat(
-    rows: Sequence[Sequence[int] | Tokens], *, before: list[int], after: list[int]
-) -> tuple[Tokens, NDArray[np.int64]]:
-    """All rows in one array, and where each starts (one more than there are rows: the end)."""
-    first, last = np.array(before, dtype=np.int32), np.array(after, dtype=np.int32)
-    parts = [part for row in rows for part in (first, np.asarray(row, dtype=np.int32), last)]
-    sizes = [len(before) + len(row) + len(after) for row in rows]
-    starts = np.concatenate([[0], np.cumsum(np.array(sizes, dtype=np.int64))]).astype(np.int64)
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32), starts
+def _flat(rows: Sequence[Sequence[int] | Tokens], *, before: list[int]) -> tuple[Tokens, NDArray[np.int64]]:
+    """All rows in one array, each with its end, and where each starts (one more than there are rows: the end)."""
+    whole = [np.array([*before, *row, END], dtype=np.int32) for row in rows]
+    starts = np.cumsum([0, *map(len, whole)], dtype=np.int64)
+    return np.concatenate([np.empty(0, dtype=np.int32), *whole]), starts
 
 
 def _rows(flat: Tokens, starts: NDArray[np.int64], ids: Ids) -> Tensor:

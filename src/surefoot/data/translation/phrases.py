@@ -9,9 +9,9 @@ from __future__ import annotations
 import datetime
 import difflib
 from collections.abc import Callable, Mapping
-from functools import partial
+from itertools import zip_longest
 from random import Random
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.data.translation.files import Sentences
 from surefoot.errors import ConfigError
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from babel import Locale
 
 Length = Literal["long", "short"]
-Render = Callable[["Locale"], str]  # one content, in a language
-Kind = Callable[[Random], Render]  # draws a content
+Kind = tuple[Callable[[Random], Any], Callable[[Any, "Locale"], str]]  # draws a content; renders it in a language
 
 _TRIES = 20  # drawings of one kind after each other that must not all have been there before
 _SAMPLES = 8  # of each kind, to see whether a language has it
@@ -68,9 +67,10 @@ def phrases(source: str = "en", target: str = "de", *, count: int = 24_000, seed
     found: dict[str, str] = {}
     while kinds and len(found) < count:
         for kind in list(kinds):
+            draw, render = kind
             for _ in range(_TRIES):
-                render = kind(generator)
-                first, second = render(languages[0]), render(languages[1])
+                content = draw(generator)
+                first, second = (render(content, language) for language in languages)
                 if first not in found:
                     found[first] = second
                     break
@@ -104,9 +104,9 @@ def locale(name: str) -> Locale:
 
 
 def _is_known(kind: Kind, languages: tuple[Locale, Locale]) -> bool:
-    generator = Random(0)
+    (draw, render), generator = kind, Random(0)
     try:
-        return all(kind(generator)(language).strip() for _ in range(_SAMPLES) for language in languages)
+        return all(render(draw(generator), language).strip() for _ in range(_SAMPLES) for language in languages)
     except (KeyError, ValueError, AttributeError, IndexError, TypeError):  # what Babel raises where data are missing
         return False
 
@@ -122,14 +122,21 @@ def _has_unit(unit: str, language: Locale) -> bool:
 
 def _kinds(languages: tuple[Locale, Locale]) -> list[Kind]:
     """For each kind of phrase a function that draws a content; kinds that are alike do not follow each other."""
-    several = [_times(), _names(languages), _amounts(languages)]
-    longest = max(len(kinds) for kinds in several)
-    return [kinds[place] for place in range(longest) for kinds in several if place < len(kinds)]
+    turns = zip_longest(_times(), _names(languages), _amounts(languages))
+    return [kind for turn in turns for kind in turn if kind is not None]
 
 
 def _day(generator: Random) -> datetime.date:
     # of a hundred years, so that two digits tell which
     return datetime.date(1970, 1, 1) + datetime.timedelta(days=generator.randrange(36_524))
+
+
+def _midnight(generator: Random) -> datetime.datetime:
+    return datetime.datetime.combine(_day(generator), datetime.time())
+
+
+def _time(generator: Random) -> datetime.time:
+    return datetime.time(generator.randrange(24), generator.randrange(60), generator.randrange(60))
 
 
 def _number(generator: Random, most: int = 99_999) -> float:
@@ -142,32 +149,28 @@ def _times() -> list[Kind]:
     """Dates, times of day, and spans between them."""
     from babel import dates
 
-    def date(style: Literal["full", "long", "medium", "short"], generator: Random) -> Render:
-        value = _day(generator)
-        return lambda language: dates.format_date(value, style, locale=language)
+    def date(style: Literal["full", "long", "medium", "short"]) -> Kind:
+        return _day, lambda day, language: dates.format_date(day, style, locale=language)
 
-    def fields(skeleton: str, generator: Random) -> Render:
-        value = datetime.datetime.combine(_day(generator), datetime.time())
-        return lambda language: dates.format_skeleton(skeleton, value, locale=language)
+    def fields(skeleton: str) -> Kind:
+        return _midnight, lambda time, language: dates.format_skeleton(skeleton, time, locale=language)
 
-    def interval(generator: Random) -> Render:
+    def hour(style: Literal["medium", "short"]) -> Kind:
+        return _time, lambda time, language: dates.format_time(time, style, locale=language)
+
+    def two_days(generator: Random) -> tuple[datetime.date, datetime.date]:
         first = _day(generator)
-        last = first + datetime.timedelta(days=generator.randrange(1, 200))
-        return lambda language: dates.format_interval(first, last, "yMMMd", locale=language)
+        return first, first + datetime.timedelta(days=generator.randrange(1, 200))
 
-    def hour(style: Literal["medium", "short"], generator: Random) -> Render:
-        value = datetime.time(generator.randrange(24), generator.randrange(60), generator.randrange(60))
-        return lambda language: dates.format_time(value, style, locale=language)
-
-    def ago(generator: Random) -> Render:
+    def span(generator: Random) -> datetime.timedelta:
         seconds = generator.choice((1, 60, 3600, 86_400, 604_800, 2_592_000, 31_536_000)) * generator.randint(1, 59)
-        span = datetime.timedelta(seconds=generator.choice((-1, 1)) * seconds)
-        return lambda language: dates.format_timedelta(span, add_direction=True, locale=language)
+        return datetime.timedelta(seconds=generator.choice((-1, 1)) * seconds)
 
-    full, long, medium, short = (partial(date, style) for style in ("full", "long", "medium", "short"))
-    weekday, month, quarter = (partial(fields, skeleton) for skeleton in ("MMMMEd", "yMMMM", "yQQQQ"))
-    minute, second = partial(hour, "short"), partial(hour, "medium")
-    return [full, long, minute, medium, weekday, short, ago, second, month, interval, quarter]
+    ago: Kind = span, lambda span, language: dates.format_timedelta(span, add_direction=True, locale=language)
+    interval: Kind = two_days, lambda days, language: dates.format_interval(days[0], days[1], "yMMMd", locale=language)
+    full, long, medium, short = date("full"), date("long"), date("medium"), date("short")
+    weekday, month, quarter = fields("MMMMEd"), fields("yMMMM"), fields("yQQQQ")
+    return [full, long, hour("short"), medium, weekday, short, ago, hour("medium"), month, interval, quarter]
 
 
 def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
@@ -176,35 +179,43 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
 
     measures = [unit for unit in _UNITS if all(_has_unit(unit, language) for language in languages)]
 
-    def quantity(length: Length, generator: Random) -> Render:
+    def drawn_quantity(generator: Random) -> tuple[float, str]:
         unit = generator.choice(measures)
-        value = _number(generator, _UNITS[unit])
-        return lambda language: units.format_unit(value, unit, length, locale=language)
+        return _number(generator, _UNITS[unit]), unit
 
-    def quantities(generator: Random) -> Render:
-        parts = [(unit, generator.randint(1, 59)) for unit in _CLOCK]
-        chosen = parts[generator.randrange(2) :][: generator.randint(2, 3)]
-        return lambda language: lists.format_list(
-            [units.format_unit(value, unit, locale=language) for unit, value in chosen], locale=language
+    def quantity(length: Length) -> Kind:
+        return drawn_quantity, lambda value, language: units.format_unit(value[0], value[1], length, locale=language)
+
+    def quantities(generator: Random) -> list[tuple[int, str]]:
+        parts = [(generator.randint(1, 59), unit) for unit in _CLOCK]
+        return parts[generator.randrange(2) :][: generator.randint(2, 3)]
+
+    def money(style: Literal["name", "standard"]) -> Kind:
+        return (
+            lambda generator: (generator.choice(_CURRENCIES), _number(generator)),
+            lambda value, language: numbers.format_currency(value[1], value[0], locale=language, format_type=style),
         )
 
-    def money(style: Literal["name", "standard"], generator: Random) -> Render:
-        coin, value = generator.choice(_CURRENCIES), _number(generator)
-        return lambda language: numbers.format_currency(value, coin, locale=language, format_type=style)
+    def listed(parts: list[str], language: Locale) -> str:
+        return lists.format_list(parts, locale=language)
 
-    def long_number(generator: Random) -> Render:
-        value = generator.randint(1, 999) * 10 ** generator.choice((3, 6, 9))
-        return lambda language: numbers.format_compact_decimal(value, format_type="long", locale=language)
-
-    def some_numbers(generator: Random) -> Render:
-        values = [_number(generator, 9999) for _ in range(generator.randint(2, 4))]
-        return lambda language: lists.format_list(
-            [numbers.format_decimal(value, locale=language) for value in values], locale=language
-        )
-
-    with_units: list[Kind] = [partial(quantity, length) for length in _LENGTHS] if measures else []
-    with_units += [quantities] if set(_CLOCK) <= set(measures) else []
-    return [*with_units, partial(money, "name"), some_numbers, partial(money, "standard"), long_number]
+    several: Kind = (
+        quantities,
+        lambda parts, language: listed(
+            [units.format_unit(value, unit, locale=language) for value, unit in parts], language
+        ),
+    )
+    long_number: Kind = (
+        lambda generator: generator.randint(1, 999) * 10 ** generator.choice((3, 6, 9)),
+        lambda value, language: numbers.format_compact_decimal(value, format_type="long", locale=language),
+    )
+    some_numbers: Kind = (
+        lambda generator: [_number(generator, 9999) for _ in range(generator.randint(2, 4))],
+        lambda values, language: listed([numbers.format_decimal(value, locale=language) for value in values], language),
+    )
+    with_units = [quantity(length) for length in _LENGTHS] if measures else []
+    with_units += [several] if set(_CLOCK) <= set(measures) else []
+    return [*with_units, money("name"), some_numbers, money("standard"), long_number]
 
 
 def _names(languages: tuple[Locale, Locale]) -> list[Kind]:
@@ -219,26 +230,25 @@ def _names(languages: tuple[Locale, Locale]) -> list[Kind]:
     countries = common([language.territories for language in languages])
     tongues = common([language.languages for language in languages])
 
-    def several(of: Literal["countries", "tongues"], style: Literal["standard", "or"], generator: Random) -> Render:
-        chosen = generator.sample(countries if of == "countries" else tongues, generator.choice((1, 2, 2, 3, 3, 4)))
-
-        def render(language: Locale) -> str:
-            table = language.territories if of == "countries" else language.languages
-            return lists.format_list([table[code] for code in chosen], style, locale=language)
-
-        return render
-
-    def tongue_of_country(generator: Random) -> Render:
-        tongue, country = generator.choice(tongues), generator.choice(countries)
-        return lambda language: f"{language.languages[tongue]} ({language.territories[country]})"
-
-    def share(generator: Random) -> Render:
-        value, country = generator.randint(0, 1000) / 1000, generator.choice(countries)
-        return lambda language: (
-            f"{language.territories[country]}: "
-            + numbers.format_percent(value, locale=language, decimal_quantization=False)
+    def several(codes: list[str], table: Literal["territories", "languages"], style: Literal["standard", "or"]) -> Kind:
+        return (
+            lambda generator: generator.sample(codes, generator.choice((1, 2, 2, 3, 3, 4))),
+            lambda chosen, language: lists.format_list(
+                [getattr(language, table)[code] for code in chosen], style, locale=language
+            ),
         )
 
-    all_of = [partial(several, of, "standard") for of in ("countries", "tongues")]
-    one_of = [partial(several, of, "or") for of in ("countries", "tongues")]
+    tongue_of_country: Kind = (
+        lambda generator: (generator.choice(tongues), generator.choice(countries)),
+        lambda pair, language: f"{language.languages[pair[0]]} ({language.territories[pair[1]]})",
+    )
+    share: Kind = (
+        lambda generator: (generator.randint(0, 1000) / 1000, generator.choice(countries)),
+        lambda pair, language: (
+            f"{language.territories[pair[1]]}: "
+            + numbers.format_percent(pair[0], locale=language, decimal_quantization=False)
+        ),
+    )
+    all_of = [several(countries, "territories", "standard"), several(tongues, "languages", "standard")]
+    one_of = [several(countries, "territories", "or"), several(tongues, "languages", "or")]
     return [*all_of, one_of[0], share, one_of[1], tongue_of_country]
