@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint import collective
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.gpt2 import fitted_gpt2, is_gpt2_layout
 from surefoot.checkpoint.manifest import MANIFEST
+from surefoot.checkpoint.reader import read, read_together
 from surefoot.checkpoint.state_dict import EXTRA, ModelState, Saved, give_back, live_state, taken
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
@@ -105,8 +105,8 @@ def _of_file(file: Path) -> dict[str, Tensor]:
 
 def _checkpoint(place: Path, world: World) -> tuple[Contents, str]:
     if (place / MANIFEST).exists():
-        return collective.in_directory(place, world), str(place)
-    newest = collective.newest_intact(Store(place / "checkpoints"), world)
+        return read_together(place, world) if world.size > 1 else read(place), str(place)
+    newest = Store(place / "checkpoints").newest_intact(world=world if world.size > 1 else None)
     if newest is None:
         raise CheckpointError(
             f"{place} holds neither model.safetensors nor checkpoints/: init takes a file, a checkpoint or a run"

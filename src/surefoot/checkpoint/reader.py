@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -27,12 +27,12 @@ from surefoot.checkpoint.manifest import (
     piece_file,
 )
 from surefoot.checkpoint.state_json import parse_state
-from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Entry, Stored, Stretch, entries
+from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, stored_in
+from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, first_line, passed_others
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_Part = TypeVar("_Part")
 _MANIFEST_BYTES = 16 << 20  # far more than a manifest needs; a larger one is not read
 
 
@@ -70,7 +70,7 @@ def read(directory: Path, *, only: Collection[str] | None = None, disk: Files = 
     `only` names the entries of `Contents.files` to read and to check; the others are not looked at. The state
     always comes. A name that the checkpoint never had is a plain `CheckpointError`.
     """
-    return _contents(_Source(directory, disk), only, _loaded, _joined)
+    return _contents(_Source(directory, disk), only, _loaded)
 
 
 def opened(directory: Path, *, only: Collection[str] | None = None, disk: Files = DISK) -> Contents:
@@ -78,7 +78,7 @@ def opened(directory: Path, *, only: Collection[str] | None = None, disk: Files 
 
     Manifest and state are checked, the tensors' bytes are not: `check` does that. `only` as for `read`.
     """
-    return _contents(_Source(directory, disk), only, _entries, partial(_stored, disk=disk))
+    return _contents(_Source(directory, disk), only, _stored)
 
 
 def check(directory: Path, files: Collection[str], *, disk: Files = DISK) -> list[str]:
@@ -110,6 +110,29 @@ def read_manifest(directory: Path, *, disk: Files = DISK) -> Manifest:
     return source.manifest
 
 
+def read_together(
+    directory: Path, world: World, *, only: Collection[str] | None = None, step: int | None = None, disk: Files = DISK
+) -> Contents:
+    """A checkpoint whose every byte one of the ranks has checked, opened; what is wrong all raise alike. Collective.
+
+    `step` is that of its name.
+    """
+    contents: Contents | None = None
+    try:
+        manifest = read_manifest(directory, disk=disk)
+        if step is not None and manifest.step != step:
+            raise DamageError(directory, f"{MANIFEST}: is that of step {manifest.step}")
+        by_size = sorted(files_of(manifest, only), key=lambda file: (-manifest.files[file][0], file))
+        problems = check(directory, by_size[world.rank :: world.size], disk=disk)
+        contents = opened(directory, only=only, disk=disk)
+    except DamageError as error:
+        problems = [error.damage.problem]
+    problems = [problem for each in world.gathered(problems) for problem in each]
+    if problems or contents is None:
+        raise DamageError(directory, problems[0])
+    return contents
+
+
 def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[str]:
     """The files of a checkpoint that hold what is asked for, the state among them; all where `only` is None."""
     if only is None:
@@ -134,10 +157,9 @@ class _Source:
         """What in a file cannot be read is damage."""
         try:
             yield
-        except FileNotFoundError as problem:
-            raise DamageError(self.directory, f"{file}: missing") from problem
         except OSError as problem:
-            reason = f"cannot be read: {problem.strerror or problem}"
+            is_there = not isinstance(problem, FileNotFoundError)
+            reason = f"cannot be read: {problem.strerror or problem}" if is_there else "missing"
             raise DamageError(self.directory, f"{file}: {reason}") from problem
         except (ValueError, RecursionError) as problem:
             raise DamageError(self.directory, f"{file}: {reason_of(problem)}") from problem
@@ -145,8 +167,7 @@ class _Source:
     def check_length(self, file: str) -> int:
         with self.damage_in(file):
             length = self.disk.size(self.directory / file)
-        if length != self.manifest.files[file][0]:
-            saved = self.manifest.files[file][0]
+        if length != (saved := self.manifest.files[file][0]):
             raise DamageError(self.directory, f"{file}: {length} bytes long, {saved} were saved")
         return length
 
@@ -166,22 +187,19 @@ class _Source:
 
 
 def _contents(
-    source: _Source,
-    only: Collection[str] | None,
-    parts_of: Callable[[_Source, str], Mapping[str, _Part]],
-    joined: Callable[[list[_Part]], Tensor | Stored],
+    source: _Source, only: Collection[str] | None, parts_of: Callable[[_Source, str], Mapping[str, Tensor | Stored]]
 ) -> Contents:
-    """A checkpoint, each tensor of which is `joined` from the parts that its files have."""
+    """A checkpoint, each tensor of which is joined from the parts that its files have."""
     state = _state(source)
     with source.damage_in(STATE):
         pieces = from_json(state.pop(SHARDED, None))
     files: dict[str, dict[str, Tensor | Stored]] = {}
     for name, names_of_files in _wanted_files(source, pieces, only).items():
-        parts: dict[str, list[_Part]] = {}
+        parts: dict[str, list[Any]] = {}
         for file in names_of_files:
             for tensor, part in parts_of(source, file).items():
                 parts.setdefault(tensor, []).append(part)
-        files[name] = {tensor: joined(each) for tensor, each in parts.items()}
+        files[name] = {tensor: _joined(each) for tensor, each in parts.items()}
         for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
             if tensor not in files[name] or tuple(files[name][tensor].shape) != shape:
                 raise DamageError(source.directory, f"{name}: its pieces do not make {tensor} {list(shape)}")
@@ -211,15 +229,14 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
     for file in there:
         name = logical_name(file) if logical_name(file) in spread else file
         held[name] = [file] if name not in spread else [piece_file(name, place, count) for place in range(count)]
-    absent = [name for name in only or () if name not in held]
-    if absent:
+    if absent := [name for name in only or () if name not in held]:
         said = ", ".join(sorted(held)) or "none"
         raise CheckpointError(
             f"checkpoint {directory.name} has no tensors {absent[0]!r}; it has: {said}\n  {directory}"
         )
-    lost = [name for name in spread if any(file not in there for file in held.get(name, [name]))]
-    if lost:
-        raise DamageError(directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
+    for name in spread:
+        if any(file not in there for file in held.get(name, [name])):
+            raise DamageError(directory, f"{MANIFEST}: lacks a piece of {name}")
     return {
         name: [f"{file}.safetensors" for file in files] for name, files in held.items() if only is None or name in only
     }
@@ -233,19 +250,13 @@ def _loaded(source: _Source, file: str) -> dict[str, Tensor]:
         raise DamageError(source.directory, f"{file}: not safetensors: {reason_of(problem)}") from problem
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-
-def _entries(source: _Source, file: str) -> dict[str, tuple[Path, Entry]]:
+def _stored(source: _Source, file: str) -> dict[str, Stored]:
     path = source.directory / file
     with source.damage_in(file):
-        return {tensor: (path, entry) for tensor, entry in entries(path, disk=source.disk).items()}
+        return stored_in(path, disk=source.disk)
 
 
-def _stored(parts: list[tuple[Path, Entry]], disk: Files) -> Stored:
-    shape, rows, stretches = parts[0][1].shape, 0, []
-    for path, entry in parts:
-        stretches.append(Stretch(path, entry, rows))
-        rows += entry.shape[0] if entry.shape else 0
-    return Stored(parts[0][1].dtype, torch.Size((rows, *shape[1:]) if shape else ()), tuple(stretches), disk)
+def _joined(parts: list[Any]) -> Tensor | Stored:
+    if len(parts) == 1:
+        return parts[0]  # type: ignore[no-any-return]
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0].followed_by(parts[1:])

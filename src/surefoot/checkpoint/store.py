@@ -11,23 +11,20 @@ A kill leaves names with a dot behind; the next save clears them. What one check
 import errno
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from surefoot.checkpoint.filesystem import DISK, Files
 from surefoot.checkpoint.format import Contents, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
-from surefoot.checkpoint.reader import read, read_manifest
+from surefoot.checkpoint.reader import read, read_manifest, read_together
 from surefoot.config.paths import local_path
+from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
 _Remains = list[tuple[Path, OSError]]
-Only = Collection[str] | None
-There = Iterable[tuple[int, Path]] | None
-ReadOne = Callable[[int, Path], Contents] | None
 
 
 class NotPrunedError(CheckpointError):
@@ -78,22 +75,23 @@ class Store:
         return None
 
     def newest_intact(
-        self, *, only: Only = None, there: There = None, read_one: ReadOne = None
+        self, *, only: Collection[str] | None = None, world: World | None = None
     ) -> tuple[Contents, list[Damage]] | None:
         """The newest checkpoint that is whole, every byte of it checked, and the newer ones that are damaged.
 
-        `only` as for `read`: what is not read is not checked. None where there is no checkpoint; where all
-        are damaged that is a `CheckpointError`. Several ranks find out together what is `there`, and read it.
+        `only` as for `read`: what is not read is not checked. The ranks of a `world` find the same, each checks a share of the
+        bytes, and tensors stay on disk until they are asked for; collective. None where there is no checkpoint; where all
+        are damaged that is a `CheckpointError`.
         """
         damaged: list[Damage] = []
-        for step, path in self.all() if there is None else there:
+        for step, path in self._seen_by_all(world):
             try:
-                return (read_one or partial(self._read, only=only))(step, path), damaged
+                return self._read(step, path, only, world), damaged
             except DamageError as error:
                 damaged.append(error.damage)
-        if not damaged:
-            return None
-        raise self.nothing_intact(damaged)
+        if damaged:
+            raise self.nothing_intact(damaged)
+        return None
 
     def nothing_intact(self, damaged: Sequence[Damage]) -> CheckpointError:
         """The error where every checkpoint is damaged: to start afresh must be somebody's decision."""
@@ -106,20 +104,16 @@ class Store:
             + "\n  put a sound copy back, or start afresh elsewhere: --out DIR"
         )
 
-    def at(self, step: int, *, only: Only = None, there: There = None, read_one: ReadOne = None) -> Contents:
-        """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `there` as for `newest_intact`."""
+    def at(self, step: int, *, only: Collection[str] | None = None, world: World | None = None) -> Contents:
+        """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""
         error: CheckpointError | None = None
-        for path in [path for found, path in (self.all() if there is None else there) if found == step]:
+        for path in [path for found, path in self._seen_by_all(world) if found == step]:
             try:
-                return (read_one or partial(self._read, only=only))(step, path)
+                return self._read(step, path, only, world)
             except DamageError as damage:
                 error = error or damage
-        raise error or self.absent(step)
-
-    def absent(self, step: int) -> CheckpointError:
-        """The error where there is no checkpoint of a step."""
         there = ", ".join(str(step) for step in self.steps()) or "none"
-        return CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
+        raise error or CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
 
     def save(self, contents: Contents, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
@@ -222,13 +216,30 @@ class Store:
             self.disk.remove(directory / name)
         self.disk.remove_directory(directory)
 
-    def _read(self, step: int, path: Path, only: Only) -> Contents:
-        contents = read(path, only=only, disk=self.disk)
-        if contents.step != step:
+    def _read(self, step: int, path: Path, only: Collection[str] | None, world: World | None) -> Contents:
+        if world is not None:
+            contents = read_together(path, world, only=only, step=step, disk=self.disk)
+        elif (contents := read(path, only=only, disk=self.disk)).step != step:
             raise DamageError(path, f"{MANIFEST}: is that of step {contents.step}")
         if only is None and path == self.path(step):
             self.intact.add(step)
         return contents
+
+    def _seen_by_all(self, world: World | None) -> list[tuple[int, Path]]:
+        """What `all` gives, on every rank as rank 0 sees the directory."""
+        if world is None:
+            return list(self.all())
+        names: list[tuple[int, str]] = []
+        problem: str | None = None
+        if world.is_main:
+            try:
+                names = [(step, path.name) for step, path in self.all()]
+            except CheckpointError as error:
+                problem = str(error)
+        names, problem = world.from_main([names, problem])
+        if problem is not None:
+            raise CheckpointError(problem)
+        return [(step, self.directory / name) for step, name in names]
 
     def all(self) -> Iterator[tuple[int, Path]]:
         """Every checkpoint by its name, the newest first; one being replaced comes after its replacement."""

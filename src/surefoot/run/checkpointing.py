@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from surefoot.checkpoint import collective
 from surefoot.checkpoint.async_writer import Writer
 from surefoot.checkpoint.filesystem import Files
 from surefoot.checkpoint.format import Contents
@@ -110,7 +109,7 @@ class Saving:
 
     def newest(self) -> Contents | None:
         """The newest intact checkpoint; damaged newer ones are named. None where there is none at all. Collective."""
-        found = collective.newest_intact(self.store, self.world)
+        found = self.store.newest_intact(world=self.world if self.world.size > 1 else None)
         if found is None:
             return None
         contents, damaged = found
@@ -121,7 +120,7 @@ class Saving:
     def at(self, step: int, *, only: Collection[str] | None = None) -> Contents:
         """The checkpoint of a step, once no save is in flight; `CheckpointError` where it is damaged or absent. Collective."""
         self.writer.wait()
-        return collective.at(self.store, self.world, step, only=only)
+        return self.store.at(step, only=only, world=self.world if self.world.size > 1 else None)
 
     def _say(self, text: str) -> None:
         if self.console is not None:
