@@ -79,16 +79,13 @@ class Disk:
     names = staticmethod(os.listdir)
 
     def create(self, path: Path) -> int:
-        """See `Files`."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
 
     def append(self, handle: int, data: memoryview) -> None:
-        """See `Files`."""
         while data:
             data = data[os.write(handle, data) :]  # a full disk or a signal can cut a write short
 
     def flush(self, handle: int) -> None:
-        """See `Files`."""
         if sys.platform == "darwin":
             import fcntl
 
@@ -97,7 +94,6 @@ class Disk:
             os.fsync(handle)
 
     def flush_directory(self, path: Path) -> None:
-        """See `Files`."""
         if sys.platform == "win32":
             return
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -107,20 +103,17 @@ class Disk:
             os.close(handle)
 
     def size(self, path: Path) -> int:
-        """See `Files`."""
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
         return found.st_size
 
     def read(self, path: Path, *, start: int, length: int) -> bytes:
-        """See `Files`."""
         with open(path, "rb") as file:
             file.seek(start)
             return file.read(length)
 
     def free_bytes(self, path: Path) -> int:
-        """See `Files`."""
         return shutil.disk_usage(path).free
 
 

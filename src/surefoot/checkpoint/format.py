@@ -109,10 +109,12 @@ def write(contents: Contents, *, directory: Path, disk: Files = DISK, others: Ot
     if others is not None:
         entries |= others.entries()
     if contents.pieces is not None:
-        _refuse_absent(contents.pieces, entries)
+        count, shapes = contents.pieces.count, contents.pieces.shapes
+        pieces = [f"{piece_file(name, place, count)}.safetensors" for name in shapes for place in range(count)]
+        if absent := [file for file in pieces if file not in entries]:
+            raise CheckpointError(f"nobody has written {absent[0]}")
     entries[STATE] = _put([memoryview(state)], directory / STATE, disk=disk)
-    manifest = to_bytes(Manifest(contents.step, entries, contents.log))
-    _put([memoryview(manifest)], directory / MANIFEST, disk=disk)
+    _put([memoryview(to_bytes(Manifest(contents.step, entries, contents.log)))], directory / MANIFEST, disk=disk)
     disk.flush_directory(directory)
 
 
@@ -140,15 +142,6 @@ def size_bytes(contents: Contents) -> int:
 def _size_of(held: Mapping[str, Tensor | Stored]) -> int:
     numbers = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in held.values())
     return numbers + 256 * len(held) + sum(6 * len(name) for name in held)
-
-
-def _refuse_absent(pieces: Pieces, entries: Entries) -> None:
-    """Every piece that the state tells of must be there, or the checkpoint could not be read."""
-    for name in pieces.shapes:
-        for place in range(pieces.count):
-            file = f"{piece_file(name, place, pieces.count)}.safetensors"
-            if file not in entries:
-                raise CheckpointError(f"nobody has written {file}")
 
 
 def _put(data: Sequence[memoryview], path: Path, *, disk: Files) -> tuple[int, str]:

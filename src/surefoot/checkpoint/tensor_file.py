@@ -151,7 +151,7 @@ def _stored(path: Path, disk: Files, name: str, entry: Any, *, begin: int, size:
     raise ValueError(f"not safetensors: its header says of {name} what cannot be")
 
 
-def file_of(tensors: Mapping[str, Tensor]) -> list[memoryview]:
+def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
     """A file that holds these tensors, stretch after stretch: small ones put together, large ones where they lie in memory.
 
     They must not change until it is written. Raises `ValueError` or `TypeError` for a tensor that is not in one stretch on the
@@ -165,7 +165,7 @@ def file_of(tensors: Mapping[str, Tensor]) -> list[memoryview]:
     for before, name in pairwise(in_memory):
         if tensors[name].data_ptr() < tensors[before].data_ptr() + tensors[before].nbytes:
             raise ValueError(f"{before} and {name} share memory: use tensor.clone()")
-    begin = laid_out({name: (tensors[name].dtype, tensors[name].shape) for name in in_order}, {})
+    begin = laid_out({name: (tensors[name].dtype, tensors[name].shape) for name in in_order}, metadata or {})
     return list(_stretches([memoryview(begin), *(bytes_of(tensors[name]) for name in in_order)]))
 
 

@@ -55,11 +55,10 @@ class Heartbeat:
     ) -> None:
         self.store, self.rank, self.size, self.in_launcher = store, rank, size, in_launcher
         self.every_s, self.silent_s, self.end = every_s, silent_s, end
-        self.place: Place = "building"
-        self.begun, self.doing, self.error = -1, "starting", ""
         self.logs: Path | None = None
         self.fresh_line = ""
         self.beat = Beat(rank, host, os.getpid())
+        self.sent = replace(self.beat)  # as it was told last
         self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
         self.told = threading.Condition()
         self.wake, self.stopping = threading.Event(), threading.Event()
@@ -88,39 +87,39 @@ class Heartbeat:
 
     def at(self, step: int, doing: str) -> None:
         """Begin this step; that is told with the next beat."""
-        self.begun, self.doing = step, doing
+        self.beat.begun, self.beat.doing = step, doing
 
     def busy(self, doing: str) -> None:
-        self.doing = doing
+        self.beat.doing = doing
 
     def building(self) -> None:
         """Build another run, after one that has ended or could not be."""
-        if self.place in ("failed", "left"):
-            self.place, self.error = "building", ""
+        if self.beat.place in ("failed", "left"):
+            self.beat.place, self.beat.error = "building", ""
 
     def opened(self, *, logs: Path | None, fresh_line: str) -> None:
         """Be in a run: from now on the others wait for this rank in every step.
 
         logs: where rank-N.log of each rank is, in the run's directory. fresh_line: what a message must begin with.
         """
-        self.logs, self.fresh_line = logs, fresh_line
-        self.place, self.begun, self.doing = "running", -1, "opening the run"
+        self.logs, self.fresh_line, self.beat.out = logs, fresh_line, "" if logs is None else str(logs.parent)
+        self.beat.place, self.beat.begun, self.beat.doing = "running", -1, "opening the run"
 
     def goodbye(self) -> None:
         """Begin no further step of this run; the others may still wait for this rank at its end."""
-        self.place = "leaving"
+        self.beat.place = "leaving"
 
     def closed(self) -> None:
         """Have ended a run as it should end: nobody waits for this rank any more."""
-        if self.place == "leaving":
-            self.place = "left"
+        if self.beat.place == "leaving":
+            self.beat.place = "left"
 
     def failed(self, problem: BaseException) -> None:
         """Tell of what this rank fails, before it ends; returns when that is told, or cannot be."""
-        if self.place in ("failed", "gone") or isinstance(problem, RankLostError):
+        if self.beat.place in ("failed", "gone") or isinstance(problem, RankLostError):
             return
-        self.error = _in_words(problem)
-        self.place = "left" if self.place == "left" else "failed"  # nobody waits for it where its run is over
+        self.beat.error = _in_words(problem)
+        self.beat.place = "left" if self.beat.place == "left" else "failed"  # nobody waits for it where its run is over
         self._tell_now()
 
     def cause(self, problem: BaseException) -> RankLostError | None:
@@ -128,7 +127,7 @@ class Heartbeat:
 
         None where `problem` has nothing to do with other ranks, or none of them turns out to be lost.
         """
-        if self.place == "failed" or not self.threads or not of_connection(problem):
+        if self.beat.place == "failed" or not self.threads or not of_connection(problem):
             return None
         self.awaited.set()
         found = self.named.wait(self.silent_s + 10 * self.every_s)
@@ -155,8 +154,8 @@ class Heartbeat:
         """Be missed by nobody any more, and end the threads."""
         if not self.threads:
             return
-        if self.place != "failed":
-            self.place = "gone"
+        if self.beat.place != "failed":
+            self.beat.place = "gone"
         self.stopping.set()
         self.wake.set()
         for thread in self.threads:
@@ -182,7 +181,7 @@ class Heartbeat:
                 if ending:
                     return
                 lost = self._lost_with_store(f"was lost ({first_line(problem)[:120]})")
-            if lost is not None and self.place not in _UNNEEDED:
+            if lost is not None and self.beat.place not in _UNNEEDED:
                 self._end(lost)
                 return
             if self.cut_off:
@@ -191,19 +190,11 @@ class Heartbeat:
             self.wake.clear()
 
     def _tell(self) -> None:
-        number, place = self.beat.number + 1, self.place
-        beat = replace(
-            self.beat,
-            number=number,
-            place=place,
-            begun=self.begun,
-            doing=self.doing,
-            error=self.error,
-            out="" if self.logs is None else str(self.logs.parent),
-        )
-        self.store.set(str(self.rank), beat.written())
+        self.beat.number += 1
+        sent = replace(self.beat)
+        self.store.set(str(self.rank), sent.written())
         with self.told:
-            self.beat = beat
+            self.sent = sent
             self.told.notify_all()
 
     def _listen(self, *, elapsed_s: float) -> Lost | None:
@@ -216,7 +207,7 @@ class Heartbeat:
         found = self.watch.heard(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead)
         if found is None:
             return None
-        if self.place not in _UNNEEDED:
+        if self.beat.place not in _UNNEEDED:
             self.store.set(VERDICT, found.written())
             self.rounds += 1
             if self._holds_store:
@@ -229,7 +220,7 @@ class Heartbeat:
         self.present |= {rank for rank in others - self.present if self.store.check([str(rank)])}
         read = sorted(self.present)
         texts = self.store.multi_get([str(rank) for rank in read]) if read else []
-        return {self.rank: self.beat} | {rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)}
+        return {self.rank: self.sent} | {rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)}
 
     def _line_closed(self, rank: int) -> None:
         self.dead.add(rank)
@@ -242,7 +233,7 @@ class Heartbeat:
             now = time.monotonic()
             silent_s = silent_s + min(now - before, 2 * self.every_s) if seen == self.rounds else 0.0
             seen, before = self.rounds, now
-            if silent_s >= self.silent_s and self.place not in _UNNEEDED:
+            if silent_s >= self.silent_s and self.beat.place not in _UNNEEDED:
                 lost = self._lost_with_store(f"has not answered for {self.silent_s:.0f} s")
                 if lost is not None:
                     self._end(lost)
@@ -251,7 +242,7 @@ class Heartbeat:
     def _lost_with_store(self, how: str) -> Lost | None:
         """The loss of the store, which is the loss of whoever held it; None where this rank needs nobody any more."""
         self.cut_off = True
-        if self.place in _UNNEEDED:
+        if self.beat.place in _UNNEEDED:
             return None
         main = self.watch.known.get(0)
         if main is not None and main.place == "failed":
@@ -266,7 +257,7 @@ class Heartbeat:
 
     def _end(self, lost: Lost) -> None:
         """End this process: by its main thread, where that waits to be told why, and else from here."""
-        self.lost = lost.beside(replace(self.beat, begun=self.begun, doing=self.doing))
+        self.lost = lost.beside(self.beat)
         if not self.cut_off:
             with suppress(RuntimeError):
                 self._tell()  # how far this rank was: whoever speaks of the lost one knows it from that
@@ -316,14 +307,14 @@ class Heartbeat:
             return
         with self.told:
             self.wake.set()
-            now = (self.place, self.error)
-            self.told.wait_for(lambda: (self.beat.place, self.beat.error) == now, timeout=2 * self.every_s)
+            now = (self.beat.place, self.beat.error)
+            self.told.wait_for(lambda: (self.sent.place, self.sent.error) == now, timeout=2 * self.every_s)
 
     def _wait_for_others(self) -> None:
         """Where the store ends with this process: until nobody needs it, or for ten seconds."""
         until = time.monotonic() + 10
         while self._holds_store and time.monotonic() < until:
-            if self.place == "failed":
+            if self.beat.place == "failed":
                 time.sleep(2.5 * self.every_s)  # in which all read it
                 return
             if all(beat.place in ("left", "gone", "failed") for beat in self._beats().values()):

@@ -22,7 +22,7 @@ _CONNECT_S = 5.0
 _STOPPED = "\n  it was stopped or killed, or its machine is lost"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Beat:
     """What one rank says of itself; `number` is another one each time it says so.
 

@@ -85,10 +85,6 @@ class World:
             raise RuntimeError("one process has nobody to leave a message for")
         return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
 
-    def sum_begun(self, tensor: Tensor) -> dist.Work | None:
-        """Begin to add a tensor up in place over all ranks, on its device; `wait` on what is returned makes it so. Collective."""
-        return None if self.side is None else dist.all_reduce(tensor, async_op=True)
-
     def add_up(self, tensor: Tensor) -> None:
         """The tensor's sum over all ranks, in place, on its device; the host waits only where that is the device. Collective."""
         if self.side is not None:
@@ -163,13 +159,12 @@ def device_called(name: str) -> torch.device:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as problem:
         raise ConfigError(
             f"device = {name!r} cannot be used here: {first_line(problem)}\n  try: --device cpu, or --device auto"
         ) from problem
-    return device
+    return torch.device(name)
 
 
 _paper: ContextVar[int] = ContextVar("ranks on paper", default=0)

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from surefoot.checkpoint.async_writer import Writer
 from surefoot.checkpoint.filesystem import Files
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.writer import Writer
 from surefoot.config.intervals import Timetable
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
