@@ -1,5 +1,5 @@
 from .average import averaged, last_steps
-from .filesystem import Disk, Files
+from .filesystem import Disk
 from .format import Contents, Damage, DamageError, write
 from .manifest import Manifest
 from .reader import opened, read, read_manifest, verify
@@ -11,7 +11,6 @@ __all__ = [
     "Damage",
     "DamageError",
     "Disk",
-    "Files",
     "Manifest",
     "Store",
     "Writer",

@@ -213,9 +213,8 @@ def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
     lacking, foreign = [name for name in own if name not in state], [name for name in state if name not in own]
     if lacking or foreign:
         return f"it has no {', '.join(lacking[:3])}" if lacking else f"this model has no {', '.join(foreign[:3])}"
-    for name, held in own.items():
-        if held.shape != state[name].shape:
-            return f"its {name} is {list(state[name].shape)}, here {list(held.shape)}"
+    if unlike := [name for name in own if own[name].shape != state[name].shape]:
+        return f"its {unlike[0]} is {list(state[unlike[0]].shape)}, here {list(own[unlike[0]].shape)}"
     head, embedding = state["head.weight"], state["embedding.weight"]
     if model.shape.tied and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
         return "its head is not its embedding, as GPT-2's is"

@@ -71,17 +71,14 @@ def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tupl
         raise CheckpointError(f"no such file or directory: {place} (given as init)")
     if place.is_file() or (has_weights(place) and not (place / MANIFEST).exists()):
         tensors = read_weights(place) if place.is_dir() else _of_file(place)
-        names = {name: set(live_state(model)[0]) for name, model in models.items()}
         if len(models) == 1:
             only = next(iter(models.values()))
             if isinstance(only, GPT) and is_gpt2_layout(tensors):
                 fitted = fitted_gpt2(tensors, only, place=place / WEIGHTS if place.is_dir() else place)
                 return dict.fromkeys(models, fitted), f"{place}, GPT-2's weights as transformers names them"
             return dict.fromkeys(models, tensors), str(place)
-        by_model: dict[str, Saved] = {
-            name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()
-        }
-        return by_model, str(place)
+        names = {name: set(live_state(model)[0]) for name, model in models.items()}
+        return {name: {key: tensors[key] for key in tensors if key in own} for name, own in names.items()}, str(place)
     found, said = _checkpoint(place, world)
     kept: dict[str, Saved] = {}
     for name in models:

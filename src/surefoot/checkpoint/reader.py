@@ -1,6 +1,7 @@
 """A checkpoint on disk as it is read: every byte checked against the manifest, whole or by rows, by one rank or several."""
 
 import traceback
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -12,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint.filesystem import DISK, Files
+from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import SHARDED, Contents, DamageError, reason_of
 from surefoot.checkpoint.json_shapes import UNREADABLE
 from surefoot.checkpoint.manifest import (
@@ -64,7 +65,7 @@ def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return interpreting
 
 
-def read(directory: Path, *, only: Collection[str] | None = None, disk: Files = DISK) -> Contents:
+def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
     """Read a checkpoint, every byte of it checked against the manifest; anything wrong is a `DamageError`.
 
     `only` names the entries of `Contents.files` to read and to check; the others are not looked at. The state
@@ -73,7 +74,7 @@ def read(directory: Path, *, only: Collection[str] | None = None, disk: Files = 
     return _contents(_Source(directory, disk), only, _loaded)
 
 
-def opened(directory: Path, *, only: Collection[str] | None = None, disk: Files = DISK) -> Contents:
+def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
     """A checkpoint whose tensors stay on disk until they are asked for, whole or by rows.
 
     Manifest and state are checked, the tensors' bytes are not: `check` does that. `only` as for `read`.
@@ -81,28 +82,26 @@ def opened(directory: Path, *, only: Collection[str] | None = None, disk: Files 
     return _contents(_Source(directory, disk), only, _stored)
 
 
-def check(directory: Path, files: Collection[str], *, disk: Files = DISK) -> list[str]:
+def check(directory: Path, files: Collection[str], *, disk: Disk = DISK) -> list[str]:
     """All that is wrong with some files of a checkpoint, each line naming its file; they are never in memory whole."""
-    source, problems = _Source(directory, disk), []
+    source, problems = _Source(directory, disk), list[str]()
     for file in files:
         try:
-            for _ in source.chunks(file):
-                pass
+            deque(source.chunks(file), maxlen=0)
         except DamageError as error:
             problems.append(error.damage.problem)
     return problems
 
 
-def verify(directory: Path, *, disk: Files = DISK) -> list[str]:
+def verify(directory: Path, *, disk: Disk = DISK) -> list[str]:
     """All that is wrong with a checkpoint, each line naming its file; an empty list for an intact one."""
     try:
-        manifest = _Source(directory, disk).manifest
+        return check(directory, _Source(directory, disk).manifest.files, disk=disk)
     except DamageError as error:
         return [error.damage.problem]
-    return check(directory, manifest.files, disk=disk)
 
 
-def read_manifest(directory: Path, *, disk: Files = DISK) -> Manifest:
+def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
     """Read and check the manifest alone, and that each file has the length it states: no tensor is read."""
     source = _Source(directory, disk)
     for file in source.manifest.files:
@@ -111,7 +110,7 @@ def read_manifest(directory: Path, *, disk: Files = DISK) -> Manifest:
 
 
 def read_together(
-    directory: Path, world: World, *, only: Collection[str] | None = None, step: int | None = None, disk: Files = DISK
+    directory: Path, world: World, *, only: Collection[str] | None = None, step: int | None = None, disk: Disk = DISK
 ) -> Contents:
     """A checkpoint whose every byte one of the ranks has checked, opened; what is wrong all raise alike. Collective.
 
@@ -137,14 +136,14 @@ def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[st
     """The files of a checkpoint that hold what is asked for, the state among them; all where `only` is None."""
     if only is None:
         return list(manifest.files)
-    wanted = {name for name in manifest.files if logical_name(name.removesuffix(".safetensors")) in only}
-    return [file for file in manifest.files if file in wanted or file == STATE]
+    names = {file: logical_name(file.removesuffix(".safetensors")) for file in manifest.files}
+    return [file for file, name in names.items() if name in only or file == STATE]
 
 
 class _Source:
     """The files of a checkpoint, each as the manifest says that it is; anything else is a `DamageError`."""
 
-    def __init__(self, directory: Path, disk: Files) -> None:
+    def __init__(self, directory: Path, disk: Disk) -> None:
         self.directory, self.disk = directory, disk
         with self.damage_in(MANIFEST):
             size = disk.size(directory / MANIFEST)
@@ -158,8 +157,8 @@ class _Source:
         try:
             yield
         except OSError as problem:
-            is_there = not isinstance(problem, FileNotFoundError)
-            reason = f"cannot be read: {problem.strerror or problem}" if is_there else "missing"
+            is_absent = isinstance(problem, FileNotFoundError)
+            reason = "missing" if is_absent else f"cannot be read: {problem.strerror or problem}"
             raise DamageError(self.directory, f"{file}: {reason}") from problem
         except (ValueError, RecursionError) as problem:
             raise DamageError(self.directory, f"{file}: {reason_of(problem)}") from problem
@@ -182,16 +181,15 @@ class _Source:
         if digest.hexdigest() != self.manifest.files[file][1]:
             raise DamageError(self.directory, f"{file}: hash differs")
 
-    def whole(self, file: str) -> bytes:
-        return b"".join(self.chunks(file))
-
 
 def _contents(
     source: _Source, only: Collection[str] | None, parts_of: Callable[[_Source, str], Mapping[str, Tensor | Stored]]
 ) -> Contents:
     """A checkpoint, each tensor of which is joined from the parts that its files have."""
-    state = _state(source)
+    data = b"".join(source.chunks(STATE))
     with source.damage_in(STATE):
+        state = parse_state(data)
+        _refuse_untold(state, source.manifest)
         pieces = from_json(state.pop(SHARDED, None))
     files: dict[str, dict[str, Tensor | Stored]] = {}
     for name, names_of_files in _wanted_files(source, pieces, only).items():
@@ -206,18 +204,14 @@ def _contents(
     return Contents(source.manifest.step, files, state, source.manifest.log, directory=source.directory)
 
 
-def _state(source: _Source) -> dict[str, Any]:
-    """The state; it must tell of each model and optimizer whose tensors are there."""
-    data = source.whole(STATE)
-    with source.damage_in(STATE):
-        state = parse_state(data)
+def _refuse_untold(state: Mapping[str, Any], manifest: Manifest) -> None:
+    """Raise `ValueError` unless the state tells of each model and optimizer whose tensors are there."""
     tells = {"model": ("aliases", "evaluating"), "optimizer": ("groups", "optimizer")}
-    for file in source.manifest.files:
+    for file in manifest.files:
         kind, _, name = logical_name(file.removesuffix(".safetensors")).partition("-")
         for key in tells.get(kind, ()):
             if key in state and (name or "model") not in state[key]:
-                raise DamageError(source.directory, f"{STATE}: {key} lacks {name or 'model'}")
-    return state
+                raise ValueError(f"{key} lacks {name or 'model'}")
 
 
 def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
@@ -243,7 +237,7 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
 
 
 def _loaded(source: _Source, file: str) -> dict[str, Tensor]:
-    data = source.whole(file)
+    data = b"".join(source.chunks(file))
     try:
         return safetensors.torch.load(data)
     except Exception as problem:  # whatever a file made by someone else brings the parser to say
@@ -257,6 +251,7 @@ def _stored(source: _Source, file: str) -> dict[str, Stored]:
 
 
 def _joined(parts: list[Any]) -> Tensor | Stored:
-    if len(parts) == 1:
-        return parts[0]  # type: ignore[no-any-return]
-    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0].followed_by(parts[1:])
+    first: Tensor | Stored = parts[0]
+    if len(parts) > 1:
+        first = torch.cat(parts) if isinstance(first, Tensor) else first.followed_by(parts[1:])
+    return first

@@ -14,8 +14,9 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from surefoot.checkpoint.filesystem import DISK, Files
+from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import Contents, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.checkpoint.reader import read, read_manifest, read_together
@@ -24,6 +25,7 @@ from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
+Only = Collection[str] | None
 _Remains = list[tuple[Path, OSError]]
 
 
@@ -46,7 +48,7 @@ class Store:
         keep_last: int = 3,
         keep_every: Callable[[int], bool] | None = None,
         guard: Callable[[], None] = lambda: None,
-        disk: Files = DISK,
+        disk: Disk = DISK,
     ) -> None:
         if keep_last < 1:
             raise ConfigError(f"keep_last = {keep_last}: the newest checkpoint must stay; --keep-last 1 is the least")
@@ -74,9 +76,7 @@ class Store:
                     return step
         return None
 
-    def newest_intact(
-        self, *, only: Collection[str] | None = None, world: World | None = None
-    ) -> tuple[Contents, list[Damage]] | None:
+    def newest_intact(self, *, only: Only = None, world: World | None = None) -> tuple[Contents, list[Damage]] | None:
         """The newest checkpoint that is whole, every byte of it checked, and the newer ones that are damaged.
 
         `only` as for `read`: what is not read is not checked. The ranks of a `world` find the same, each checks a share of the
@@ -95,16 +95,11 @@ class Store:
 
     def nothing_intact(self, damaged: Sequence[Damage]) -> CheckpointError:
         """The error where every checkpoint is damaged: to start afresh must be somebody's decision."""
-        lines = [str(damage) for damage in damaged[:2]]
-        if len(damaged) > 2:
-            lines[1:] = [f"and {len(damaged) - 1} more"]
-        return CheckpointError(
-            f"no checkpoint in {self.directory} is intact; nothing was changed\n  "
-            + "\n  ".join(lines)
-            + "\n  put a sound copy back, or start afresh elsewhere: --out DIR"
-        )
+        more = [f"and {len(damaged) - 1} more"] if len(damaged) > 2 else map(str, damaged[1:])
+        lines = [f"no checkpoint in {self.directory} is intact; nothing was changed", str(damaged[0]), *more]
+        return CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --out DIR"]))
 
-    def at(self, step: int, *, only: Collection[str] | None = None, world: World | None = None) -> Contents:
+    def at(self, step: int, *, only: Only = None, world: World | None = None) -> Contents:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""
         error: CheckpointError | None = None
         for path in [path for found, path in self._seen_by_all(world) if found == step]:
@@ -169,12 +164,10 @@ class Store:
         """Remove what was left behind, or put it back where it is all there is; returns what resists."""
         self.guard()
         names = self.disk.names(self.directory)
-        kinds = (".partial-step-", ".replaced-step-", ".deleted-step-")
-        litter = [name for name in names if name.startswith(kinds)]
-        if litter:
-            # A rename cut off by a kill must hold before what it renamed, or took the place of, is removed.
+        litter = [name for name in names if name.startswith((".partial-step-", ".replaced-step-", ".deleted-step-"))]
+        if litter:  # a rename cut off by a kill must hold before what it renamed, or took the place of, is removed
             self.disk.flush_directory(self.directory)
-        remains: _Remains = []
+        remains = _Remains()
         for name in sorted(litter):
             original = name.removeprefix(".replaced-")
             try:
@@ -191,7 +184,7 @@ class Store:
         """Give old checkpoints another name, so that none is ever there in part, and then remove them."""
         steps = self.steps()
         counted = sorted(self.intact.intersection(steps) - {0})
-        remains: _Remains = []
+        remains = _Remains()
         for step in steps if len(counted) >= self.keep_last else []:
             wanted = self.keep_every is not None and self.keep_every(step)
             if wanted or step >= counted[-self.keep_last] or step in {0, saved, *protected}:
@@ -211,12 +204,12 @@ class Store:
         self.guard()
         if self.disk.is_link(directory):  # the link itself: what it leads to is not ours
             self.disk.remove(directory)
-            return
-        for name in self.disk.names(directory):
-            self.disk.remove(directory / name)
-        self.disk.remove_directory(directory)
+        else:
+            for name in self.disk.names(directory):
+                self.disk.remove(directory / name)
+            self.disk.remove_directory(directory)
 
-    def _read(self, step: int, path: Path, only: Collection[str] | None, world: World | None) -> Contents:
+    def _read(self, step: int, path: Path, only: Only, world: World | None) -> Contents:
         if world is not None:
             contents = read_together(path, world, only=only, step=step, disk=self.disk)
         elif (contents := read(path, only=only, disk=self.disk)).step != step:
@@ -229,17 +222,16 @@ class Store:
         """What `all` gives, on every rank as rank 0 sees the directory."""
         if world is None:
             return list(self.all())
-        names: list[tuple[int, str]] = []
-        problem: str | None = None
+        listing: Any = None
         if world.is_main:
             try:
-                names = [(step, path.name) for step, path in self.all()]
-            except CheckpointError as error:
-                problem = str(error)
-        names, problem = world.from_main([names, problem])
-        if problem is not None:
-            raise CheckpointError(problem)
-        return [(step, self.directory / name) for step, name in names]
+                listing = [(step, path.name) for step, path in self.all()]
+            except CheckpointError as problem:
+                listing = str(problem)
+        listing = world.from_main(listing)
+        if isinstance(listing, str):
+            raise CheckpointError(listing)
+        return [(step, self.directory / name) for step, name in listing]
 
     def all(self) -> Iterator[tuple[int, Path]]:
         """Every checkpoint by its name, the newest first; one being replaced comes after its replacement."""

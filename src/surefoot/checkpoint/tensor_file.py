@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint.filesystem import DISK, Files
+from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.errors import CheckpointError
 
 CHUNK_BYTES = 16 << 20
@@ -61,7 +61,7 @@ class Stored:
     dtype: torch.dtype
     shape: torch.Size
     stretches: tuple[Stretch, ...]
-    disk: Files = DISK
+    disk: Disk = DISK
 
     def followed_by(self, others: Iterable["Stored"]) -> "Stored":
         """One whose next rows are in other files."""
@@ -103,7 +103,7 @@ class Stored:
             yield data
 
 
-def stored_in(path: Path, *, disk: Files = DISK) -> dict[str, Stored]:
+def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
     """The tensors of a file, by its header alone; a `ValueError` in one line for what is no such file."""
     size = disk.size(path)
     length = int.from_bytes(disk.read(path, start=0, length=8), "little")
@@ -140,7 +140,7 @@ def laid_out(tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]], metadata:
     return len(text).to_bytes(8, "little") + text
 
 
-def _stored(path: Path, disk: Files, name: str, entry: Any, *, begin: int, size: int) -> Stored:
+def _stored(path: Path, disk: Disk, name: str, entry: Any, *, begin: int, size: int) -> Stored:
     match entry:
         case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(start), int(stop)]} if kind in _TYPES:
             if all(isinstance(length, int) and length >= 0 for length in shape):

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from traceback import clear_frames
-from typing import Any, Protocol
+from typing import Any
+
+from torch._C._distributed_c10d import Store as Mail
 
 from surefoot.checkpoint.format import Contents, Entries, write_tensors
 from surefoot.checkpoint.store import NotPrunedError, Store
@@ -24,15 +25,6 @@ from surefoot.errors import CheckpointError, first_line
 _PATIENCE_S = 1800.0  # with a rank that says nothing; one that has died is noticed much earlier, by its heartbeat
 _LAST_PATIENCE_S = 20.0  # where this process wants to end, or those that it waits for are ended
 _PAUSE_S = 0.2  # at most, between two looks
-
-
-class Mail(Protocol):
-    """What is needed of torch's `Store`: a mailbox of `World`."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def delete_key(self, key: str, /) -> bool: ...
 
 
 class Writer:
@@ -44,7 +36,7 @@ class Writer:
     learn the same of each.
     """
 
-    def __init__(self, store: Store, *, rank: int = 0, mail: "Mail | None" = None) -> None:
+    def __init__(self, store: Store, *, rank: int = 0, mail: Mail | None = None) -> None:
         self.store, self.rank, self.mail = store, rank, mail
         self.saved: int | None = None
         self.not_pruned: NotPrunedError | None = None  # of the last save, which is on disk all the same
@@ -99,17 +91,16 @@ class Writer:
                 self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(reason)
 
 
-@dataclass
 class Board:
     """The messages of one save. All ranks save as often as each other, so they count alike which it is.
 
     `hurried` tells whether to wait for the others no longer than a moment.
     """
 
-    mail: Mail
-    save: int
-    patience_s: float = _PATIENCE_S
-    hurried: Callable[[], bool] = lambda: False
+    def __init__(
+        self, mail: Mail, *, save: int, patience_s: float = _PATIENCE_S, hurried: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.mail, self.save, self.patience_s, self.hurried = mail, save, patience_s, hurried
 
     def say(self, what: str, value: Any) -> None:
         """Leave a message; `CheckpointError` where nobody takes it."""

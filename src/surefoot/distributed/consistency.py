@@ -32,19 +32,17 @@ def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
     own = {name: repr(value) for name, value in settings.items()}
     if len(set(world.gathered(sha256(json.dumps(own).encode()).hexdigest()))) == 1:
         return
-    told = world.gathered(own)
-    problems = []
-    for rank, other in enumerate(told):
-        for name in dict.fromkeys([*told[0], *other]):
-            if told[0].get(name) != other.get(name):
-                problems.append(f"{name}: rank 0 has {_shown(told[0], name)}, rank {rank} has {_shown(other, name)}")
+    first, *others = world.gathered(own)
+    problems = [
+        f"{name}: rank 0 has {_shown(first, name)}, rank {rank} has {_shown(other, name)}"
+        for rank, other in enumerate(others, 1)
+        for name in dict.fromkeys([*first, *other])
+        if first.get(name) != other.get(name)
+    ]
+    shown = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more"]
+    lines = ["the ranks were started with different configurations", *shown]
     if problems:
-        more = [f"and {len(problems) - 2} more"] if len(problems) > 3 else []
-        shown = problems[: 2 if more else 3]
-        raise ConfigError(
-            "the ranks were started with different configurations\n  "
-            + "\n  ".join([*shown, *more, "start all of them with the same command and files"])
-        )
+        raise ConfigError("\n  ".join([*lines, "start all of them with the same command and files"]))
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,9 +131,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     False
     """
     sums = [_sum_of_bits(held.detach()) for held in tensors.values()]
-    if not sums:
-        return {}
-    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True))
+    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True)) if sums else {}
 
 
 def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int) -> None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.config.parallel import Strategy
-from surefoot.distributed.strategy import Alone, Called, Ranks, Spreading, Sums
+from surefoot.distributed.strategy import Alone, Called, Ranks, Sums
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from surefoot.distributed.fsdp import Fsdp  # imports seconds of torch
 
 
 @dataclass
@@ -38,6 +41,7 @@ class Ddp:
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
+        self.begin_sum, self.started = self.sums.begin, self.sums.started
 
     @property
     def local_times(self) -> float | None:
@@ -87,13 +91,6 @@ class Ddp:
             called.void = not counted
         return counted or together
 
-    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        self.sums.begin(total, counted)
-
-    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        """Times the number of ranks: DDP takes the mean over them, and we want the sum."""
-        return part * self.world.size if scale is None else part * (scale * self.world.size)
-
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Loss and count of all ranks, and where several models are trained the mean of their gradients."""
         if not self.wrapped:
@@ -139,7 +136,7 @@ def spread(
     world: World,
     parallel: Strategy,
     nominal: float,
-    fsdp: Spreading | None = None,
+    fsdp: "Fsdp | None" = None,
 ) -> tuple[Ranks, dict[str, Any]]:
     """What a step shares with the other ranks, and what the loss calls by name; `forwards` are the models, compiled or not.
 
@@ -172,5 +169,4 @@ def synchronised(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     if not any(isinstance(part, _BatchNorm) for model in models.values() for part in model.modules()):
         kinds = ", ".join(type(model).__name__ for model in models.values())
         raise ConfigError(f"sync_batch_norm: {kinds} has no batch normalisation\n  leave it out")
-    convert = nn.SyncBatchNorm.convert_sync_batchnorm
-    return {name: convert(model) for name, model in models.items()}  # type: ignore[no-untyped-call]
+    return {name: nn.SyncBatchNorm.convert_sync_batchnorm(model) for name, model in models.items()}  # type: ignore[no-untyped-call]

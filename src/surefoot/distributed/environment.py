@@ -9,12 +9,9 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from surefoot.distributed import slurm
 from surefoot.errors import ConfigError
-
-if TYPE_CHECKING:
-    from surefoot.distributed import slurm
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # in the environment of a rank: torchrun started it
@@ -56,7 +53,7 @@ def placed(environment: Mapping[str, str]) -> Placement:
     >>> placed(step | {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
     Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457', apart=False)
     """
-    mpi, task = _by_mpi(environment), _task(environment)
+    mpi, task = _by_mpi(environment), slurm.task(environment)
     if "WORLD_SIZE" in environment:
         return _by_torchrun(environment, task)
     # mpirun inside a step: its processes have the variables of whoever started them; srun's own MPI says the same as srun
@@ -120,15 +117,6 @@ def _look_for(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
-
-
-def _task(environment: Mapping[str, str]) -> slurm.Task | None:
-    """The place of this process in a step of Slurm; None outside of one."""
-    if "SLURM_STEP_ID" not in environment:
-        return None
-    from surefoot.distributed import slurm
-
-    return slurm.task(environment)
 
 
 def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:

@@ -70,7 +70,10 @@ class FullySharded:
         So code that goes through the model's parameters does the right thing too, if DTensors can do it. What got no gradient
         on any rank has none. Only where that is allowed (`unused`) ranks tell each other, and wait.
         """
-        idle = self._unused_anywhere() if self.parallel.unused else set()
+        idle = set[int]()
+        if self.parallel.unused:
+            heard, self.used = self.world.gathered(sorted(self.used)), set()
+            idle = set(range(len(self.trained))).difference(*heard)
         for place, (held, shard) in enumerate(self.trained):
             gradient: Any = held.grad
             if gradient is not None and place in idle and shard.grad is None:
@@ -132,10 +135,6 @@ class FullySharded:
         if self.counted:
             self.used.add(place)
 
-    def _unused_anywhere(self) -> set[int]:
-        heard, self.used = self.world.gathered(sorted(self.used)), set()
-        return set(range(len(self.trained))) - {place for used in heard for place in used}
-
 
 @dataclass
 class Fsdp:
@@ -151,6 +150,7 @@ class Fsdp:
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
+        self.begin_sum, self.started = self.sums.begin, self.sums.started
 
     def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
         self.called = {name: Called(model, compiled[name]) for name, model in models.items()}
@@ -163,13 +163,6 @@ class Fsdp:
         for called in self.called.values():
             called.void = not counted
         return True
-
-    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        self.sums.begin(total, counted)
-
-    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        """Times the number of ranks: FSDP takes the mean over them, and we want the sum."""
-        return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Loss and count of all ranks; the shards have their gradients. Where they are kept on the CPU, so is what decides on them."""
@@ -251,5 +244,4 @@ def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGro
         return DeviceMesh.from_group(everyone, kind, mesh_dim_names=("shard",)), everyone
     across, within = replicated(parallel.replicas)
     table = torch.arange(world.size).view(parallel.replicas, -1)
-    mesh = DeviceMesh.from_group([across, within], kind, mesh=table, mesh_dim_names=("replicate", "shard"))
-    return mesh, within
+    return DeviceMesh.from_group([across, within], kind, mesh=table, mesh_dim_names=("replicate", "shard")), within

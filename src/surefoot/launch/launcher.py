@@ -134,8 +134,7 @@ class _Launcher:
                     first_at = now
                     group.name_lost(group.beat(rank).lost(f"has been stopped for {_STOPPED_S:.0f} s"))
             wrong = [rank for rank in order if group.statuses[rank] not in _BY_DECISION]
-            if wrong and first_at is None:
-                first_at = now
+            first_at = now if wrong and first_at is None else first_at
             causes = [rank for rank in wrong if group.statuses[rank] != _LOST]
             if causes and not named and (group.statuses[causes[0]] < 0 or now - (first_at or now) > _ALIKE_S):
                 named = True
@@ -167,7 +166,11 @@ class _Launcher:
             return Ended(first)
         if causes:
             alike = not left and set(statuses.values()) == {first}
-            said = (causes[0] == 0 or alike) and first > 0 and (bool(group.beat(0).error) or not group.has_told(0))
+            said = (
+                (causes[0] == 0 or alike)
+                and first > 0
+                and (bool(group.beat(0).error) or not group.mailbox.check(["0"]))
+            )
             text = "" if said else group.what_happened(causes[0]).beside(group.furthest()).text
             died = [rank for rank in causes if statuses[rank] < 0 or rank == causes[0]]
             return Ended(128 - first if first < 0 else first, tuple(died), text)  # as a shell gives it

@@ -62,12 +62,10 @@ class Group:
             )
 
     def look(self) -> list[int]:
-        new = []
-        for rank, process in self.processes.items():
-            if rank not in self.statuses and (status := process.proc.poll()) is not None:
-                self.statuses[rank] = status
-                new.append(rank)
-        return new
+        status = {rank: self.processes[rank].proc.poll() for rank in self.running}
+        new = {rank: number for rank, number in status.items() if number is not None}
+        self.statuses |= new
+        return list(new)
 
     @property
     def running(self) -> list[int]:
@@ -80,8 +78,8 @@ class Group:
         found = []
         for rank in self.running:
             with suppress(ChildProcessError):  # a signal has just found it ended
-                how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-                if os.waitid(os.P_PID, self.processes[rank].proc.pid, how) is not None:
+                process = self.processes[rank].proc.pid
+                if os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
                     found.append(rank)
         return found
 
@@ -109,10 +107,6 @@ class Group:
     def begun_anything(self) -> bool:
         return any(self.beat(rank).begun_anything for rank in self.processes)
 
-    def has_told(self, rank: int) -> bool:
-        """Whether a rank has met the others, and so would have told them of what it failed."""
-        return self.mailbox.check([str(rank)])
-
     def unsaid(self, text: str) -> bool:
         """Whether the ranks above 0 said anything that is not in a text; nor in crash/, where that is named in it."""
         with suppress(OSError):
@@ -137,8 +131,7 @@ class Group:
         if beat.error and status > 0:
             return Lost(rank, beat.failure)
         by = ": by the kernel for memory, or by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
-        more = by + self.last_lines(rank)
-        return Lost(rank, self.in_short(rank), begun=beat.begun, doing=beat.doing, more=more)
+        return Lost(rank, self.in_short(rank), begun=beat.begun, doing=beat.doing, more=by + self.last_lines(rank))
 
     def last_lines(self, rank: int) -> str:
         """What a rank said last, to be added to a message; nothing of rank 0, whose lines stand in the terminal."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from surefoot.checkpoint.filesystem import Files
+from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.writer import Writer
@@ -25,7 +25,7 @@ class Saving:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(
-        self, directory: RunDirectory, times: Timetable, *, disk: Files, console: Screen | None, world: World
+        self, directory: RunDirectory, times: Timetable, *, disk: Disk, console: Screen | None, world: World
     ) -> None:
         self.world = world
         self.store = Store(
