@@ -117,7 +117,9 @@ class Observation:
             case random.SystemRandom():
                 pass
             case torch.Generator() | random.Random() | np.random.Generator() | np.random.RandomState():
-                self._generator(path, thing, is_saved)
+                state, set_state = generator_state(thing)
+                numbers = state if isinstance(state, Tensor) else repr(state)
+                self._note(path, numbers, is_saved, set_state, state)
             case dict() | list() | tuple() | deque() | set():
                 self._container(path, thing, is_saved)
             case partial():
@@ -132,11 +134,10 @@ class Observation:
             case nn.Module() if not isinstance(thing, torch.jit.ScriptModule):
                 self._module(path, thing, is_saved)
             case _ if is_root or isinstance(thing, Optimizer) or _is_own(type(thing).__module__):
-                if isinstance(thing, type):
-                    return
-                if "__dict__" in dir(thing):
+                if not isinstance(thing, type) and "__dict__" in dir(thing):
                     self._attributes(path, vars(thing), is_saved)
-                self._slots(path, thing, is_saved)
+                if not isinstance(thing, type):
+                    self._slots(path, thing, is_saved)
 
     def _note(self, path: str, value: Any, is_saved: bool, undo: Callable[..., None] | None = None, *to: Any) -> None:
         if not is_saved and path:
@@ -161,10 +162,6 @@ class Observation:
         if tensor.is_leaf and tensor.requires_grad:
             self._note("", None, True, setattr, tensor, "grad", tensor.grad)
             self.visit("", tensor.grad, True)
-
-    def _generator(self, path: str, generator: Any, is_saved: bool) -> None:
-        state, set_state = generator_state(generator)
-        self._note(path, state if isinstance(state, Tensor) else repr(state), is_saved, set_state, state)
 
     def _container(self, path: str, thing: Any, is_saved: bool) -> None:
         before = copy(thing)
@@ -238,8 +235,8 @@ class Observation:
 
 def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
     """Names of the values that differ, the outer of two nested ones; floats to rounding unless `exact`."""
-    common = before.values.keys() & after.values.keys()
-    differ = sorted(name for name in common if not same(before.values[name], after.values[name], exact=exact))
+    one, other = before.values, after.values
+    differ = sorted(name for name in one.keys() & other.keys() if not same(one[name], other[name], exact=exact))
     return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import HashStore, Store
 
 from surefoot.config.paths import make_no_follow, open_no_follow
-from surefoot.distributed.liveness import Beat, Lines, Lost, Place, Watch, of_connection
+from surefoot.distributed.liveness import STOPPED, Beat, Lines, Lost, Place, Watch, of_connection
 from surefoot.errors import RankLostError, first_line
 
 MEETING = "surefoot"  # before the keys by which the ranks of a start agree on what stands before all others
@@ -73,8 +73,8 @@ class Heartbeat:
     def start(self) -> None:
         self.store.set_timeout(timedelta(seconds=self.silent_s))
         self.threads = [
-            threading.Thread(target=work, name=f"surefoot {name}", daemon=True)
-            for work, name in ((self._live, "tells that it lives"), (self._watch_store, "watches the store"))
+            threading.Thread(target=self._live, name="surefoot tells that it lives", daemon=True),
+            threading.Thread(target=self._watch_store, name="surefoot watches the store", daemon=True),
         ]
         for thread in self.threads:
             thread.start()
@@ -130,8 +130,8 @@ class Heartbeat:
         if self.beat.place == "failed" or not self.threads or not of_connection(problem):
             return None
         self.awaited.set()
-        found = self.named.wait(self.silent_s + 10 * self.every_s)
-        return RankLostError(self._with_advice(self.lost)) if found and self.lost is not None else None
+        self.named.wait(self.silent_s + 10 * self.every_s)
+        return None if self.lost is None else RankLostError(self._with_advice(self.lost))
 
     def speaks_of(self, problem: BaseException) -> bool:
         """Whether this rank is to say of what it ends: of what rank 0 ends of too, rank 0 does; waits a moment for that."""
@@ -139,16 +139,12 @@ class Heartbeat:
             return self._speaks_of(self.lost)
         if self.rank == 0 or not self.threads:
             return True
-        until = time.monotonic() + 3 * self.every_s
-        while time.monotonic() < until:
-            main = self.watch.known.get(0)
-            if main is not None and main.error:
-                limit = time.monotonic() + 10 * self.every_s
-                while main.error == _in_words(problem) and 0 not in self.dead and time.monotonic() < limit:
-                    time.sleep(0.1 * self.every_s)  # until it has said it: torchrun ends all by the first that ends
-                return main.error != _in_words(problem)
-            time.sleep(0.1 * self.every_s)
-        return True
+        self._wait_until(lambda: self._error_of_main() != "", limit_s=3 * self.every_s)
+        if self._error_of_main() != _in_words(problem):
+            return True
+        # until it has said it: torchrun ends all by the first that ends
+        self._wait_until(lambda: 0 in self.dead, limit_s=10 * self.every_s)
+        return False
 
     def stop(self) -> None:
         """Be missed by nobody any more, and end the threads."""
@@ -205,9 +201,7 @@ class Heartbeat:
         beats = self._beats()
         self.rounds += 1
         found = self.watch.heard(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead)
-        if found is None:
-            return None
-        if self.beat.place not in _UNNEEDED:
+        if found is not None and self.beat.place not in _UNNEEDED:
             self.store.set(VERDICT, found.written())
             self.rounds += 1
             if self._holds_store:
@@ -247,9 +241,9 @@ class Heartbeat:
         main = self.watch.known.get(0)
         if main is not None and main.place == "failed":
             return Lost(0, main.failure)
-        held = "the launcher" if self.in_launcher else "rank 0" if main is None else main.who
-        lost = Lost(0, f"the connection to {held} {how}", more="\n  it was stopped or killed, or its machine is lost")
-        return lost if self.in_launcher or main is None else replace(lost, begun=main.begun, doing=main.doing)
+        if self.in_launcher or main is None:
+            return Lost(0, f"the connection to {'the launcher' if self.in_launcher else 'rank 0'} {how}", more=STOPPED)
+        return replace(main.lost("", STOPPED), how=f"the connection to {main.who} {how}")
 
     @property
     def _holds_store(self) -> bool:
@@ -296,11 +290,11 @@ class Heartbeat:
                 return
             if self.logs is None or self._speaks_of(lost):
                 os.write(2, f"{self.fresh_line}{text}".encode(errors="replace"))
-                return
-            make_no_follow(self.logs)
-            handle = open_no_follow(self.logs / f"rank-{self.rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            with open(handle, "a", encoding="utf-8", errors="replace") as log:
-                log.write(text)
+            else:
+                make_no_follow(self.logs)
+                handle = open_no_follow(self.logs / f"rank-{self.rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                with open(handle, "a", encoding="utf-8", errors="replace") as log:
+                    log.write(text)
 
     def _tell_now(self) -> None:
         if not self.threads:
@@ -312,14 +306,18 @@ class Heartbeat:
 
     def _wait_for_others(self) -> None:
         """Where the store ends with this process: until nobody needs it, or for ten seconds."""
-        until = time.monotonic() + 10
-        while self._holds_store and time.monotonic() < until:
-            if self.beat.place == "failed":
-                time.sleep(2.5 * self.every_s)  # in which all read it
-                return
-            if all(beat.place in ("left", "gone", "failed") for beat in self._beats().values()):
-                return
+        if self._holds_store and self.beat.place == "failed":
+            time.sleep(2.5 * self.every_s)  # in which all read it
+        elif self._holds_store:
+            self._wait_until(lambda: all(each.place in _UNNEEDED for each in self._beats().values()), limit_s=10)
+
+    def _wait_until(self, holds: Callable[[], bool], *, limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        while not holds() and time.monotonic() < until:
             time.sleep(0.1 * self.every_s)
+
+    def _error_of_main(self) -> str:
+        return self.watch.known[0].error if 0 in self.watch.known else ""
 
     def _with_advice(self, lost: Lost) -> str:
         """What is said of it, and where a run can go on how."""

@@ -83,8 +83,10 @@ class _Launcher:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        handlers: dict[int, Callable[[int, FrameType | None], None]]
-        handlers = {signal.SIGINT: self.on_stop, signal.SIGTERM: self.on_stop}
+        handlers: dict[int, Callable[[int, FrameType | None], None]] = {
+            signal.SIGINT: self.on_stop,
+            signal.SIGTERM: self.on_stop,
+        }
         if sys.platform != "win32":
             handlers |= {signal.SIGUSR1: self.on_save, signal.SIGTSTP: self.on_pause}
         previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
