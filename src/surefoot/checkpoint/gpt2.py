@@ -82,9 +82,9 @@ def named_in_gpt2(name: str) -> tuple[str | None, bool]:
     """
     if name == "head.weight":
         return None, False
-    layers = [name.split(".")[1]] if name.startswith("blocks.") else []
-    there = next(there for there, here in _names(layers).items() if here == name)
-    return _PREFIX + there, bool(layers)
+    in_block = name.startswith("blocks.")
+    there = next(there for there, here in _names([name.split(".")[1]] * in_block).items() if here == name)
+    return _PREFIX + there, in_block
 
 
 def _names(layers: Iterable[str]) -> dict[str, str]:
@@ -98,20 +98,6 @@ def _names(layers: Iterable[str]) -> dict[str, str]:
 
 def _turned(tensor: Tensor, turned: bool) -> Tensor:
     return tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
-
-
-def shape_of_gpt2(state: Mapping[str, Tensor], *, heads: int | None = None) -> GPTShape:
-    """The shape of a GPT-2 whose state this is. `heads` cannot be seen in it; absent: one for 64 channels, as published."""
-    vocabulary, width = state["embedding.weight"].shape
-    return GPTShape(
-        layers=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
-        heads=max(1, width // 64) if heads is None else heads,
-        width=width,
-        context=len(state["positions.weight"]),
-        vocabulary=vocabulary,
-        family="gpt2",
-        tied=True,
-    )
 
 
 def gpt2_settings(shape: GPTShape, *, end: int | None) -> dict[str, Any]:
@@ -222,9 +208,19 @@ def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
 
 
 def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTShape]:
+    """State and shape of a GPT-2. `heads` cannot be seen in it; absent: one for 64 channels, as published."""
     try:
         state = from_gpt2_layout(tensors)
-        return state, shape_of_gpt2(state, heads=heads)
+        vocabulary, width = state["embedding.weight"].shape
+        return state, GPTShape(
+            layers=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
+            heads=max(1, width // 64) if heads is None else heads,
+            width=width,
+            context=len(state["positions.weight"]),
+            vocabulary=vocabulary,
+            family="gpt2",
+            tied=True,
+        )
     except ValueError as problem:
         raise CheckpointError(f"{file} is no GPT-2: {problem}") from problem
 

@@ -80,17 +80,15 @@ def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tupl
         names = {name: set(live_state(model)[0]) for name, model in models.items()}
         return {name: {key: tensors[key] for key in tensors if key in own} for name, own in names.items()}, str(place)
     found, said = _checkpoint(place, world)
-    kept: dict[str, Saved] = {}
+    sources: dict[str, Saved] = {}
     for name in models:
-        # averaged, where there are any
-        files = [kind if name == "model" else f"{kind}-{name}" for kind in ("ema", "model")]
-        kept[name] = next((found.files[file] for file in files if file in found.files), {})
-        said += " (averaged weights)" if files[0] in found.files else ""
-    aliases = found.state.get("aliases", {})  # of any checkpoint, also one that holds no run
-    return {
-        name: {**held, **{alias: held[first] for alias, first in aliases.get(name, {}).items() if first in held}}
-        for name, held in kept.items()
-    }, said
+        suffix = "" if name == "model" else f"-{name}"
+        is_averaged = f"ema{suffix}" in found.files
+        held = found.files.get(f"ema{suffix}" if is_averaged else f"model{suffix}", {})
+        aliases = found.state.get("aliases", {}).get(name, {})  # of any checkpoint, also one that holds no run
+        sources[name] = {**held, **{alias: held[first] for alias, first in aliases.items() if first in held}}
+        said += " (averaged weights)" * is_averaged
+    return sources, said
 
 
 def _of_file(file: Path) -> dict[str, Tensor]:

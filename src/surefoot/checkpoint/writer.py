@@ -167,16 +167,14 @@ class Writers:
 
 def save_leading(store: Store, contents: Contents, board: Board, *, protected: Collection[int]) -> None:
     """Rank 0's part of a save, and its outcome to all; raises as `Store.save` does."""
-    problem: Exception | None = None
+    outcome: dict[str, str | None] = {"problem": None, "not_pruned": None}
     try:
         store.save(contents, protected=protected, others=Writers(board, store, contents))
-    except Exception as raised:
-        problem = raised
-    said = None if problem is None else str(problem) or type(problem).__name__
-    kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
-    board.say("outcome", {"problem": None, "not_pruned": None, kind: said})
-    if problem is not None:
-        raise problem
+    except Exception as problem:
+        kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
+        board.say("outcome", outcome | {kind: str(problem) or type(problem).__name__})
+        raise
+    board.say("outcome", outcome)
 
 
 def save_following(store: Store, contents: Contents, board: Board, *, rank: int) -> None:

@@ -42,7 +42,11 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     for block in found.values():
         classes.setdefault(type(block), []).append(block)
     listed = {id(child) for held in model.modules() if isinstance(held, nn.ModuleList) for child in held}
-    sizes = {kind: sum(map(_numbers, held)) for kind, held in classes.items() if len(held) > 1 or id(held[0]) in listed}
+    sizes = {
+        kind: sum(parameter.numel() for block in blocks for parameter in block.parameters())
+        for kind, blocks in classes.items()
+        if len(blocks) > 1 or id(blocks[0]) in listed
+    }
     least = _SMALL * max(sizes.values(), default=0)
     return {name: block for name, block in found.items() if sizes.get(type(block), -1) >= least}
 
@@ -62,10 +66,6 @@ def _candidates(module: nn.Module, *, prefix: str, in_list: bool) -> Iterator[tu
 
 def _made_of_parts(module: nn.Module) -> bool:
     return next(module.children(), None) is not None and next(module.parameters(), None) is not None
-
-
-def _numbers(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:

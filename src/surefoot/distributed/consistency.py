@@ -118,8 +118,8 @@ class Comparison:
 
     def made(self, models: Mapping[str, nn.Module], *, done: int, last: int) -> None:
         """At a record: compare where that has fallen due, at the first record and at that of the last step; collective."""
-        due = any(self.every.due(step) for step in range((self.compared or 0) + 1, done + 1))
-        if due or self.compared is None or done == last:
+        is_due = any(self.every.due(step) for step in range((self.compared or 0) + 1, done + 1))
+        if is_due or self.compared is None or done == last:
             self.compared = done
             refuse_different(models, self.world, step=done)
 

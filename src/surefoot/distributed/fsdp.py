@@ -82,12 +82,6 @@ class FullySharded:
                 shard.grad = gradient.to_local()
         self.home = True
 
-    def whole_norm(self, norm: Tensor) -> Tensor:
-        """The norm over all ranks that hold the model together, from that of what this one holds; collective."""
-        if self.group.size() == 1:
-            return norm
-        return add_up(norm.to(torch.float64).square_(), self.group).sqrt_().to(norm.dtype)
-
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Every rank holds the whole weights, and may call the model by itself, as often as it likes; then as before. Collective."""
@@ -124,12 +118,11 @@ class FullySharded:
     def _watch_use(self) -> None:
         """Take note of which parameters get a gradient, by hooks on them as they are while they are whole."""
         self.root.set_reduce_scatter_unused_params(True)
-        numbers = {name: held for name, held in self.model.named_parameters() if held.requires_grad}
-        places = {name: place for place, name in enumerate(numbers)}
+        names = [name for name, held in self.model.named_parameters() if held.requires_grad]
         with self.whole():
-            for name, parameter in self.model.named_parameters():
-                if name in places:
-                    parameter.register_post_accumulate_grad_hook(partial(self._note_use, places[name]))  # type: ignore[no-untyped-call]
+            whole = dict(self.model.named_parameters())
+            for place, name in enumerate(names):
+                whole[name].register_post_accumulate_grad_hook(partial(self._note_use, place))  # type: ignore[no-untyped-call]
 
     def _note_use(self, place: int, _: Tensor) -> None:
         if self.counted:
@@ -173,7 +166,8 @@ class Fsdp:
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """The root of the sum of squares over the ranks that hold a model together."""
-        return next(iter(self.held.values())).whole_norm(norm)
+        group = next(iter(self.held.values())).group
+        return norm if group.size() == 1 else add_up(norm.to(torch.float64).square_(), group).sqrt_().to(norm.dtype)
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
         for name, called in self.called.items():
@@ -185,10 +179,10 @@ class Fsdp:
 
     @contextmanager
     def whole(self, models: Iterable[nn.Module]) -> Iterator[None]:
-        asked = set(models)
+        wanted = set(models)
         with ExitStack() as last_first:
             for held in [*self.held.values(), *self.twins]:
-                if held.model in asked:
+                if held.model in wanted:
                     last_first.enter_context(held.whole())
             yield
 

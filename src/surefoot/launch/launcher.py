@@ -108,12 +108,11 @@ class _Launcher:
             ended = self._watched(group)
             self.group = None
             group.end()
-            if attempt == 0 and self.stop and ended.status == 128 + self.stop and not group.begun_anything():
+            stopped = attempt == 0 and self.stop and ended.status == 128 + self.stop
+            if stopped and not any(beat.begun_anything for beat in group.beats()):
                 _say("nothing was begun")
             kept = bool(ended.text) and group.unsaid(ended.text)
-            return replace(
-                ended, saved=any(group.beat(rank).out for rank in group.processes), kept=logs if kept else None
-            )
+            return replace(ended, saved=any(beat.out for beat in group.beats()), kept=logs if kept else None)
         finally:
             self.group = None
             group.end()
