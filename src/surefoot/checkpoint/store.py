@@ -151,13 +151,12 @@ class Store:
             raise OSError(errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
 
     def _commit(self, contents: Contents, target: Path, others: Others | None) -> None:
-        partial, replaced = self.partial(contents.step), target.with_name(f".replaced-{target.name}")
-        write(contents, directory=partial, disk=self.disk, others=others)
+        write(contents, directory=self.partial(contents.step), disk=self.disk, others=others)
         self.intact.discard(contents.step)
         self.guard()  # writing took a while
         if target.name in self.disk.names(self.directory):
-            self.disk.rename(target, replaced)
-        self.disk.rename(partial, target)
+            self.disk.rename(target, target.with_name(f".replaced-{target.name}"))
+        self.disk.rename(self.partial(contents.step), target)
         self.disk.flush_directory(self.directory)
 
     def _clear(self) -> _Remains:
@@ -253,8 +252,7 @@ class Store:
             newest = self.newest_step()
         link = problem.errno == errno.ELOOP
         stands = "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
-        where = problem.filename or self.directory
-        cure = "check the disk and who may write there"
+        where, cure = problem.filename or self.directory, "check the disk and who may write there"
         if problem.errno in {errno.ENOSPC, errno.EDQUOT}:
             cure = f"free some space, or keep fewer: --keep-last, now {self.keep_last}"
         elif link:

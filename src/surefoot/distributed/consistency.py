@@ -169,10 +169,9 @@ def _by_place(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
 def _alike(told: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int]]:
     """Pairs of ranks that hold the same: the first that holds it, and each later one."""
     first: dict[str, int] = {}
-    for rank, places in enumerate(told):
-        for place in places:
-            if first.setdefault(place, rank) != rank:
-                yield place, first[place], rank
+    for rank, place in [(rank, place) for rank, places in enumerate(told) for place in places]:
+        if first.setdefault(place, rank) != rank:
+            yield place, first[place], rank
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

@@ -111,9 +111,8 @@ class Sums:
 
     def begin(self, total: Tensor | None, counted: Tensor | float) -> None:
         """Begin; the device is not waited for."""
-        device = self.world.device
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        self.held = torch.zeros(2, dtype=wide, device=device)
+        wide = torch.float32 if self.world.device.type == "mps" else torch.float64
+        self.held = torch.zeros(2, dtype=wide, device=self.world.device)
         if total is not None:
             self.held[0].copy_(total)
         if isinstance(counted, Tensor):
