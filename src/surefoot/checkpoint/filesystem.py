@@ -49,13 +49,12 @@ class Disk:
 
     def flush_directory(self, path: Path) -> None:
         """Return when the names in a directory are on the medium: files made in it, renamed and removed."""
-        if sys.platform == "win32":
-            return
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        if sys.platform != "win32":
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
     def size(self, path: Path) -> int:
         """Length in bytes of a regular file; anything else under that name (a pipe, say) is an `OSError`."""

@@ -89,11 +89,12 @@ def named_in_gpt2(name: str) -> tuple[str | None, bool]:
 
 def _names(layers: Iterable[str]) -> dict[str, str]:
     """The names of a `GPT`, by those that transformers has for the same tensors."""
-    names = dict(_OUTSIDE)
-    for layer in dict.fromkeys(layers):
-        for there, here in _PARTS.items():
-            names |= {f"h.{layer}.{there}.{kind}": f"blocks.{layer}.{here}.{kind}" for kind in ("weight", "bias")}
-    return names
+    return _OUTSIDE | {
+        f"h.{layer}.{there}.{kind}": f"blocks.{layer}.{here}.{kind}"
+        for layer in dict.fromkeys(layers)
+        for there, here in _PARTS.items()
+        for kind in ("weight", "bias")
+    }
 
 
 def _turned(tensor: Tensor, turned: bool) -> Tensor:

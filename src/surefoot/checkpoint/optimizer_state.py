@@ -29,12 +29,12 @@ def optimizer_tensors(
     states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
     for parameter, key, value in [(parameter, *entry) for parameter, state in states for entry in state.items()]:
         name = f"{name_of(parameter, names)}/{key}"
+        rows = rows_of_state(parameter, value) if isinstance(value, Tensor) else None
+        if rows is not None:
+            lying[name] = rows
         if not isinstance(value, Tensor):
             plain[name] = value
-            continue
-        if (rows := rows_of_state(parameter, value)) is not None:
-            lying[name] = rows
-        if whole or rows is not None:
+        elif whole or rows is not None:
             tensors[name] = copied(value)
     return tensors, plain, lying
 

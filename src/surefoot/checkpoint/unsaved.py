@@ -99,14 +99,13 @@ class Observation:
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
         """Take note of one thing and of all that it refers to, as far as it lets itself be looked into."""
+        comes_later = is_saved and id(thing) in self.later
         if thing is None or isinstance(thing, _PLAIN):
             self._note(path, thing, is_saved)
-            return
-        if id(thing) in self.visited or (is_saved and id(thing) in self.later) or len(self.visited) > _MAX_OBJECTS:
-            return
-        self.visited[id(thing)] = thing
-        with suppress(Exception):
-            self._enter(path, thing, is_saved, is_root)
+        elif id(thing) not in self.visited and not comes_later and len(self.visited) <= _MAX_OBJECTS:
+            self.visited[id(thing)] = thing
+            with suppress(Exception):
+                self._enter(path, thing, is_saved, is_root)
 
     def _enter(self, path: str, thing: Any, is_saved: bool, is_root: bool) -> None:
         match thing:
@@ -152,16 +151,15 @@ class Observation:
         if (parts := plain_tensors(path, local)).keys() != {path}:  # of a quantised tensor, say
             for name, part in parts.items():
                 self.visit(name, part, is_saved)
-            return
-        if not is_saved and self.copied_bytes + local.nbytes > _MAX_BYTES:
+        elif not is_saved and self.copied_bytes + local.nbytes > _MAX_BYTES:
             self._note(path, Counted(tuple(local.shape), tensor._version), is_saved)
-            return
-        self.copied_bytes += 0 if is_saved else local.nbytes
-        numbers = local.to("cpu", copy=True) if self.with_weights else local.clone()
-        self._note(path, numbers, is_saved, reset_tensor, tensor, local, numbers)
-        if tensor.is_leaf and tensor.requires_grad:
-            self._note("", None, True, setattr, tensor, "grad", tensor.grad)
-            self.visit("", tensor.grad, True)
+        else:
+            self.copied_bytes += 0 if is_saved else local.nbytes
+            numbers = local.to("cpu", copy=True) if self.with_weights else local.clone()
+            self._note(path, numbers, is_saved, reset_tensor, tensor, local, numbers)
+            if tensor.is_leaf and tensor.requires_grad:
+                self._note("", None, True, setattr, tensor, "grad", tensor.grad)
+                self.visit("", tensor.grad, True)
 
     def _container(self, path: str, thing: Any, is_saved: bool) -> None:
         before = copy(thing)

@@ -46,11 +46,11 @@ class Written:
         """Its bytes as they are written; all of it is read at once only where it is turned."""
         if not self.turned:
             yield from self.stored.chunks()
-            return
-        whole = self.stored.whole()
-        columns = max(1, CHUNK_BYTES // max(1, len(whole) * whole.element_size()))
-        for start in range(0, whole.shape[1], columns):
-            yield bytes_of(whole[:, start : start + columns].t().contiguous())
+        else:
+            whole = self.stored.whole()
+            columns = max(1, CHUNK_BYTES // max(1, len(whole) * whole.element_size()))
+            for start in range(0, whole.shape[1], columns):
+                yield bytes_of(whole[:, start : start + columns].t().contiguous())
 
 
 def write_weights(

@@ -66,11 +66,9 @@ def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
 
     Raises `ConfigError` where ranks have built models of other shapes.
     """
-    if world.size == 1:
-        return
-    refuse_unequal(world, shapes(models))
-    for model in models.values():
-        for held in [*model.parameters(), *model.buffers()]:
+    if world.size > 1:
+        refuse_unequal(world, shapes(models))
+        for held in [each for model in models.values() for each in [*model.parameters(), *model.buffers()]]:
             dist.broadcast(held.detach(), src=0)
 
 
@@ -141,7 +139,7 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
     """
     own = _by_place(models)
     told = world.gathered({place: sum(sums.values()) for place, sums in own.items()})
-    if not any(told[first][place] != told[rank][place] for place, first, rank in _alike(told)):
+    if all(told[first][place] == told[rank][place] for place, first, rank in _alike(told)):
         return
     named = world.gathered(own)
     for place, first, rank in _alike(named):

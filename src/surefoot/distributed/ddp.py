@@ -35,29 +35,24 @@ class Ddp:
     world: World
     parallel: Strategy
     nominal: float | None
-    called: dict[str, Called] = field(default_factory=dict)
+    called: dict[str, Called]
     wrapped: list[DistributedDataParallel] = field(default_factory=list)
     watched: list[nn.Parameter] = field(default_factory=list)  # whose gradients DDP adds up
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
         self.begin_sum, self.started = self.sums.begin, self.sums.started
+        if len(self.called) > 1 and self.parallel.synchronise == "every":
+            raise ConfigError(
+                f"synchronise = every: gradients of several models ({', '.join(self.called)}) are added up once a step\n"
+                "  leave it out, or use --parallel fsdp"
+            )
+        self.follow_trainable()
 
     @property
     def local_times(self) -> float | None:
         """The number of ranks, over which the mean is taken in the end."""
         return None if self.parallel.synchronise == "every" else float(self.world.size)
-
-    def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
-        if len(models) > 1 and self.parallel.synchronise == "every":
-            raise ConfigError(
-                f"synchronise = every: gradients of several models ({', '.join(models)}) are added up once a step\n"
-                "  leave it out, or use --parallel fsdp"
-            )
-        for name, model in models.items():
-            self.called[name] = Called(model, compiled[name])
-        self.follow_trainable()
-        return self.called
 
     def follow_trainable(self) -> None:
         """Have DDP watch the parameters that are trainable now, those of a single model; anew where they were others."""
@@ -68,19 +63,18 @@ class Ddp:
         if self.wrapped:
             called.through = self.wrapped.pop().module  # DDP's hooks on parameters go with it
         self.watched = trainable
-        if not trainable:
-            return
-        with warnings.catch_warnings():
-            # torch 2.13 would have forward_sync_buffers, which torch 2.11 does not know
-            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-            called.through = DistributedDataParallel(
-                called.through,
-                broadcast_buffers=False,
-                init_sync=False,
-                find_unused_parameters=self.parallel.unused,
-                gradient_as_bucket_view=True,
-            )
-        self.wrapped.append(called.through)
+        if trainable:
+            with warnings.catch_warnings():
+                # torch 2.13 would have forward_sync_buffers, which torch 2.11 does not know
+                warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+                called.through = DistributedDataParallel(
+                    called.through,
+                    broadcast_buffers=False,
+                    init_sync=False,
+                    find_unused_parameters=self.parallel.unused,
+                    gradient_as_bucket_view=True,
+                )
+            self.wrapped.append(called.through)
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
         """Gradients are added up in the last pass of a step, which each rank makes even where it has nothing to count."""
@@ -142,11 +136,12 @@ def spread(
 
     `fsdp` is what has sharded them, where they are.
     """
+    called = {name: Called(model, forwards[name]) for name, model in models.items()}
     if fsdp is not None:
-        return fsdp, dict(fsdp.wrap(models, forwards))
+        fsdp.called = called
+        return fsdp, dict(called)
     if parallel.kind == "ddp" and world.size > 1:
-        ranks = Ddp(world, parallel, nominal)
-        return ranks, dict(ranks.wrap(models, forwards))
+        return Ddp(world, parallel, nominal, called), dict(called)
     return Alone(), dict(forwards)
 
 

@@ -55,8 +55,11 @@ class FullySharded:
 
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
         """Before each micro-batch: whether its gradients are added up over the ranks. All ranks must make every pass."""
-        if self.home:
-            self._forget_cleared()
+        if self.home:  # what was cleared on one side, since gradients were there, is cleared on the other
+            self.home = False
+            for held, shard in self.trained:
+                if held.grad is None or shard.grad is None:
+                    held.grad = shard.grad = None
         together = last or self.parallel.synchronise == "every"
         self.counted = counted
         if together is not self.together:
@@ -99,13 +102,6 @@ class FullySharded:
                 part.set_reshard_after_forward(reshard, recurse=False)
             self.lent = False
 
-    def _forget_cleared(self) -> None:
-        """Before the first pass after gradients were at home: what was cleared on one side is cleared on the other."""
-        self.home = False
-        for held, shard in self.trained:
-            if held.grad is None or shard.grad is None:
-                held.grad = shard.grad = None
-
     def _after_forward(self, *_: Any) -> None:
         """Let weights go after a pass that no backward follows: what is kept would be old after the next update."""
         if self.lent or torch.is_grad_enabled():
@@ -144,10 +140,6 @@ class Fsdp:
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
         self.begin_sum, self.started = self.sums.begin, self.sums.started
-
-    def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
-        self.called = {name: Called(model, compiled[name]) for name, model in models.items()}
-        return self.called
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
         """Every rank makes every pass: weights are gathered in each."""

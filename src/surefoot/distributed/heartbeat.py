@@ -120,7 +120,11 @@ class Heartbeat:
             return
         self.beat.error = _in_words(problem)
         self.beat.place = "left" if self.beat.place == "left" else "failed"  # nobody waits for it where its run is over
-        self._tell_now()
+        now = (self.beat.place, self.beat.error)
+        with self.told:
+            self.wake.set()
+            if self.threads:
+                self.told.wait_for(lambda: (self.sent.place, self.sent.error) == now, timeout=2 * self.every_s)
 
     def cause(self, problem: BaseException) -> RankLostError | None:
         """The rank that was lost, where that is why a connection broke; waits until that rank is known.
@@ -148,9 +152,7 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Be missed by nobody any more, and end the threads."""
-        if not self.threads:
-            return
-        if self.beat.place != "failed":
+        if self.threads and self.beat.place != "failed":
             self.beat.place = "gone"
         self.stopping.set()
         self.wake.set()
@@ -295,14 +297,6 @@ class Heartbeat:
                 handle = open_no_follow(self.logs / f"rank-{self.rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
                 with open(handle, "a", encoding="utf-8", errors="replace") as log:
                     log.write(text)
-
-    def _tell_now(self) -> None:
-        if not self.threads:
-            return
-        with self.told:
-            self.wake.set()
-            now = (self.beat.place, self.beat.error)
-            self.told.wait_for(lambda: (self.sent.place, self.sent.error) == now, timeout=2 * self.every_s)
 
     def _wait_for_others(self) -> None:
         """Where the store ends with this process: until nobody needs it, or for ten seconds."""
