@@ -228,9 +228,8 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
         raise CheckpointError(
             f"checkpoint {directory.name} has no tensors {absent[0]!r}; it has: {said}\n  {directory}"
         )
-    for name in spread:
-        if any(file not in there for file in held.get(name, [name])):
-            raise DamageError(directory, f"{MANIFEST}: lacks a piece of {name}")
+    if lost := [name for name in spread if any(file not in there for file in held.get(name, [name]))]:
+        raise DamageError(directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
     return {
         name: [f"{file}.safetensors" for file in files] for name, files in held.items() if only is None or name in only
     }

@@ -94,12 +94,9 @@ def read_weights(place: Path) -> dict[str, Tensor]:
             files = sorted({str(file) for file in index["weight_map"].values()})
         if elsewhere := [file for file in files if Path(file).name != file]:
             raise CheckpointError(f"{directory / INDEX} names {elsewhere[0]!r}, which is not beside it")
-        found: dict[str, Tensor] = {}
-        for file in files:
-            found |= load_file(directory / file)
+        return {name: tensor for file in files for name, tensor in load_file(directory / file).items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as problem:
         raise CheckpointError(f"cannot read weights from {place}: {reason_of(problem)}") from problem
-    return found
 
 
 def has_weights(directory: Path) -> bool:

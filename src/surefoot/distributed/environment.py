@@ -149,10 +149,8 @@ def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
 
 
 def _by_mpi(environment: Mapping[str, str]) -> Placement | None:
-    for names in _MPI:
-        if names[0] in environment and environment.get(names[1]) != "1":
-            return _by_names(environment, names, said_by=names[0])
-    return None
+    several = [names for names in _MPI if names[0] in environment and environment.get(names[1]) != "1"]
+    return _by_names(environment, several[0], said_by=several[0][0]) if several else None
 
 
 def _by_names(environment: Mapping[str, str], names: tuple[str, str, str, str], *, said_by: str) -> Placement:

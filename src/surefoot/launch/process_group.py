@@ -62,10 +62,9 @@ class Group:
             )
 
     def look(self) -> list[int]:
-        status = {rank: self.processes[rank].proc.poll() for rank in self.running}
-        new = {rank: number for rank, number in status.items() if number is not None}
-        self.statuses |= new
-        return list(new)
+        polled = {rank: self.processes[rank].proc.poll() for rank in self.running}
+        self.statuses |= {rank: status for rank, status in polled.items() if status is not None}
+        return [rank for rank in polled if rank in self.statuses]
 
     @property
     def running(self) -> list[int]:
