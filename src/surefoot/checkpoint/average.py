@@ -44,8 +44,8 @@ def averaged(store: Store, count: int) -> Contents:
         for name in weights:
             _add(sums[name], of_fixed_shape(other.tensors(name)), step=step)
     for name, totals in sums.items():
-        means = {key: total / count for key, total in totals.items() if total.is_floating_point()}
-        own[name] |= {key: mean.to(own[name][key].dtype) for key, mean in means.items()}
+        floats = {key: total for key, total in totals.items() if total.is_floating_point()}
+        own[name] |= {key: (total / count).to(own[name][key].dtype) for key, total in floats.items()}
     return replace(newest, files={**newest.files, **own})
 
 
