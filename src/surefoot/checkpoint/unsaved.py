@@ -113,7 +113,7 @@ class Observation:
                 self._tensor(path, thing, is_saved)
             case np.ndarray() if thing.dtype.kind in "biuf" and thing.dtype.itemsize <= 8 and thing.flags.writeable:
                 self.visit(path, torch.from_numpy(thing), is_saved)
-            case random.SystemRandom():
+            case random.SystemRandom() | type():
                 pass
             case torch.Generator() | random.Random() | np.random.Generator() | np.random.RandomState():
                 state, set_state = generator_state(thing)
@@ -133,10 +133,9 @@ class Observation:
             case nn.Module() if not isinstance(thing, torch.jit.ScriptModule):
                 self._module(path, thing, is_saved)
             case _ if is_root or isinstance(thing, Optimizer) or _is_own(type(thing).__module__):
-                if not isinstance(thing, type) and "__dict__" in dir(thing):
+                if "__dict__" in dir(thing):
                     self._attributes(path, vars(thing), is_saved)
-                if not isinstance(thing, type):
-                    self._slots(path, thing, is_saved)
+                self._slots(path, thing, is_saved)
 
     def _note(self, path: str, value: Any, is_saved: bool, undo: Callable[..., None] | None = None, *to: Any) -> None:
         if not is_saved and path:

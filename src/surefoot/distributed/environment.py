@@ -76,9 +76,10 @@ def tie_to_launcher() -> None:
     """End this process when the launcher that started it is gone, if one did; keep ranks above 0 from what is typed."""
     if TORCHRUN in os.environ:
         end_with_parent(os.getppid())
-    if started_by_launcher():
-        end_with_parent(int(os.environ[LAUNCHER]))
-    if started_by_launcher() and os.environ.get("RANK") != "0":
+    if not started_by_launcher():
+        return
+    end_with_parent(int(os.environ[LAUNCHER]))
+    if os.environ.get("RANK") != "0":
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
