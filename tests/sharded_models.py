@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import surefoot as sf
 from surefoot.config.parallel import strategy_for
+from surefoot.distributed import ddp
 from surefoot.distributed.fsdp import Fsdp, sharded
 from surefoot.distributed.world import World, joined
 from surefoot.models.gpt import GPT
@@ -75,7 +76,9 @@ def spread(model: nn.Module, **settings: Any) -> tuple[World, Fsdp, Any]:
     world = joined("cpu", sharded=True)
     strategy = strategy_for(sf.fsdp(**settings), ranks=world.size)
     ranks = Fsdp(world, strategy, 1.0, {"model": sharded(model, world, strategy)})
-    return world, ranks, ranks.wrap({"model": model}, {"model": model})["model"]
+    models = {"model": model}
+    _, calls = ddp.spread(models, models, world=world, parallel=strategy, nominal=1.0, fsdp=ranks)
+    return world, ranks, calls["model"]
 
 
 def loss_of(outputs: Any) -> Tensor:

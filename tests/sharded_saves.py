@@ -11,7 +11,7 @@ import torch
 
 from surefoot.checkpoint import Contents, Store
 from surefoot.checkpoint.manifest import Pieces, bounds
-from surefoot.checkpoint.sharded_writer import Board, save_following, save_leading
+from surefoot.checkpoint.writer import Board, save_following, save_leading
 from surefoot.errors import CheckpointError
 
 

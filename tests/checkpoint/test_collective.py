@@ -15,7 +15,7 @@ from torch import nn
 
 from rank_processes import forks, on_ranks
 from sharded_saves import of_rank, whole
-from surefoot.checkpoint import Store, Writer, collective
+from surefoot.checkpoint import Store, Writer
 from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.checkpoint.manifest import bounds
 from surefoot.distributed.world import World, joined
@@ -61,7 +61,7 @@ def flip(file: Path) -> None:
 
 
 def newest(world: World, store: Store) -> Any:
-    found = collective.newest_intact(store, world)
+    found = store.newest_intact(world=world if world.size > 1 else None)
     if found is None:
         return None
     held: Any = found[0].files["model"]["weight"]
@@ -105,7 +105,7 @@ def test_every_file_is_checked_by_some_rank(tmp_path: Path) -> None:
             if world.is_main:
                 flip(store.path(2) / file)
             world.gathered(None)
-            found = collective.newest_intact(store, world)
+            found = store.newest_intact(world=world if world.size > 1 else None)
             told.append("" if found is None or found[0].step != 1 else found[1][0].problem.split(":")[0])
             world.gathered(None)
             if world.is_main:
@@ -120,7 +120,7 @@ def test_one_that_is_asked_for_is_found_or_the_same_error_told_to_all(tmp_path: 
     flip(tmp_path / "c" / "step-00000002" / "state.json")
 
     def at(step: int) -> Callable[[World, Store], Any]:
-        return lambda world, store: collective.at(store, world, step).step
+        return lambda world, store: store.at(step, world=world).step
 
     assert seen_by(2, tmp_path / "c", at(1)) == [1, 1]
     assert {*seen_by(2, tmp_path / "c", at(3))} == {f"error: no checkpoint of step 3 in {tmp_path}/c; there are: 1, 2"}

@@ -17,7 +17,7 @@ from surefoot.checkpoint import Contents, DamageError, Disk, opened, read, tenso
 from surefoot.checkpoint.format import write_tensors
 from surefoot.checkpoint.manifest import Pieces, as_json, bounds, from_bytes, from_json, piece_file
 from surefoot.checkpoint.reader import files_of
-from surefoot.checkpoint.tensor_file import Stored, Stretch, entries, file_of, laid_out
+from surefoot.checkpoint.tensor_file import file_of, laid_out, stored_in
 from surefoot.errors import CheckpointError
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -191,7 +191,7 @@ def test_what_is_laid_out_here_the_library_reads_and_the_other_way_round(
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     for file in (ours, theirs):
-        read_here = {name: _stored(file, name) for name in entries(file)}
+        read_here = stored_in(file)
         assert read_here.keys() == tensors.keys()
         for name, stored in read_here.items():
             assert stored.dtype == tensors[name].dtype
@@ -234,11 +234,6 @@ def test_neighbours_in_one_buffer_are_written_and_what_overlaps_is_refused_by_na
         file_of({"b": buffer[2:], "a": buffer[:3]})
 
 
-def _stored(file: Path, name: str) -> Stored:
-    entry = entries(file)[name]
-    return Stored(entry.dtype, torch.Size(entry.shape), (Stretch(file, entry),))
-
-
 @pytest.mark.parametrize(
     "header",
     [
@@ -256,7 +251,7 @@ def test_a_header_that_cannot_be_is_refused(header: bytes, tmp_path: Path) -> No
     file = tmp_path / "f.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(ValueError, match="not safetensors: "):
-        entries(file)
+        stored_in(file)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", (1 << 60).to_bytes(8, "little"), (200).to_bytes(8, "little") + b"{}"])
@@ -264,7 +259,7 @@ def test_a_file_without_a_header_is_refused(data: bytes, tmp_path: Path) -> None
     file = tmp_path / "f.safetensors"
     file.write_bytes(data)
     with pytest.raises(ValueError, match="its header has no length that can be"):
-        entries(file)
+        stored_in(file)
 
 
 @in_one

@@ -196,7 +196,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 # ---- failing ----
 
 
-class Full(Disk):  # type: ignore[misc]  # `Disk` is final for everybody but this test
+class Full(Disk):
     """Has no room, once told so."""
 
     full = False
@@ -244,7 +244,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 # ---- the writer ----
 
 
-class Gate(Disk):  # type: ignore[misc]  # as above
+class Gate(Disk):
     """Lets a save begin only when opened, and fail when told so."""
 
     def __init__(self) -> None:
@@ -294,7 +294,7 @@ def test_the_writer_survives_a_failing_save_and_says_so_until_one_succeeds(tmp_p
 
 
 def test_an_error_that_nobody_foresaw_reaches_the_caller_too(tmp_path: Path) -> None:
-    class Broken(Disk):  # type: ignore[misc]  # as above
+    class Broken(Disk):
         def create(self, path: Path) -> int:
             raise ZeroDivisionError("a bug")
 

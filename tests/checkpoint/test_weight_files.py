@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from surefoot.checkpoint import weight_files
-from surefoot.checkpoint.tensor_file import Stored, Stretch, entries, file_of
+from surefoot.checkpoint.tensor_file import file_of, stored_in
 from surefoot.checkpoint.weight_files import INDEX, WEIGHTS, Written, read_weights, write_weights
 
 TENSORS = {
@@ -26,10 +26,7 @@ TURNED = ("wide", "narrow")
 def on_disk_tensors(path: Path) -> list[Written]:
     """The tensors in a file, of which the matrices are to be turned."""
     path.write_bytes(b"".join(file_of(TENSORS)))
-    on_disk = {
-        name: Stored(entry.dtype, torch.Size(entry.shape), (Stretch(path, entry),))
-        for name, entry in entries(path).items()
-    }
+    on_disk = stored_in(path)
     return [Written(name, on_disk[name], turned=name in TURNED) for name in TENSORS]
 
 

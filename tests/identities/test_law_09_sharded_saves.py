@@ -20,7 +20,7 @@ import torch
 from medium import NEEDS_ROOM, Faulty, Killed, Medium, failing, killed
 from sharded_saves import Messages, of_rank, save_by_turns, whole
 from surefoot.checkpoint import Contents, Disk, Store, Writer, opened, verify
-from surefoot.checkpoint.sharded_writer import Board, save_leading
+from surefoot.checkpoint.writer import Board, save_leading
 from surefoot.errors import CheckpointError
 
 ROOT = Path("/runs/a/checkpoints")
@@ -290,7 +290,7 @@ def test_where_the_process_wants_to_end_a_rank_is_not_waited_for_long(
         def is_alive(self) -> bool:
             return False
 
-    monkeypatch.setattr("surefoot.checkpoint.sharded_writer._LAST_PATIENCE_S", 0.05)
+    monkeypatch.setattr("surefoot.checkpoint.writer._LAST_PATIENCE_S", 0.05)
     monkeypatch.setattr("threading.main_thread", Ended)
     with pytest.raises(CheckpointError, match="the rank of piece 2 has said nothing for 0 s"):
         save_leading(Store(tmp_path), of_rank(whole(1), 0, 2), Board(Messages(), save=1), protected=())
@@ -300,7 +300,7 @@ def test_where_the_process_wants_to_end_a_rank_is_not_waited_for_long(
 def test_a_rank_that_fails_by_itself_does_not_wait_for_those_that_this_ends(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.checkpoint.sharded_writer._LAST_PATIENCE_S", 0.05)
+    monkeypatch.setattr("surefoot.checkpoint.writer._LAST_PATIENCE_S", 0.05)
     writer = Writer(Store(tmp_path), rank=rank, mail=Messages())
     writer.submit(of_rank(whole(1), rank, 2))
     writer.hurry()

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint import state_dict
 from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.state_dict import of_fixed_shape
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
 
@@ -32,22 +32,26 @@ def averaged(store: Store, count: int) -> Contents:
         )
     newest = store.at(steps[-1])
     weights = [name for name in newest.files if name.partition("-")[0] in ("model", "ema")]
-    sums = {name: _wide(state_dict.of_fixed_shape(newest.tensors(name))) for name in weights}
+    own = {name: newest.tensors(name) for name in weights}
+    sums = {
+        name: {
+            key: held.double() if held.is_floating_point() else held for key, held in of_fixed_shape(tensors).items()
+        }
+        for name, tensors in own.items()
+    }
     for step in steps[:-1]:
         other = store.at(step, only=weights)
         for name in weights:
-            _add(sums[name], state_dict.of_fixed_shape(other.tensors(name)), step=step)
-    means = {name: newest.tensors(name) | _narrowed(sums[name], newest.tensors(name), count) for name in weights}
-    return replace(newest, files={**newest.files, **means})
+            _add(sums[name], of_fixed_shape(other.tensors(name)), step=step)
+    for name, totals in sums.items():
+        floats = {key: total for key, total in totals.items() if total.is_floating_point()}
+        own[name] |= {key: (total / count).to(own[name][key].dtype) for key, total in floats.items()}
+    return replace(newest, files={**newest.files, **own})
 
 
 def last_steps(store: Store, count: int) -> list[int]:
     """The steps of the `count` newest checkpoints, step 0 not among them; fewer where there are fewer."""
     return [step for step in store.steps() if step > 0][-count:]
-
-
-def _wide(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: held.double() if held.is_floating_point() else held for name, held in tensors.items()}
 
 
 def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -> None:
@@ -63,11 +67,3 @@ def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -
                 "  their scales would be averaged, and belong to other codes\n"
                 "  use one checkpoint"
             )
-
-
-def _narrowed(sums: dict[str, Tensor], like: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    with torch.no_grad():
-        return {
-            name: (held / count).to(like[name].dtype) if held.is_floating_point() else held
-            for name, held in sums.items()
-        }

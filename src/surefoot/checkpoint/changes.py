@@ -35,10 +35,9 @@ def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
     (('loss', 'data'), ())
     """
     names = accepted.split(",") if isinstance(accepted, str) else list(accepted or ())
-    for name in names:
-        if name not in CHANGES:
-            known = ", ".join(CHANGES)
-            raise ConfigError(f"accept_change = {name!r} names nothing that can change\n  give some of: {known}")
+    if unknown := [name for name in names if name not in CHANGES]:
+        known = ", ".join(CHANGES)
+        raise ConfigError(f"accept_change = {unknown[0]!r} names nothing that can change\n  give some of: {known}")
     return tuple(names)
 
 
@@ -56,9 +55,10 @@ def find_changes(
     samples = _unlike(before["samples"], now["samples"])
     unlike = [(split, _unlike(before["splits"].get(split, {}), now["splits"].get(split, {}))) for split in steering]
     batches = before["micro_batch"], now["micro_batch"]
+    other_batch = _may_compare_batches(*batches) and batches[0] != batches[1]
     changes: list[Change] = []
     notes: list[str] = []
-    if elsewhere and (samples or (_may_compare_batches(*batches) and batches[0] != batches[1])):
+    if elsewhere and (samples or other_batch):
         notes.append("samples are read to other bits than before, as another machine may do: only the loss is compared")
     elif not elsewhere:
         if samples:
@@ -68,7 +68,7 @@ def find_changes(
                 f"{which} of the training data {'are' if rest else 'is'} not what {'they were' if rest else 'it was'}"
             )
             changes.append(Change(("data",), what, _cause(texts["data"])))
-        elif _may_compare_batches(*batches) and batches[0] != batches[1]:
+        elif other_batch:
             changes.append(_change_of_batch(before, now, texts))
         changes += [
             Change(("data",), f"{labels[0]} of {split}, which steers the run, is not what it was")
@@ -81,9 +81,11 @@ def find_changes(
             "the first micro-batch could be passed when the run began, and cannot now: its loss is not compared"
         )
     elif why is not None:
-        for name in ("loss", "model"):
-            if texts[name]:
-                changes.append(Change((name,), f"the text of the {name} changed, and {why}", _cause(texts[name])))
+        changes += [
+            Change((name,), f"the text of the {name} changed, and {why}", _cause(texts[name]))
+            for name in ("loss", "model")
+            if texts[name]
+        ]
     elif not _is_equal(before, now):
         names = tuple(name for name in ("loss", "model") if texts[name]) or ("loss",)
         what = (
@@ -93,8 +95,7 @@ def find_changes(
     if texts["optimizer"]:
         changes.append(Change(("optimizer",), "the text of the optimizer changed", _cause(texts["optimizer"])))
     changed = {name for change in changes for name in change.names}
-    unharmed = [each for name in CHANGES if name not in changed for each in texts[name]]
-    if unharmed:
+    if unharmed := [each for name in CHANGES if name not in changed for each in texts[name]]:
         notes.append(f"{_listed(unharmed)} changed, what the first samples come to did not")
     return changes, notes
 
@@ -106,8 +107,7 @@ def is_elsewhere(before: Fingerprints, now: Fingerprints) -> bool:
 
 def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], where: str) -> None:
     """Raise `CheckpointError` naming the changes that are not accepted."""
-    refused = [change for change in changes if not set(change.names) <= set(accepted)]
-    if refused:
+    if refused := [change for change in changes if not set(change.names) <= set(accepted)]:
         names = ",".join(dict.fromkeys(name for change in refused for name in change.names))
         also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (len(refused) > 1)
         raise CheckpointError(
@@ -163,9 +163,8 @@ def _unlike(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def _changed_texts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What has another text now, came, or went; not what only stands in another file."""
     moved = {(_without_file(name), text) for name, text in before.items()}
-    changed = [name for name, text in now.items() if (_without_file(name), text) not in moved]
-    own = set(map(_without_file, now))
-    return changed + [name for name in before if _without_file(name) not in own]
+    came = [name for name, text in now.items() if (_without_file(name), text) not in moved]
+    return came + [name for name in before if _without_file(name) not in set(map(_without_file, now))]
 
 
 def _without_file(name: str) -> str:

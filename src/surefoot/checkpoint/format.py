@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from surefoot.checkpoint.filesystem import DISK, Files
+from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, Pieces, as_json, piece_file, to_bytes
 from surefoot.checkpoint.state_json import SavedState, typed_state
 from surefoot.checkpoint.tensor_file import TYPES, Stored, file_of
@@ -94,64 +94,53 @@ class Others(Protocol):
         """Return when none of them writes any more, since nothing comes of this one."""
 
 
-def write(contents: Contents, *, directory: Path, disk: Files = DISK, others: Others | None = None) -> None:
+def write(contents: Contents, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
     """Write a checkpoint into a new directory and flush it; until the manifest is there, it is none.
 
     What cannot be written as it is (a tuple or a NaN in `state`, tensors that share memory) is a
     `CheckpointError`, a failing disk an `OSError`; either leaves a directory without a manifest.
     """
-    sharded = {} if contents.pieces is None else {SHARDED: as_json(contents.pieces)}
-    state = _state_bytes({**contents.state, **sharded})
+    pieces = contents.pieces
+    state = _state_bytes(contents.state if pieces is None else {**contents.state, SHARDED: as_json(pieces)})
     disk.make_directory(directory)
     if others is not None:
         others.begin()
     entries = write_tensors(contents, directory=directory, disk=disk)
     if others is not None:
         entries |= others.entries()
-    if contents.pieces is not None:
-        _refuse_absent(contents.pieces, entries)
+    count, spread = (0, {}) if pieces is None else (pieces.count, pieces.shapes)
+    for file in [f"{piece_file(name, place, count)}.safetensors" for name in spread for place in range(count)]:
+        if file not in entries:
+            raise CheckpointError(f"nobody has written {file}")
     entries[STATE] = _put([memoryview(state)], directory / STATE, disk=disk)
-    manifest = to_bytes(Manifest(contents.step, entries, contents.log))
-    _put([memoryview(manifest)], directory / MANIFEST, disk=disk)
+    _put([memoryview(to_bytes(Manifest(contents.step, entries, contents.log)))], directory / MANIFEST, disk=disk)
     disk.flush_directory(directory)
 
 
-def write_tensors(contents: Contents, *, directory: Path, disk: Files = DISK) -> Entries:
+def write_tensors(contents: Contents, *, directory: Path, disk: Disk = DISK) -> Entries:
     """Write the files of tensors that are this rank's into a directory, flushed each; their lengths and hashes."""
     pieces = contents.pieces
     mine = {} if pieces is None else pieces.files
     entries: Entries = {}
     for name in dict.fromkeys([*contents.files, *mine]):
         held = (contents.tensors(name) if name in contents.files else {}) | dict(mine.get(name, {}))
-        spread = pieces is not None and name in pieces.shapes
-        file = f"{piece_file(name, pieces.place, pieces.count) if pieces and spread else name}.safetensors"
+        is_piece = pieces is not None and name in pieces.shapes
+        file = f"{piece_file(name, pieces.place, pieces.count) if pieces and is_piece else name}.safetensors"
         entries[file] = _put(_file_of(file, held), directory / file, disk=disk)
     return entries
 
 
 def size_bytes(contents: Contents) -> int:
     """What a checkpoint takes on disk, rounded up: tensors, their headers, a megabyte for the rest; of all ranks."""
-    once = sum(_size_of(held) for held in contents.files.values())
+    files = [*contents.files.values()]
     if contents.pieces is not None:  # the first rank's rows are never fewer than another's
-        once += contents.pieces.count * sum(_size_of(held) for held in contents.pieces.files.values())
+        files += contents.pieces.count * [*contents.pieces.files.values()]
+    named = [named for held in files for named in held.items()]
+    once = sum(math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named)
     return once + (1 << 20)
 
 
-def _size_of(held: Mapping[str, Tensor | Stored]) -> int:
-    numbers = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in held.values())
-    return numbers + 256 * len(held) + sum(6 * len(name) for name in held)
-
-
-def _refuse_absent(pieces: Pieces, entries: Entries) -> None:
-    """Every piece that the state tells of must be there, or the checkpoint could not be read."""
-    for name in pieces.shapes:
-        for place in range(pieces.count):
-            file = f"{piece_file(name, place, pieces.count)}.safetensors"
-            if file not in entries:
-                raise CheckpointError(f"nobody has written {file}")
-
-
-def _put(data: Sequence[memoryview], path: Path, *, disk: Files) -> tuple[int, str]:
+def _put(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
     """Write a file and flush it; its length and its hash, which is computed meanwhile."""
 
     def hash_of_all() -> str:

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from surefoot.checkpoint.weight_files import read_weights
+from surefoot.checkpoint.tensor_file import file_of
+from surefoot.checkpoint.weight_files import WEIGHTS, read_weights
 from surefoot.config.paths import local_path, write_whole
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import LAYER_EPSILON, GPTShape
 
-_FILE, _SETTINGS = "model.safetensors", "config.json"
+_SETTINGS = "config.json"
 _PREFIX = "transformer."
 _OUTSIDE = {
     "wte.weight": "embedding.weight",
@@ -83,37 +82,23 @@ def named_in_gpt2(name: str) -> tuple[str | None, bool]:
     """
     if name == "head.weight":
         return None, False
-    layers = [name.split(".")[1]] if name.startswith("blocks.") else []
-    there = next(there for there, here in _names(layers).items() if here == name)
-    return _PREFIX + there, bool(layers)
+    in_block = name.startswith("blocks.")
+    there = next(there for there, here in _names([name.split(".")[1]] * in_block).items() if here == name)
+    return _PREFIX + there, in_block
 
 
 def _names(layers: Iterable[str]) -> dict[str, str]:
     """The names of a `GPT`, by those that transformers has for the same tensors."""
-    names = dict(_OUTSIDE)
-    for layer in dict.fromkeys(layers):
-        for there, here in _PARTS.items():
-            names |= {f"h.{layer}.{there}.{kind}": f"blocks.{layer}.{here}.{kind}" for kind in ("weight", "bias")}
-    return names
+    return _OUTSIDE | {
+        f"h.{layer}.{there}.{kind}": f"blocks.{layer}.{here}.{kind}"
+        for layer in dict.fromkeys(layers)
+        for there, here in _PARTS.items()
+        for kind in ("weight", "bias")
+    }
 
 
 def _turned(tensor: Tensor, turned: bool) -> Tensor:
     return tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
-
-
-def shape_of_gpt2(state: Mapping[str, Tensor], *, heads: int | None = None) -> GPTShape:
-    """The shape of a GPT-2 whose state this is. `heads` cannot be seen in it; absent: one for 64 channels, as published."""
-    vocabulary, width = state["embedding.weight"].shape
-    layers = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
-    return GPTShape(
-        layers=layers,
-        heads=max(1, width // 64) if heads is None else heads,
-        width=width,
-        context=len(state["positions.weight"]),
-        vocabulary=vocabulary,
-        family="gpt2",
-        tied=True,
-    )
 
 
 def gpt2_settings(shape: GPTShape, *, end: int | None) -> dict[str, Any]:
@@ -145,7 +130,7 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     is given; without either there is one for 64 channels, as in all published sizes. Raises `CheckpointError` for anything else.
     """
     path = local_path(path, setting="path")
-    file = path / _FILE if path.is_dir() else path
+    file = path / WEIGHTS if path.is_dir() else path
     tensors = read_weights(path)
     if not is_gpt2_layout(tensors):
         raise CheckpointError(
@@ -157,8 +142,7 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
         raise CheckpointError(f"heads = {heads}, but {file.with_name(_SETTINGS)} says n_head = {noted}")
     state, shape = _translated(tensors, file, noted if heads is None else heads)
     model = GPT(shape)
-    misfit = _misfit(state, model)
-    if misfit is not None:
+    if (misfit := _misfit(state, model)) is not None:
         raise CheckpointError(f"{file} is no GPT-2: {misfit}")
     model.load_state_dict(state)
     return model
@@ -180,14 +164,11 @@ def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
             "  one is trained with --model.family gpt2"
         )
     tensors = {name: held.detach().cpu() for name, held in to_gpt2_layout(model.state_dict()).items()}
-    partial = directory / f".{_FILE}.partial"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)  # were it a link, it would be followed
-        save_file(tensors, partial, metadata={"format": "pt"})
-        partial.replace(directory / _FILE)
+        write_whole(directory / WEIGHTS, file_of(tensors, {"format": "pt"}))
         write_whole(directory / _SETTINGS, (json.dumps(gpt2_settings(shape, end=end), indent=2) + "\n").encode())
-    except (OSError, SafetensorError) as problem:
+    except OSError as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem}") from problem
 
 
@@ -200,8 +181,7 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> di
             f"{place} is a GPT-2, this model is of the family {shape.family}, which has other parts\n  --model.family gpt2"
         )
     sizes = ("layers", "heads", "width", "context", "vocabulary")
-    wrong = [name for name in sizes if getattr(found, name) != getattr(shape, name)]
-    if wrong:
+    if wrong := [name for name in sizes if getattr(found, name) != getattr(shape, name)]:
         told = ", ".join(f"{name} {getattr(found, name)} (here {getattr(shape, name)})" for name in wrong)
         flags = [f"--model.{name} {getattr(found, name)}" for name in wrong if name != "vocabulary"]
         if "vocabulary" in wrong:
@@ -209,8 +189,7 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> di
         if "heads" in wrong and noted is None:
             told += f"; without {_SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
         raise CheckpointError(f"{place} is a GPT-2 of another size: {told}\n  {' '.join(flags)}")
-    misfit = _misfit(state, model)
-    if misfit is not None:
+    if (misfit := _misfit(state, model)) is not None:
         raise CheckpointError(f"{place} does not fit whole: {misfit}")
     return state
 
@@ -221,9 +200,8 @@ def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
     lacking, foreign = [name for name in own if name not in state], [name for name in state if name not in own]
     if lacking or foreign:
         return f"it has no {', '.join(lacking[:3])}" if lacking else f"this model has no {', '.join(foreign[:3])}"
-    for name, held in own.items():
-        if held.shape != state[name].shape:
-            return f"its {name} is {list(state[name].shape)}, here {list(held.shape)}"
+    if unlike := [name for name in own if own[name].shape != state[name].shape]:
+        return f"its {unlike[0]} is {list(state[unlike[0]].shape)}, here {list(own[unlike[0]].shape)}"
     head, embedding = state["head.weight"], state["embedding.weight"]
     if model.shape.tied and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
         return "its head is not its embedding, as GPT-2's is"
@@ -231,9 +209,19 @@ def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
 
 
 def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTShape]:
+    """State and shape of a GPT-2. `heads` cannot be seen in it; absent: one for 64 channels, as published."""
     try:
         state = from_gpt2_layout(tensors)
-        return state, shape_of_gpt2(state, heads=heads)
+        vocabulary, width = state["embedding.weight"].shape
+        return state, GPTShape(
+            layers=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
+            heads=max(1, width // 64) if heads is None else heads,
+            width=width,
+            context=len(state["positions.weight"]),
+            vocabulary=vocabulary,
+            family="gpt2",
+            tied=True,
+        )
     except ValueError as problem:
         raise CheckpointError(f"{file} is no GPT-2: {problem}") from problem
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint import collective
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.gpt2 import fitted_gpt2, is_gpt2_layout
 from surefoot.checkpoint.manifest import MANIFEST
+from surefoot.checkpoint.reader import read, read_together
 from surefoot.checkpoint.state_dict import EXTRA, ModelState, Saved, give_back, live_state, taken
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
@@ -71,29 +71,24 @@ def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tupl
         raise CheckpointError(f"no such file or directory: {place} (given as init)")
     if place.is_file() or (has_weights(place) and not (place / MANIFEST).exists()):
         tensors = read_weights(place) if place.is_dir() else _of_file(place)
-        names = {name: set(live_state(model)[0]) for name, model in models.items()}
         if len(models) == 1:
             only = next(iter(models.values()))
             if isinstance(only, GPT) and is_gpt2_layout(tensors):
                 fitted = fitted_gpt2(tensors, only, place=place / WEIGHTS if place.is_dir() else place)
                 return dict.fromkeys(models, fitted), f"{place}, GPT-2's weights as transformers names them"
             return dict.fromkeys(models, tensors), str(place)
-        by_model: dict[str, Saved] = {
-            name: {key: held for key, held in tensors.items() if key in own} for name, own in names.items()
-        }
-        return by_model, str(place)
+        names = {name: set(live_state(model)[0]) for name, model in models.items()}
+        return {name: {key: tensors[key] for key in tensors if key in own} for name, own in names.items()}, str(place)
     found, said = _checkpoint(place, world)
-    kept: dict[str, Saved] = {}
+    sources: dict[str, Saved] = {}
     for name in models:
-        # averaged, where there are any
-        files = [kind if name == "model" else f"{kind}-{name}" for kind in ("ema", "model")]
-        kept[name] = next((found.files[file] for file in files if file in found.files), {})
-        said += " (averaged weights)" if files[0] in found.files else ""
-    aliases = found.state.get("aliases", {})  # of any checkpoint, also one that holds no run
-    return {
-        name: {**held, **{alias: held[first] for alias, first in aliases.get(name, {}).items() if first in held}}
-        for name, held in kept.items()
-    }, said
+        suffix = "" if name == "model" else f"-{name}"
+        is_averaged = f"ema{suffix}" in found.files
+        held = found.files.get(f"ema{suffix}" if is_averaged else f"model{suffix}", {})
+        aliases = found.state.get("aliases", {}).get(name, {})  # of any checkpoint, also one that holds no run
+        sources[name] = {**held, **{alias: held[first] for alias, first in aliases.items() if first in held}}
+        said += " (averaged weights)" * is_averaged
+    return sources, said
 
 
 def _of_file(file: Path) -> dict[str, Tensor]:
@@ -105,8 +100,8 @@ def _of_file(file: Path) -> dict[str, Tensor]:
 
 def _checkpoint(place: Path, world: World) -> tuple[Contents, str]:
     if (place / MANIFEST).exists():
-        return collective.in_directory(place, world), str(place)
-    newest = collective.newest_intact(Store(place / "checkpoints"), world)
+        return read_together(place, world) if world.size > 1 else read(place), str(place)
+    newest = Store(place / "checkpoints").newest_intact(world=world if world.size > 1 else None)
     if newest is None:
         raise CheckpointError(
             f"{place} holds neither model.safetensors nor checkpoints/: init takes a file, a checkpoint or a run"

@@ -42,8 +42,7 @@ def misshapen(value: Any, hint: Any, where: str) -> str | None:
     if hint is Any or (origin is Literal and value in arguments):
         return None
     if hint in (bool, int, str, float, NoneType):
-        fits = isinstance(value, (int, float) if hint is float else hint)
-        if fits and (hint is bool or not isinstance(value, bool)):
+        if isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool)):
             return None
     elif origin is None and not is_typeddict(hint):
         with suppress(*UNREADABLE):

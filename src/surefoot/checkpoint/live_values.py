@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.checkpoint.tensor_file import equal_bits
 from surefoot.distributed.shards import held_of
 from surefoot.errors import ConfigError
 
@@ -47,13 +48,10 @@ def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
         earlier, later = torch.tensor(earlier, dtype=torch.float64), torch.tensor(later, dtype=torch.float64)
     if not isinstance(earlier, Tensor):
         return bool(earlier == later)
-    if (earlier.shape, earlier.dtype) != (later.shape, later.dtype):
-        return False
-    if not exact and earlier.is_floating_point():
-        size = earlier.abs().nan_to_num(posinf=0.0).max() if earlier.numel() else 0.0
-        return torch.allclose(earlier, later, rtol=_ROUNDING, atol=_ROUNDING * float(size), equal_nan=True)
-    plain = [each.resolve_conj().resolve_neg().contiguous().reshape(-1) for each in (earlier, later)]
-    return torch.equal(*(each.view(torch.uint8) for each in plain))
+    if exact or not earlier.is_floating_point() or (earlier.shape, earlier.dtype) != (later.shape, later.dtype):
+        return equal_bits(earlier, later)
+    size = earlier.abs().nan_to_num(posinf=0.0).max() if earlier.numel() else 0.0
+    return torch.allclose(earlier, later, rtol=_ROUNDING, atol=_ROUNDING * float(size), equal_nan=True)
 
 
 def reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:

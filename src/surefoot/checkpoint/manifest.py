@@ -99,8 +99,7 @@ def to_bytes(manifest: Manifest) -> bytes:
     >>> from_bytes(to_bytes(Manifest(7, {"state.json": (3, "ab")}, None)))
     Manifest(step=7, files={'state.json': (3, 'ab')}, log=None)
     """
-    names = [file.removesuffix(".safetensors") for file in manifest.files]
-    pieces = any(logical_name(name) != name for name in names)
+    pieces = any(_PIECE.fullmatch(file.removesuffix(".safetensors")) for file in manifest.files)
     body: dict[str, Any] = {
         "files": {file: {"bytes": length, "sha256": digest} for file, (length, digest) in manifest.files.items()},
         "format_version": FORMAT_OF_PIECES if pieces else FORMAT_VERSION,
@@ -128,11 +127,8 @@ def from_bytes(data: bytes) -> Manifest:
             for file in files:
                 if file != STATE and not TENSORS.fullmatch(file):
                     raise ValueError(f"{file!r} is no file of a checkpoint")
-            return Manifest(
-                step,
-                {file: _entry(held) for file, held in files.items()},
-                None if log is None else _entry(log),
-            )
+            entries = {file: _entry(held) for file, held in files.items()}
+            return Manifest(step, entries, None if log is None else _entry(log))
     raise ValueError("names no step or no files")
 
 

@@ -27,8 +27,7 @@ class Stateful(Protocol):
 
 def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
     """The user's own objects as tensors and JSON: nested state, a generator of torch, or anything `Stateful`."""
-    tensors: Named = {}
-    plain: dict[str, Any] = {}
+    tensors, plain = Named(), dict[str, Any]()
     for name, held in objects.items():
         state = held.state_dict() if isinstance(held, Stateful) else held
         state = held.get_state() if isinstance(held, torch.Generator) else state
@@ -66,9 +65,8 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
         tensors[path] = copied(value)
         return {"tensor": path}
     if isinstance(value, dict):
-        wrong = next((key for key in value if type(key) not in (str, int)), "")
-        if wrong != "":
-            raise CheckpointError(f"cannot keep {path!r}: the key {wrong!r} is neither a string nor an integer")
+        if wrong := [key for key in value if type(key) not in (str, int)]:
+            raise CheckpointError(f"cannot keep {path!r}: the key {wrong[0]!r} is neither a string nor an integer")
         pairs = [[key, split_state(f"{path}/{_escaped(key)}", each, tensors)] for key, each in value.items()]
         # in a dictionary of JSON integers would become strings
         return {"dict": dict(pairs)} if all(isinstance(key, str) for key in value) else {"pairs": pairs}
@@ -118,8 +116,7 @@ def copied(tensor: Tensor) -> Tensor:
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
         raise CheckpointError(f"cannot save a {type(tensor).__name__}: only its class can put its parts together again")
-    copy = tensor.detach().to("cpu", copy=True)
-    return copy.contiguous()
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _escaped(key: str | int) -> str:

@@ -24,19 +24,17 @@ def optimizer_tensors(
 
     The last are the rows of those tensors that lie over several ranks.
     """
-    tensors: Named = {}
-    lying: dict[str, Rows] = {}
-    plain: dict[str, Any] = _own_state(optimizer)
+    tensors, lying, plain = Named(), dict[str, Rows](), _own_state(optimizer)
     # what an optimizer has there for all parameters together is by other keys
     states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
     for parameter, key, value in [(parameter, *entry) for parameter, state in states for entry in state.items()]:
         name = f"{name_of(parameter, names)}/{key}"
+        rows = rows_of_state(parameter, value) if isinstance(value, Tensor) else None
+        if rows is not None:
+            lying[name] = rows
         if not isinstance(value, Tensor):
             plain[name] = value
-            continue
-        if (rows := rows_of_state(parameter, value)) is not None:
-            lying[name] = rows
-        if whole or rows is not None:
+        elif whole or rows is not None:
             tensors[name] = copied(value)
     return tensors, plain, lying
 
@@ -61,8 +59,7 @@ def load_optimizer(
         optimizer.load_state_dict({**optimizer.state_dict(), **own["more"]})
         _load_entries(optimizer, entries, parameters)  # some cast what they are given
         (then_tensors, then), (now_tensors, now) = kept_state({_OWN: own}), kept_state(_own_state(optimizer))
-        wrong = first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)
-        if wrong is not None:
+        if (wrong := first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)) is not None:
             raise CheckpointError(
                 f"cannot resume: {type(optimizer).__name__} did not take back what it had saved: {wrong} is not as it was\n"
                 "  its steps would not be those of the run that was saved\n"
@@ -80,8 +77,8 @@ def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: 
         parameter = parameters[name]
         held = value
         if isinstance(value, Tensor | Stored):
-            rows = rows_of(parameter) if value.shape else None  # a number is the same on every rank
-            read, now = taken(value, rows), optimizer.state[parameter].get(entry)
+            read = taken(value, rows_of(parameter) if value.shape else None)  # a number is the same on every rank
+            now = optimizer.state[parameter].get(entry)
             if isinstance(now, Tensor) and now.device == parameter.device and equal_bits(now, read):
                 continue
             held = read.to(parameter.device, copy=True)
@@ -94,9 +91,8 @@ def _own_state(optimizer: Optimizer) -> dict[str, Any]:
     """What an optimizer saves besides groups and the state of parameters, by names that are no parameters or in its state_dict."""
     of_torch = type(optimizer).state_dict is Optimizer.state_dict and not optimizer._optimizer_state_dict_post_hooks
     named = {} if of_torch else optimizer.state_dict()  # of torch's own it would import the compiler, for nothing more
-    more = {key: value for key, value in named.items() if key not in ("state", "param_groups")}
     state = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
-    return {_OWN: {"state": state, "more": more}}
+    return {_OWN: {"state": state, "more": {k: v for k, v in named.items() if k not in ("state", "param_groups")}}}
 
 
 def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:

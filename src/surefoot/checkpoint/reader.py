@@ -1,9 +1,10 @@
 """A checkpoint on disk as it is read: every byte checked against the manifest, whole or by rows, by one rank or several."""
 
 import traceback
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -12,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint.filesystem import DISK, Files
+from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import SHARDED, Contents, DamageError, reason_of
 from surefoot.checkpoint.json_shapes import UNREADABLE
 from surefoot.checkpoint.manifest import (
@@ -27,12 +28,12 @@ from surefoot.checkpoint.manifest import (
     piece_file,
 )
 from surefoot.checkpoint.state_json import parse_state
-from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Entry, Stored, Stretch, entries
+from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, stored_in
+from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, first_line, passed_others
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_Part = TypeVar("_Part")
 _MANIFEST_BYTES = 16 << 20  # far more than a manifest needs; a larger one is not read
 
 
@@ -64,45 +65,43 @@ def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return interpreting
 
 
-def read(directory: Path, *, only: Collection[str] | None = None, disk: Files = DISK) -> Contents:
+def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
     """Read a checkpoint, every byte of it checked against the manifest; anything wrong is a `DamageError`.
 
     `only` names the entries of `Contents.files` to read and to check; the others are not looked at. The state
     always comes. A name that the checkpoint never had is a plain `CheckpointError`.
     """
-    return _contents(_Source(directory, disk), only, _loaded, _joined)
+    return _contents(_Source(directory, disk), only, _loaded)
 
 
-def opened(directory: Path, *, only: Collection[str] | None = None, disk: Files = DISK) -> Contents:
+def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
     """A checkpoint whose tensors stay on disk until they are asked for, whole or by rows.
 
     Manifest and state are checked, the tensors' bytes are not: `check` does that. `only` as for `read`.
     """
-    return _contents(_Source(directory, disk), only, _entries, partial(_stored, disk=disk))
+    return _contents(_Source(directory, disk), only, _stored)
 
 
-def check(directory: Path, files: Collection[str], *, disk: Files = DISK) -> list[str]:
+def check(directory: Path, files: Collection[str], *, disk: Disk = DISK) -> list[str]:
     """All that is wrong with some files of a checkpoint, each line naming its file; they are never in memory whole."""
-    source, problems = _Source(directory, disk), []
+    source, problems = _Source(directory, disk), list[str]()
     for file in files:
         try:
-            for _ in source.chunks(file):
-                pass
+            deque(source.chunks(file), maxlen=0)
         except DamageError as error:
             problems.append(error.damage.problem)
     return problems
 
 
-def verify(directory: Path, *, disk: Files = DISK) -> list[str]:
+def verify(directory: Path, *, disk: Disk = DISK) -> list[str]:
     """All that is wrong with a checkpoint, each line naming its file; an empty list for an intact one."""
     try:
-        manifest = _Source(directory, disk).manifest
+        return check(directory, _Source(directory, disk).manifest.files, disk=disk)
     except DamageError as error:
         return [error.damage.problem]
-    return check(directory, manifest.files, disk=disk)
 
 
-def read_manifest(directory: Path, *, disk: Files = DISK) -> Manifest:
+def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
     """Read and check the manifest alone, and that each file has the length it states: no tensor is read."""
     source = _Source(directory, disk)
     for file in source.manifest.files:
@@ -110,18 +109,41 @@ def read_manifest(directory: Path, *, disk: Files = DISK) -> Manifest:
     return source.manifest
 
 
+def read_together(
+    directory: Path, world: World, *, only: Collection[str] | None = None, step: int | None = None, disk: Disk = DISK
+) -> Contents:
+    """A checkpoint whose every byte one of the ranks has checked, opened; what is wrong all raise alike. Collective.
+
+    `step` is that of its name.
+    """
+    contents: Contents | None = None
+    try:
+        manifest = read_manifest(directory, disk=disk)
+        if step is not None and manifest.step != step:
+            raise DamageError(directory, f"{MANIFEST}: is that of step {manifest.step}")
+        by_size = sorted(files_of(manifest, only), key=lambda file: (-manifest.files[file][0], file))
+        problems = check(directory, by_size[world.rank :: world.size], disk=disk)
+        contents = opened(directory, only=only, disk=disk)
+    except DamageError as error:
+        problems = [error.damage.problem]
+    problems = [problem for each in world.gathered(problems) for problem in each]
+    if problems or contents is None:
+        raise DamageError(directory, problems[0])
+    return contents
+
+
 def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[str]:
     """The files of a checkpoint that hold what is asked for, the state among them; all where `only` is None."""
     if only is None:
         return list(manifest.files)
-    wanted = {name for name in manifest.files if logical_name(name.removesuffix(".safetensors")) in only}
-    return [file for file in manifest.files if file in wanted or file == STATE]
+    names = {file: logical_name(file.removesuffix(".safetensors")) for file in manifest.files}
+    return [file for file, name in names.items() if name in only or file == STATE]
 
 
 class _Source:
     """The files of a checkpoint, each as the manifest says that it is; anything else is a `DamageError`."""
 
-    def __init__(self, directory: Path, disk: Files) -> None:
+    def __init__(self, directory: Path, disk: Disk) -> None:
         self.directory, self.disk = directory, disk
         with self.damage_in(MANIFEST):
             size = disk.size(directory / MANIFEST)
@@ -134,10 +156,9 @@ class _Source:
         """What in a file cannot be read is damage."""
         try:
             yield
-        except FileNotFoundError as problem:
-            raise DamageError(self.directory, f"{file}: missing") from problem
         except OSError as problem:
-            reason = f"cannot be read: {problem.strerror or problem}"
+            is_absent = isinstance(problem, FileNotFoundError)
+            reason = "missing" if is_absent else f"cannot be read: {problem.strerror or problem}"
             raise DamageError(self.directory, f"{file}: {reason}") from problem
         except (ValueError, RecursionError) as problem:
             raise DamageError(self.directory, f"{file}: {reason_of(problem)}") from problem
@@ -145,8 +166,7 @@ class _Source:
     def check_length(self, file: str) -> int:
         with self.damage_in(file):
             length = self.disk.size(self.directory / file)
-        if length != self.manifest.files[file][0]:
-            saved = self.manifest.files[file][0]
+        if length != (saved := self.manifest.files[file][0]):
             raise DamageError(self.directory, f"{file}: {length} bytes long, {saved} were saved")
         return length
 
@@ -161,45 +181,37 @@ class _Source:
         if digest.hexdigest() != self.manifest.files[file][1]:
             raise DamageError(self.directory, f"{file}: hash differs")
 
-    def whole(self, file: str) -> bytes:
-        return b"".join(self.chunks(file))
-
 
 def _contents(
-    source: _Source,
-    only: Collection[str] | None,
-    parts_of: Callable[[_Source, str], Mapping[str, _Part]],
-    joined: Callable[[list[_Part]], Tensor | Stored],
+    source: _Source, only: Collection[str] | None, parts_of: Callable[[_Source, str], Mapping[str, Tensor | Stored]]
 ) -> Contents:
-    """A checkpoint, each tensor of which is `joined` from the parts that its files have."""
-    state = _state(source)
+    """A checkpoint, each tensor of which is joined from the parts that its files have."""
+    data = b"".join(source.chunks(STATE))
     with source.damage_in(STATE):
+        state = parse_state(data)
+        _refuse_untold(state, source.manifest)
         pieces = from_json(state.pop(SHARDED, None))
     files: dict[str, dict[str, Tensor | Stored]] = {}
     for name, names_of_files in _wanted_files(source, pieces, only).items():
-        parts: dict[str, list[_Part]] = {}
+        parts: dict[str, list[Any]] = {}
         for file in names_of_files:
             for tensor, part in parts_of(source, file).items():
                 parts.setdefault(tensor, []).append(part)
-        files[name] = {tensor: joined(each) for tensor, each in parts.items()}
+        files[name] = {tensor: _joined(each) for tensor, each in parts.items()}
         for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
             if tensor not in files[name] or tuple(files[name][tensor].shape) != shape:
                 raise DamageError(source.directory, f"{name}: its pieces do not make {tensor} {list(shape)}")
     return Contents(source.manifest.step, files, state, source.manifest.log, directory=source.directory)
 
 
-def _state(source: _Source) -> dict[str, Any]:
-    """The state; it must tell of each model and optimizer whose tensors are there."""
-    data = source.whole(STATE)
-    with source.damage_in(STATE):
-        state = parse_state(data)
+def _refuse_untold(state: Mapping[str, Any], manifest: Manifest) -> None:
+    """Raise `ValueError` unless the state tells of each model and optimizer whose tensors are there."""
     tells = {"model": ("aliases", "evaluating"), "optimizer": ("groups", "optimizer")}
-    for file in source.manifest.files:
+    for file in manifest.files:
         kind, _, name = logical_name(file.removesuffix(".safetensors")).partition("-")
         for key in tells.get(kind, ()):
             if key in state and (name or "model") not in state[key]:
-                raise DamageError(source.directory, f"{STATE}: {key} lacks {name or 'model'}")
-    return state
+                raise ValueError(f"{key} lacks {name or 'model'}")
 
 
 def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
@@ -211,14 +223,12 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
     for file in there:
         name = logical_name(file) if logical_name(file) in spread else file
         held[name] = [file] if name not in spread else [piece_file(name, place, count) for place in range(count)]
-    absent = [name for name in only or () if name not in held]
-    if absent:
+    if absent := [name for name in only or () if name not in held]:
         said = ", ".join(sorted(held)) or "none"
         raise CheckpointError(
             f"checkpoint {directory.name} has no tensors {absent[0]!r}; it has: {said}\n  {directory}"
         )
-    lost = [name for name in spread if any(file not in there for file in held.get(name, [name]))]
-    if lost:
+    if lost := [name for name in spread if any(file not in there for file in held.get(name, [name]))]:
         raise DamageError(directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
     return {
         name: [f"{file}.safetensors" for file in files] for name, files in held.items() if only is None or name in only
@@ -226,26 +236,21 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
 
 
 def _loaded(source: _Source, file: str) -> dict[str, Tensor]:
-    data = source.whole(file)
+    data = b"".join(source.chunks(file))
     try:
         return safetensors.torch.load(data)
     except Exception as problem:  # whatever a file made by someone else brings the parser to say
         raise DamageError(source.directory, f"{file}: not safetensors: {reason_of(problem)}") from problem
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-
-def _entries(source: _Source, file: str) -> dict[str, tuple[Path, Entry]]:
+def _stored(source: _Source, file: str) -> dict[str, Stored]:
     path = source.directory / file
     with source.damage_in(file):
-        return {tensor: (path, entry) for tensor, entry in entries(path, disk=source.disk).items()}
+        return stored_in(path, disk=source.disk)
 
 
-def _stored(parts: list[tuple[Path, Entry]], disk: Files) -> Stored:
-    shape, rows, stretches = parts[0][1].shape, 0, []
-    for path, entry in parts:
-        stretches.append(Stretch(path, entry, rows))
-        rows += entry.shape[0] if entry.shape else 0
-    return Stored(parts[0][1].dtype, torch.Size((rows, *shape[1:]) if shape else ()), tuple(stretches), disk)
+def _joined(parts: list[Any]) -> Tensor | Stored:
+    first: Tensor | Stored = parts[0]
+    if len(parts) > 1:
+        first = torch.cat(parts) if isinstance(first, Tensor) else first.followed_by(parts[1:])
+    return first

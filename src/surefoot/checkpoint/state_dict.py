@@ -48,8 +48,7 @@ class ModelState(NamedTuple):
 
 def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
     """The tensors that a model saves, as they lie in it, and what else is in its state_dict, as JSON (`split_state`)."""
-    tensors: Named = {}
-    extra: dict[str, Any] = {}
+    tensors, extra = Named(), dict[str, Any]()
     for name, value in saved_state(model).items():
         if isinstance(value, Tensor):
             tensors |= plain_tensors(name, value)
@@ -64,20 +63,15 @@ def model_tensors(model: nn.Module, *, whole: bool = True) -> ModelState:
     Of what lies over several ranks these are this rank's rows; `whole` tells whether to copy also what each of them has.
     """
     live, extra = live_state(model)
-    tensors: Named = {}
-    aliases: dict[str, str] = {}
-    lying: dict[str, Rows] = {}
-    first: dict[int, str] = {}
+    tensors, lying, first = Named(), dict[str, Rows](), dict[int, str]()
     for name, value in live.items():
-        if id(value) in first:
-            aliases[name] = first[id(value)]
-            continue
-        first[id(value)] = name
-        held, rows = held_of(value)
-        if rows is not None:
-            lying[name] = rows
-        if whole or rows is not None:
-            tensors[name] = copied(held)
+        if first.setdefault(id(value), name) == name:
+            held, rows = held_of(value)
+            if rows is not None:
+                lying[name] = rows
+            if whole or rows is not None:
+                tensors[name] = copied(held)
+    aliases = {name: first[id(value)] for name, value in live.items() if first[id(value)] != name}
     return ModelState(tensors, aliases, extra, lying)
 
 
@@ -86,8 +80,7 @@ def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[
 
     Returns the check of `give_back`.
     """
-    problems = tensor_differences(of_fixed_shape(_named(state)), of_fixed_shape(live_state(model)[0]))
-    if problems:
+    if problems := tensor_differences(of_fixed_shape(_named(state)), of_fixed_shape(live_state(model)[0])):
         raise CheckpointError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems)))
     return give_back(model, state, where=where)
 
@@ -153,8 +146,7 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
     live = live_state(model)[0]  # which keeps ids from being used again
     saved = {id(each) for each in live.values()}
     parts = {key: part for name, each in model.named_parameters() for key, part in plain_tensors(name, each).items()}
-    apart = {key: part for key, part in parts.items() if id(part) not in saved and part.is_floating_point()}
-    if not apart:
+    if not (apart := {key: part for key, part in parts.items() if id(part) not in saved and part.is_floating_point()}):
         return
     parameters, own = [held_of(each)[0].detach() for each in apart.values()], model_tensors(model)
     before = [each.clone() for each in parameters]
@@ -178,9 +170,9 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
 
 def taken(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
     """What a rank needs of a saved tensor, all of it where it holds no rows of its own; of one on disk nothing else is read."""
-    if isinstance(saved, Stored):
-        return saved.whole() if rows is None else saved.rows(rows.start, rows.stop)
-    return saved if rows is None else saved[rows.start : rows.stop]
+    if rows is None:
+        return saved.whole() if isinstance(saved, Stored) else saved
+    return saved.rows(rows.start, rows.stop) if isinstance(saved, Stored) else saved[rows.start : rows.stop]
 
 
 def _named(state: ModelState) -> dict[str, Tensor | Stored]:

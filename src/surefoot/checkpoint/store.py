@@ -11,23 +11,22 @@ A kill leaves names with a dot behind; the next save clears them. What one check
 import errno
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-from surefoot.checkpoint.filesystem import DISK, Files
+from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import Contents, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
-from surefoot.checkpoint.reader import read, read_manifest
+from surefoot.checkpoint.reader import read, read_manifest, read_together
 from surefoot.config.paths import local_path
+from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
-_Remains = list[tuple[Path, OSError]]
 Only = Collection[str] | None
-There = Iterable[tuple[int, Path]] | None
-ReadOne = Callable[[int, Path], Contents] | None
+_Remains = list[tuple[Path, OSError]]
 
 
 class NotPrunedError(CheckpointError):
@@ -49,7 +48,7 @@ class Store:
         keep_last: int = 3,
         keep_every: Callable[[int], bool] | None = None,
         guard: Callable[[], None] = lambda: None,
-        disk: Files = DISK,
+        disk: Disk = DISK,
     ) -> None:
         if keep_last < 1:
             raise ConfigError(f"keep_last = {keep_last}: the newest checkpoint must stay; --keep-last 1 is the least")
@@ -77,49 +76,39 @@ class Store:
                     return step
         return None
 
-    def newest_intact(
-        self, *, only: Only = None, there: There = None, read_one: ReadOne = None
-    ) -> tuple[Contents, list[Damage]] | None:
+    def newest_intact(self, *, only: Only = None, world: World | None = None) -> tuple[Contents, list[Damage]] | None:
         """The newest checkpoint that is whole, every byte of it checked, and the newer ones that are damaged.
 
-        `only` as for `read`: what is not read is not checked. None where there is no checkpoint; where all
-        are damaged that is a `CheckpointError`. Several ranks find out together what is `there`, and read it.
+        `only` as for `read`: what is not read is not checked. The ranks of a `world` find the same, each checks a share of the
+        bytes, and tensors stay on disk until they are asked for; collective. None where there is no checkpoint; where all
+        are damaged that is a `CheckpointError`.
         """
         damaged: list[Damage] = []
-        for step, path in self.all() if there is None else there:
+        for step, path in self._seen_by_all(world):
             try:
-                return (read_one or partial(self._read, only=only))(step, path), damaged
+                return self._read(step, path, only, world), damaged
             except DamageError as error:
                 damaged.append(error.damage)
-        if not damaged:
-            return None
-        raise self.nothing_intact(damaged)
+        if damaged:
+            raise self.nothing_intact(damaged)
+        return None
 
     def nothing_intact(self, damaged: Sequence[Damage]) -> CheckpointError:
         """The error where every checkpoint is damaged: to start afresh must be somebody's decision."""
-        lines = [str(damage) for damage in damaged[:2]]
-        if len(damaged) > 2:
-            lines[1:] = [f"and {len(damaged) - 1} more"]
-        return CheckpointError(
-            f"no checkpoint in {self.directory} is intact; nothing was changed\n  "
-            + "\n  ".join(lines)
-            + "\n  put a sound copy back, or start afresh elsewhere: --out DIR"
-        )
+        more = [f"and {len(damaged) - 1} more"] if len(damaged) > 2 else map(str, damaged[1:])
+        lines = [f"no checkpoint in {self.directory} is intact; nothing was changed", str(damaged[0]), *more]
+        return CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --out DIR"]))
 
-    def at(self, step: int, *, only: Only = None, there: There = None, read_one: ReadOne = None) -> Contents:
-        """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `there` as for `newest_intact`."""
+    def at(self, step: int, *, only: Only = None, world: World | None = None) -> Contents:
+        """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""
         error: CheckpointError | None = None
-        for path in [path for found, path in (self.all() if there is None else there) if found == step]:
+        for path in [path for found, path in self._seen_by_all(world) if found == step]:
             try:
-                return (read_one or partial(self._read, only=only))(step, path)
+                return self._read(step, path, only, world)
             except DamageError as damage:
                 error = error or damage
-        raise error or self.absent(step)
-
-    def absent(self, step: int) -> CheckpointError:
-        """The error where there is no checkpoint of a step."""
         there = ", ".join(str(step) for step in self.steps()) or "none"
-        return CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
+        raise error or CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
 
     def save(self, contents: Contents, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
@@ -162,25 +151,22 @@ class Store:
             raise OSError(errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
 
     def _commit(self, contents: Contents, target: Path, others: Others | None) -> None:
-        partial, replaced = self.partial(contents.step), target.with_name(f".replaced-{target.name}")
-        write(contents, directory=partial, disk=self.disk, others=others)
+        write(contents, directory=self.partial(contents.step), disk=self.disk, others=others)
         self.intact.discard(contents.step)
         self.guard()  # writing took a while
         if target.name in self.disk.names(self.directory):
-            self.disk.rename(target, replaced)
-        self.disk.rename(partial, target)
+            self.disk.rename(target, target.with_name(f".replaced-{target.name}"))
+        self.disk.rename(self.partial(contents.step), target)
         self.disk.flush_directory(self.directory)
 
     def _clear(self) -> _Remains:
         """Remove what was left behind, or put it back where it is all there is; returns what resists."""
         self.guard()
         names = self.disk.names(self.directory)
-        kinds = (".partial-step-", ".replaced-step-", ".deleted-step-")
-        litter = [name for name in names if name.startswith(kinds)]
-        if litter:
-            # A rename cut off by a kill must hold before what it renamed, or took the place of, is removed.
+        litter = [name for name in names if name.startswith((".partial-step-", ".replaced-step-", ".deleted-step-"))]
+        if litter:  # a rename cut off by a kill must hold before what it renamed, or took the place of, is removed
             self.disk.flush_directory(self.directory)
-        remains: _Remains = []
+        remains = _Remains()
         for name in sorted(litter):
             original = name.removeprefix(".replaced-")
             try:
@@ -197,7 +183,7 @@ class Store:
         """Give old checkpoints another name, so that none is ever there in part, and then remove them."""
         steps = self.steps()
         counted = sorted(self.intact.intersection(steps) - {0})
-        remains: _Remains = []
+        remains = _Remains()
         for step in steps if len(counted) >= self.keep_last else []:
             wanted = self.keep_every is not None and self.keep_every(step)
             if wanted or step >= counted[-self.keep_last] or step in {0, saved, *protected}:
@@ -217,18 +203,34 @@ class Store:
         self.guard()
         if self.disk.is_link(directory):  # the link itself: what it leads to is not ours
             self.disk.remove(directory)
-            return
-        for name in self.disk.names(directory):
-            self.disk.remove(directory / name)
-        self.disk.remove_directory(directory)
+        else:
+            for name in self.disk.names(directory):
+                self.disk.remove(directory / name)
+            self.disk.remove_directory(directory)
 
-    def _read(self, step: int, path: Path, only: Only) -> Contents:
-        contents = read(path, only=only, disk=self.disk)
-        if contents.step != step:
+    def _read(self, step: int, path: Path, only: Only, world: World | None) -> Contents:
+        if world is not None:
+            contents = read_together(path, world, only=only, step=step, disk=self.disk)
+        elif (contents := read(path, only=only, disk=self.disk)).step != step:
             raise DamageError(path, f"{MANIFEST}: is that of step {contents.step}")
         if only is None and path == self.path(step):
             self.intact.add(step)
         return contents
+
+    def _seen_by_all(self, world: World | None) -> list[tuple[int, Path]]:
+        """What `all` gives, on every rank as rank 0 sees the directory."""
+        if world is None:
+            return list(self.all())
+        listing: Any = None
+        if world.is_main:
+            try:
+                listing = [(step, path.name) for step, path in self.all()]
+            except CheckpointError as problem:
+                listing = str(problem)
+        listing = world.from_main(listing)
+        if isinstance(listing, str):
+            raise CheckpointError(listing)
+        return [(step, self.directory / name) for step, name in listing]
 
     def all(self) -> Iterator[tuple[int, Path]]:
         """Every checkpoint by its name, the newest first; one being replaced comes after its replacement."""
@@ -250,8 +252,7 @@ class Store:
             newest = self.newest_step()
         link = problem.errno == errno.ELOOP
         stands = "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
-        where = problem.filename or self.directory
-        cure = "check the disk and who may write there"
+        where, cure = problem.filename or self.directory, "check the disk and who may write there"
         if problem.errno in {errno.ENOSPC, errno.EDQUOT}:
             cure = f"free some space, or keep fewer: --keep-last, now {self.keep_last}"
         elif link:

@@ -8,14 +8,15 @@ read whole is the library's business; to write one it would first copy it.
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint.filesystem import DISK, Files
+from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.errors import CheckpointError
 
 CHUNK_BYTES = 16 << 20
@@ -42,30 +43,16 @@ _TYPES = {
     "U64": torch.uint64,
 }
 _NAMES = {held: name for name, held in _TYPES.items()}
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes; faster to compare than single bytes
 TYPES = frozenset(_NAMES)  # of numbers that come back; the library writes some that it does not read
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Where a tensor lies in a file: its bytes are those from `start` on."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Rows of a tensor in one file, the first of which is row `first` of the whole."""
+class Stretch(NamedTuple):
+    """Rows of a tensor in one file; their bytes are those from `start` on."""
 
     path: Path
-    entry: Entry
-    first: int = 0
+    start: int
+    rows: int  # 1 for a single number
 
 
 @dataclass(frozen=True)
@@ -75,34 +62,50 @@ class Stored:
     dtype: torch.dtype
     shape: torch.Size
     stretches: tuple[Stretch, ...]
-    disk: Files = DISK
+    disk: Disk = DISK
+
+    def followed_by(self, others: Iterable["Stored"]) -> "Stored":
+        """One whose next rows are in other files."""
+        stretches = tuple(stretch for each in (self, *others) for stretch in each.stretches)
+        rows = sum(stretch.rows for stretch in stretches)
+        return replace(self, shape=torch.Size((rows, *self.shape[1:])), stretches=stretches)
 
     def whole(self) -> Tensor:
-        read = torch.empty(self.shape, dtype=self.dtype)
-        for stretch in self.stretches:
-            row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-            _fill(bytes_of(read)[stretch.first * row_bytes :], stretch, self.disk)
-        return read
+        return self.rows(0, self.shape[0] if self.shape else 1).view(self.shape)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The rows from `start` up to `stop`; nothing else is read."""
         read = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
-        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        target, place, first = bytes_of(read), 0, 0
         for stretch in self.stretches:
-            begin, end = max(start, stretch.first), min(stop, stretch.first + stretch.entry.shape[0])
-            if begin < end:
-                target = bytes_of(read)[(begin - start) * row_bytes : (end - start) * row_bytes]
-                _fill(target, stretch, self.disk, skipped=(begin - stretch.first) * row_bytes)
+            begin, end = max(start - first, 0), min(stop - first, stretch.rows)
+            for data in self._chunks(stretch, begin, end):
+                target[place : place + len(data)] = data
+                place += len(data)
+            first += stretch.rows
         return read
 
     def chunks(self) -> Iterator[bytes]:
         """All its bytes in the order of rows, a few megabytes at a time."""
         for stretch in self.stretches:
-            yield from _chunks(stretch, 0, stretch.entry.size_bytes, self.disk)
+            yield from self._chunks(stretch, 0, stretch.rows)
+
+    def _chunks(self, stretch: Stretch, begin: int, end: int) -> Iterator[bytes]:
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        stop = stretch.start + end * row_bytes
+        for start in range(stretch.start + begin * row_bytes, stop, CHUNK_BYTES):
+            length = min(CHUNK_BYTES, stop - start)
+            try:
+                data = self.disk.read(stretch.path, start=start, length=length)
+            except OSError as problem:
+                raise CheckpointError(f"cannot read {stretch.path}: {problem.strerror or problem}") from problem
+            if len(data) != length:
+                raise CheckpointError(f"cannot read {stretch.path}: it has become shorter")
+            yield data
 
 
-def entries(path: Path, *, disk: Files = DISK) -> dict[str, Entry]:
-    """What a file holds, by its header alone; a `ValueError` in one line for what is no such file."""
+def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
+    """The tensors of a file, by its header alone; a `ValueError` in one line for what is no such file."""
     size = disk.size(path)
     length = int.from_bytes(disk.read(path, start=0, length=8), "little")
     if not 2 <= length <= min(size - 8, _HEADER_BYTES):
@@ -113,9 +116,8 @@ def entries(path: Path, *, disk: Files = DISK) -> dict[str, Entry]:
         raise ValueError(f"not safetensors: {str(problem).splitlines()[0]}") from problem
     if not isinstance(header, dict):
         raise ValueError(f"not safetensors: its header is a {type(header).__name__}")
-    return {
-        name: _entry(name, held, begin=8 + length, size=size) for name, held in header.items() if name != "__metadata__"
-    }
+    header.pop("__metadata__", None)
+    return {name: _stored(path, disk, name, entry, begin=8 + length, size=size) for name, entry in header.items()}
 
 
 def laid_out(tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]], metadata: Mapping[str, str]) -> bytes:
@@ -126,8 +128,8 @@ def laid_out(tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]], metadata:
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start, narrowest = 0, math.inf
-    for name, (dtype, given) in tensors.items():
-        shape = list(given)
+    for name, (dtype, lengths) in tensors.items():
+        shape = list(lengths)
         if dtype.itemsize > narrowest:
             raise ValueError(f"{name}: wider than what lies before it")
         narrowest = dtype.itemsize
@@ -139,17 +141,18 @@ def laid_out(tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]], metadata:
     return len(text).to_bytes(8, "little") + text
 
 
-def _entry(name: str, held: Any, *, begin: int, size: int) -> Entry:
-    match held:
+def _stored(path: Path, disk: Disk, name: str, entry: Any, *, begin: int, size: int) -> Stored:
+    match entry:
         case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(start), int(stop)]} if kind in _TYPES:
             if all(isinstance(length, int) and length >= 0 for length in shape):
-                entry = Entry(_TYPES[kind], tuple(shape), begin + start)
-                if start >= 0 and stop - start == entry.size_bytes and begin + stop <= size:
-                    return entry
+                size_bytes = math.prod(shape) * _TYPES[kind].itemsize
+                if start >= 0 and stop - start == size_bytes and begin + stop <= size:
+                    stretch = Stretch(path, begin + start, shape[0] if shape else 1)
+                    return Stored(_TYPES[kind], torch.Size(shape), (stretch,), disk)
     raise ValueError(f"not safetensors: its header says of {name} what cannot be")
 
 
-def file_of(tensors: Mapping[str, Tensor]) -> list[memoryview]:
+def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
     """A file that holds these tensors, stretch after stretch: small ones put together, large ones where they lie in memory.
 
     They must not change until it is written. Raises `ValueError` or `TypeError` for a tensor that is not in one stretch on the
@@ -159,17 +162,12 @@ def file_of(tensors: Mapping[str, Tensor]) -> list[memoryview]:
     for name in in_order:
         if tensors[name].layout != torch.strided or not tensors[name].is_contiguous():
             raise ValueError(f"{name} does not lie in one stretch: use tensor.contiguous()")
-    _refuse_shared(tensors)
-    begin = laid_out({name: (tensors[name].dtype, tensors[name].shape) for name in in_order}, {})
-    return list(_stretches([memoryview(begin), *(bytes_of(tensors[name]) for name in in_order)]))
-
-
-def _refuse_shared(tensors: Mapping[str, Tensor]) -> None:
-    end, before = 0, ""
-    for name in sorted((name for name in tensors if tensors[name].numel()), key=lambda name: tensors[name].data_ptr()):
-        if tensors[name].data_ptr() < end:
+    in_memory = sorted((name for name in tensors if tensors[name].numel()), key=lambda name: tensors[name].data_ptr())
+    for before, name in pairwise(in_memory):
+        if tensors[name].data_ptr() < tensors[before].data_ptr() + tensors[before].nbytes:
             raise ValueError(f"{before} and {name} share memory: use tensor.clone()")
-        end, before = tensors[name].data_ptr() + tensors[name].nbytes, name
+    begin = laid_out({name: (tensors[name].dtype, tensors[name].shape) for name in in_order}, metadata or {})
+    return list(_stretches([memoryview(begin), *(bytes_of(tensors[name]) for name in in_order)]))
 
 
 def _stretches(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
@@ -194,34 +192,13 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def equal_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bits (NaN equals NaN, 0.0 is not -0.0); compared on the host.
+    """Whether two tensors have the same type, shape and bits (NaN equals NaN, 0.0 is not -0.0); on the host if they are apart.
 
     >>> equal_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan])), equal_bits(torch.zeros(1), -torch.zeros(1))
     (True, False)
     """
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    flat = [each.detach().cpu().reshape(-1) for each in (one, other)]
-    if one.is_complex():
-        flat = [torch.view_as_real(each).reshape(-1) for each in flat]
-    return torch.equal(*(each.view(_INTEGERS[each.element_size()]) for each in flat))
-
-
-def _fill(target: memoryview, stretch: Stretch, disk: Files, *, skipped: int = 0) -> None:
-    """Read into memory what a stretch holds after its first bytes, as much as fits."""
-    length, place = min(len(target), stretch.entry.size_bytes - skipped), 0
-    for data in _chunks(stretch, skipped, skipped + length, disk):
-        target[place : place + len(data)] = data
-        place += len(data)
-
-
-def _chunks(stretch: Stretch, begin: int, end: int, disk: Files) -> Iterator[bytes]:
-    for start in range(begin, end, CHUNK_BYTES):
-        length = min(CHUNK_BYTES, end - start)
-        try:
-            data = disk.read(stretch.path, start=stretch.entry.start + start, length=length)
-        except OSError as problem:
-            raise CheckpointError(f"cannot read {stretch.path}: {problem.strerror or problem}") from problem
-        if len(data) != length:
-            raise CheckpointError(f"cannot read {stretch.path}: it has become shorter")
-        yield data
+    pair = [one, other] if one.device == other.device else [one.cpu(), other.cpu()]
+    flat = [each.detach().resolve_conj().resolve_neg().contiguous().reshape(-1) for each in pair]
+    return torch.equal(*(each.view(_INTEGERS.get(each.element_size(), torch.uint8)) for each in flat))

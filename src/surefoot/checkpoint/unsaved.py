@@ -99,14 +99,13 @@ class Observation:
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
         """Take note of one thing and of all that it refers to, as far as it lets itself be looked into."""
+        comes_later = is_saved and id(thing) in self.later
         if thing is None or isinstance(thing, _PLAIN):
             self._note(path, thing, is_saved)
-            return
-        if id(thing) in self.visited or (is_saved and id(thing) in self.later) or len(self.visited) > _MAX_OBJECTS:
-            return
-        self.visited[id(thing)] = thing
-        with suppress(Exception):
-            self._enter(path, thing, is_saved, is_root)
+        elif id(thing) not in self.visited and not comes_later and len(self.visited) <= _MAX_OBJECTS:
+            self.visited[id(thing)] = thing
+            with suppress(Exception):
+                self._enter(path, thing, is_saved, is_root)
 
     def _enter(self, path: str, thing: Any, is_saved: bool, is_root: bool) -> None:
         match thing:
@@ -114,10 +113,12 @@ class Observation:
                 self._tensor(path, thing, is_saved)
             case np.ndarray() if thing.dtype.kind in "biuf" and thing.dtype.itemsize <= 8 and thing.flags.writeable:
                 self.visit(path, torch.from_numpy(thing), is_saved)
-            case random.SystemRandom():
+            case random.SystemRandom() | type():
                 pass
             case torch.Generator() | random.Random() | np.random.Generator() | np.random.RandomState():
-                self._generator(path, thing, is_saved)
+                state, set_state = generator_state(thing)
+                numbers = state if isinstance(state, Tensor) else repr(state)
+                self._note(path, numbers, is_saved, set_state, state)
             case dict() | list() | tuple() | deque() | set():
                 self._container(path, thing, is_saved)
             case partial():
@@ -132,8 +133,6 @@ class Observation:
             case nn.Module() if not isinstance(thing, torch.jit.ScriptModule):
                 self._module(path, thing, is_saved)
             case _ if is_root or isinstance(thing, Optimizer) or _is_own(type(thing).__module__):
-                if isinstance(thing, type):
-                    return
                 if "__dict__" in dir(thing):
                     self._attributes(path, vars(thing), is_saved)
                 self._slots(path, thing, is_saved)
@@ -151,20 +150,15 @@ class Observation:
         if (parts := plain_tensors(path, local)).keys() != {path}:  # of a quantised tensor, say
             for name, part in parts.items():
                 self.visit(name, part, is_saved)
-            return
-        if not is_saved and self.copied_bytes + local.nbytes > _MAX_BYTES:
+        elif not is_saved and self.copied_bytes + local.nbytes > _MAX_BYTES:
             self._note(path, Counted(tuple(local.shape), tensor._version), is_saved)
-            return
-        self.copied_bytes += 0 if is_saved else local.nbytes
-        numbers = local.to("cpu", copy=True) if self.with_weights else local.clone()
-        self._note(path, numbers, is_saved, reset_tensor, tensor, local, numbers)
-        if tensor.is_leaf and tensor.requires_grad:
-            self._note("", None, True, setattr, tensor, "grad", tensor.grad)
-            self.visit("", tensor.grad, True)
-
-    def _generator(self, path: str, generator: Any, is_saved: bool) -> None:
-        state, set_state = generator_state(generator)
-        self._note(path, state if isinstance(state, Tensor) else repr(state), is_saved, set_state, state)
+        else:
+            self.copied_bytes += 0 if is_saved else local.nbytes
+            numbers = local.to("cpu", copy=True) if self.with_weights else local.clone()
+            self._note(path, numbers, is_saved, reset_tensor, tensor, local, numbers)
+            if tensor.is_leaf and tensor.requires_grad:
+                self._note("", None, True, setattr, tensor, "grad", tensor.grad)
+                self.visit("", tensor.grad, True)
 
     def _container(self, path: str, thing: Any, is_saved: bool) -> None:
         before = copy(thing)
@@ -238,8 +232,8 @@ class Observation:
 
 def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
     """Names of the values that differ, the outer of two nested ones; floats to rounding unless `exact`."""
-    common = before.values.keys() & after.values.keys()
-    differ = sorted(name for name in common if not same(before.values[name], after.values[name], exact=exact))
+    one, other = before.values, after.values
+    differ = sorted(name for name in one.keys() & other.keys() if not same(one[name], other[name], exact=exact))
     return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
 
 

@@ -10,8 +10,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -46,11 +46,11 @@ class Written:
         """Its bytes as they are written; all of it is read at once only where it is turned."""
         if not self.turned:
             yield from self.stored.chunks()
-            return
-        whole = self.stored.whole()
-        columns = max(1, CHUNK_BYTES // max(1, len(whole) * whole.element_size()))
-        for start in range(0, whole.shape[1], columns):
-            yield bytes_of(whole[:, start : start + columns].t().contiguous())
+        else:
+            whole = self.stored.whole()
+            columns = max(1, CHUNK_BYTES // max(1, len(whole) * whole.element_size()))
+            for start in range(0, whole.shape[1], columns):
+                yield bytes_of(whole[:, start : start + columns].t().contiguous())
 
 
 def write_weights(
@@ -63,7 +63,7 @@ def write_weights(
     removed first and the new one written last, so that a directory cut off in between is not taken for whole.
     """
     groups = _grouped(tensors, max_bytes)
-    count = len(groups)
+    count, metadata = len(groups), {"total_size": sum(tensor.size_bytes for tensor in tensors)}
     files = [WEIGHTS] if count == 1 else [f"model-{place + 1:05d}-of-{count:05d}.safetensors" for place in range(count)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,9 @@ def write_weights(
         for file, group in zip(files, groups, strict=True):
             _write(group, directory / file, aliases)
         if count > 1:
-            index = _index(files, groups, aliases)
+            where = {tensor.name: file for file, group in zip(files, groups, strict=True) for tensor in group}
+            tied = {"tied": dict(aliases)} if aliases else {}
+            index = {"metadata": metadata | tied, "weight_map": where}
             write_whole(directory / INDEX, (json.dumps(index, indent=2) + "\n").encode())
     except OSError as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem.strerror or problem}") from problem
@@ -90,15 +92,11 @@ def read_weights(place: Path) -> dict[str, Tensor]:
         if place.is_dir() and (directory / INDEX).is_file():
             index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
             files = sorted({str(file) for file in index["weight_map"].values()})
-        elsewhere = [file for file in files if Path(file).name != file]
-        if elsewhere:
+        if elsewhere := [file for file in files if Path(file).name != file]:
             raise CheckpointError(f"{directory / INDEX} names {elsewhere[0]!r}, which is not beside it")
-        found: dict[str, Tensor] = {}
-        for file in files:
-            found |= load_file(directory / file)
+        return {name: tensor for file in files for name, tensor in load_file(directory / file).items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as problem:
         raise CheckpointError(f"cannot read weights from {place}: {reason_of(problem)}") from problem
-    return found
 
 
 def has_weights(directory: Path) -> bool:
@@ -107,12 +105,10 @@ def has_weights(directory: Path) -> bool:
 
 def _grouped(tensors: Sequence[Written], max_bytes: int) -> list[list[Written]]:
     """Tensors by file: in their order, each file as full as it may be."""
-    groups: list[list[Written]] = [[]]
-    filled = 0
+    groups, filled = [list[Written]()], 0
     for tensor in tensors:
         if groups[-1] and filled + tensor.size_bytes > max_bytes:
-            groups.append([])
-            filled = 0
+            groups, filled = [*groups, []], 0
         groups[-1].append(tensor)
         filled += tensor.size_bytes
     return groups
@@ -123,17 +119,4 @@ def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> 
     names = {tensor.name for tensor in group}
     metadata = {"format": "pt", **{alias: name for alias, name in aliases.items() if name in names}}
     begin = laid_out({tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}, metadata)
-
-    def pieces() -> Iterator[bytes | memoryview]:
-        yield begin
-        for tensor in in_order:
-            yield from tensor.chunks()
-
-    write_whole(path, pieces())
-
-
-def _index(files: Sequence[str], groups: Sequence[Sequence[Written]], aliases: Mapping[str, str]) -> dict[str, Any]:
-    where = {tensor.name: file for file, group in zip(files, groups, strict=True) for tensor in group}
-    total = sum(tensor.size_bytes for group in groups for tensor in group)
-    metadata: dict[str, Any] = {"total_size": total}
-    return {"metadata": metadata | ({"tied": dict(aliases)} if aliases else {}), "weight_map": where}
+    write_whole(path, chain([begin], *(tensor.chunks() for tensor in in_order)))

@@ -33,9 +33,7 @@ def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str
     >>> list(blocks_of(model)), list(blocks_of(model, ["layers.*.self_attn"])), list(blocks_of(model, ["LayerNorm"]))[0]
     (['layers.0', 'layers.1', 'layers.2'], ['layers.0.self_attn', 'layers.1.self_attn', 'layers.2.self_attn'], 'layers.0.norm1')
     """
-    if named == "auto":
-        return _repeated(model)
-    return _called(model, [named] if isinstance(named, str) else named)
+    return _repeated(model) if named == "auto" else _called(model, [named] if isinstance(named, str) else named)
 
 
 def _repeated(model: nn.Module) -> dict[str, nn.Module]:
@@ -44,7 +42,11 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     for block in found.values():
         classes.setdefault(type(block), []).append(block)
     listed = {id(child) for held in model.modules() if isinstance(held, nn.ModuleList) for child in held}
-    sizes = {kind: sum(map(_numbers, held)) for kind, held in classes.items() if len(held) > 1 or id(held[0]) in listed}
+    sizes = {
+        kind: sum(parameter.numel() for block in blocks for parameter in block.parameters())
+        for kind, blocks in classes.items()
+        if len(blocks) > 1 or id(blocks[0]) in listed
+    }
     least = _SMALL * max(sizes.values(), default=0)
     return {name: block for name, block in found.items() if sizes.get(type(block), -1) >= least}
 
@@ -66,14 +68,17 @@ def _made_of_parts(module: nn.Module) -> bool:
     return next(module.children(), None) is not None and next(module.parameters(), None) is not None
 
 
-def _numbers(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
 def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     """The outermost modules whose name or class fits one of the patterns."""
     modules = {name: module for name, module in model.named_modules() if name}
-    fitting = {pattern: [name for name, held in modules.items() if _fits(name, held, pattern)] for pattern in patterns}
+    fitting = {
+        pattern: [
+            name
+            for name, module in modules.items()
+            if fnmatchcase(name, pattern) or fnmatchcase(type(module).__name__, pattern)
+        ]
+        for pattern in patterns
+    }
     idle = [pattern for pattern, names in fitting.items() if not names]
     if idle or not patterns:
         raise ConfigError("\n".join(_nothing_called(model, pattern, modules) for pattern in idle or [""]))
@@ -88,15 +93,9 @@ def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     return chosen
 
 
-def _fits(name: str, module: nn.Module, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(type(module).__name__, pattern)
-
-
 def _nothing_called(model: nn.Module, pattern: str, modules: dict[str, nn.Module]) -> str:
-    classes = {type(module).__name__ for module in modules.values()}
-    meant = nearest(pattern, [*modules, *classes])
-    found = _repeated(model)
-    kinds = list(dict.fromkeys(type(block).__name__ for block in found.values()))
+    meant = nearest(pattern, [*modules, *{type(module).__name__ for module in modules.values()}])
+    kinds = list(dict.fromkeys(type(block).__name__ for block in _repeated(model).values()))
     return f"blocks: {type(model).__name__} has no module, and no class of modules, called {pattern!r}" + (
         f"; did you mean {meant}?" if meant else f"\n  its repeated blocks are {', '.join(kinds) or 'none'}"
     )
@@ -146,12 +145,11 @@ def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
     """
     chosen = []
     for module in reversed(list(model.modules())):
-        if module is model or all(module is not block for block in blocks):
-            continue
-        own = set(module.parameters())
-        outside = {held for other in _beside(model, module) for held in other._parameters.values()}
-        if own and own.isdisjoint(outside):
-            chosen.append(module)
+        if module is not model and any(module is block for block in blocks):
+            own = set(module.parameters())
+            outside = {held for other in _beside(model, module) for held in other._parameters.values()}
+            if own and own.isdisjoint(outside):
+                chosen.append(module)
     return chosen
 
 

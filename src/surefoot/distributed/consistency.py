@@ -32,19 +32,17 @@ def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
     own = {name: repr(value) for name, value in settings.items()}
     if len(set(world.gathered(sha256(json.dumps(own).encode()).hexdigest()))) == 1:
         return
-    told = world.gathered(own)
-    problems = []
-    for rank, other in enumerate(told):
-        for name in dict.fromkeys([*told[0], *other]):
-            if told[0].get(name) != other.get(name):
-                problems.append(f"{name}: rank 0 has {_shown(told[0], name)}, rank {rank} has {_shown(other, name)}")
+    first, *others = world.gathered(own)
+    problems = [
+        f"{name}: rank 0 has {_shown(first, name)}, rank {rank} has {_shown(other, name)}"
+        for rank, other in enumerate(others, 1)
+        for name in dict.fromkeys([*first, *other])
+        if first.get(name) != other.get(name)
+    ]
+    shown = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more"]
+    lines = ["the ranks were started with different configurations", *shown]
     if problems:
-        more = [f"and {len(problems) - 2} more"] if len(problems) > 3 else []
-        shown = problems[: 2 if more else 3]
-        raise ConfigError(
-            "the ranks were started with different configurations\n  "
-            + "\n  ".join([*shown, *more, "start all of them with the same command and files"])
-        )
+        raise ConfigError("\n  ".join([*lines, "start all of them with the same command and files"]))
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,11 +66,9 @@ def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
 
     Raises `ConfigError` where ranks have built models of other shapes.
     """
-    if world.size == 1:
-        return
-    refuse_unequal(world, shapes(models))
-    for model in models.values():
-        for held in [*model.parameters(), *model.buffers()]:
+    if world.size > 1:
+        refuse_unequal(world, shapes(models))
+        for held in [each for model in models.values() for each in [*model.parameters(), *model.buffers()]]:
             dist.broadcast(held.detach(), src=0)
 
 
@@ -120,8 +116,8 @@ class Comparison:
 
     def made(self, models: Mapping[str, nn.Module], *, done: int, last: int) -> None:
         """At a record: compare where that has fallen due, at the first record and at that of the last step; collective."""
-        due = any(self.every.due(step) for step in range((self.compared or 0) + 1, done + 1))
-        if due or self.compared is None or done == last:
+        is_due = any(self.every.due(step) for step in range((self.compared or 0) + 1, done + 1))
+        if is_due or self.compared is None or done == last:
             self.compared = done
             refuse_different(models, self.world, step=done)
 
@@ -133,9 +129,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     False
     """
     sums = [_sum_of_bits(held.detach()) for held in tensors.values()]
-    if not sums:
-        return {}
-    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True))
+    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True)) if sums else {}
 
 
 def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int) -> None:
@@ -145,7 +139,7 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
     """
     own = _by_place(models)
     told = world.gathered({place: sum(sums.values()) for place, sums in own.items()})
-    if not any(told[first][place] != told[rank][place] for place, first, rank in _alike(told)):
+    if all(told[first][place] == told[rank][place] for place, first, rank in _alike(told)):
         return
     named = world.gathered(own)
     for place, first, rank in _alike(named):
@@ -173,10 +167,9 @@ def _by_place(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
 def _alike(told: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int]]:
     """Pairs of ranks that hold the same: the first that holds it, and each later one."""
     first: dict[str, int] = {}
-    for rank, places in enumerate(told):
-        for place in places:
-            if first.setdefault(place, rank) != rank:
-                yield place, first[place], rank
+    for rank, place in [(rank, place) for rank, places in enumerate(told) for place in places]:
+        if first.setdefault(place, rank) != rank:
+            yield place, first[place], rank
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

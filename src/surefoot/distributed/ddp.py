@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.config.parallel import Strategy
-from surefoot.distributed.strategy import Alone, Called, Ranks, Spreading, Sums
+from surefoot.distributed.strategy import Alone, Called, Ranks, Sums
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from surefoot.distributed.fsdp import Fsdp  # imports seconds of torch
 
 
 @dataclass
@@ -32,28 +35,24 @@ class Ddp:
     world: World
     parallel: Strategy
     nominal: float | None
-    called: dict[str, Called] = field(default_factory=dict)
+    called: dict[str, Called]
     wrapped: list[DistributedDataParallel] = field(default_factory=list)
     watched: list[nn.Parameter] = field(default_factory=list)  # whose gradients DDP adds up
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
+        self.begin_sum, self.started = self.sums.begin, self.sums.started
+        if len(self.called) > 1 and self.parallel.synchronise == "every":
+            raise ConfigError(
+                f"synchronise = every: gradients of several models ({', '.join(self.called)}) are added up once a step\n"
+                "  leave it out, or use --parallel fsdp"
+            )
+        self.follow_trainable()
 
     @property
     def local_times(self) -> float | None:
         """The number of ranks, over which the mean is taken in the end."""
         return None if self.parallel.synchronise == "every" else float(self.world.size)
-
-    def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
-        if len(models) > 1 and self.parallel.synchronise == "every":
-            raise ConfigError(
-                f"synchronise = every: gradients of several models ({', '.join(models)}) are added up once a step\n"
-                "  leave it out, or use --parallel fsdp"
-            )
-        for name, model in models.items():
-            self.called[name] = Called(model, compiled[name])
-        self.follow_trainable()
-        return self.called
 
     def follow_trainable(self) -> None:
         """Have DDP watch the parameters that are trainable now, those of a single model; anew where they were others."""
@@ -64,19 +63,18 @@ class Ddp:
         if self.wrapped:
             called.through = self.wrapped.pop().module  # DDP's hooks on parameters go with it
         self.watched = trainable
-        if not trainable:
-            return
-        with warnings.catch_warnings():
-            # torch 2.13 would have forward_sync_buffers, which torch 2.11 does not know
-            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-            called.through = DistributedDataParallel(
-                called.through,
-                broadcast_buffers=False,
-                init_sync=False,
-                find_unused_parameters=self.parallel.unused,
-                gradient_as_bucket_view=True,
-            )
-        self.wrapped.append(called.through)
+        if trainable:
+            with warnings.catch_warnings():
+                # torch 2.13 would have forward_sync_buffers, which torch 2.11 does not know
+                warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+                called.through = DistributedDataParallel(
+                    called.through,
+                    broadcast_buffers=False,
+                    init_sync=False,
+                    find_unused_parameters=self.parallel.unused,
+                    gradient_as_bucket_view=True,
+                )
+            self.wrapped.append(called.through)
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
         """Gradients are added up in the last pass of a step, which each rank makes even where it has nothing to count."""
@@ -86,13 +84,6 @@ class Ddp:
         for called in self.called.values():
             called.void = not counted
         return counted or together
-
-    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        self.sums.begin(total, counted)
-
-    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        """Times the number of ranks: DDP takes the mean over them, and we want the sum."""
-        return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Loss and count of all ranks, and where several models are trained the mean of their gradients."""
@@ -139,17 +130,18 @@ def spread(
     world: World,
     parallel: Strategy,
     nominal: float,
-    fsdp: Spreading | None = None,
+    fsdp: "Fsdp | None" = None,
 ) -> tuple[Ranks, dict[str, Any]]:
     """What a step shares with the other ranks, and what the loss calls by name; `forwards` are the models, compiled or not.
 
     `fsdp` is what has sharded them, where they are.
     """
+    called = {name: Called(model, forwards[name]) for name, model in models.items()}
     if fsdp is not None:
-        return fsdp, dict(fsdp.wrap(models, forwards))
+        fsdp.called = called
+        return fsdp, dict(called)
     if parallel.kind == "ddp" and world.size > 1:
-        ranks = Ddp(world, parallel, nominal)
-        return ranks, dict(ranks.wrap(models, forwards))
+        return Ddp(world, parallel, nominal, called), dict(called)
     return Alone(), dict(forwards)
 
 
@@ -172,5 +164,4 @@ def synchronised(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     if not any(isinstance(part, _BatchNorm) for model in models.values() for part in model.modules()):
         kinds = ", ".join(type(model).__name__ for model in models.values())
         raise ConfigError(f"sync_batch_norm: {kinds} has no batch normalisation\n  leave it out")
-    convert = nn.SyncBatchNorm.convert_sync_batchnorm
-    return {name: convert(model) for name, model in models.items()}  # type: ignore[no-untyped-call]
+    return {name: nn.SyncBatchNorm.convert_sync_batchnorm(model) for name, model in models.items()}  # type: ignore[no-untyped-call]

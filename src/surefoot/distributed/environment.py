@@ -9,18 +9,16 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from surefoot.distributed import slurm
 from surefoot.errors import ConfigError
-
-if TYPE_CHECKING:
-    from surefoot.distributed import slurm
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # in the environment of a rank: torchrun started it
 LAUNCHER = "SUREFOOT_LAUNCHER"  # in the environment of a rank: the process of ours that started it
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_MPI = (  # rank, size, and the same among those of the machine
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # the latter two among those of the machine
+_MPI = (  # the same
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel
 )
@@ -56,7 +54,7 @@ def placed(environment: Mapping[str, str]) -> Placement:
     >>> placed(step | {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
     Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457', apart=False)
     """
-    mpi, task = _by_mpi(environment), _task(environment)
+    mpi, task = _by_mpi(environment), slurm.task(environment)
     if "WORLD_SIZE" in environment:
         return _by_torchrun(environment, task)
     # mpirun inside a step: its processes have the variables of whoever started them; srun's own MPI says the same as srun
@@ -122,15 +120,6 @@ def _look_for(parent: int) -> None:
     os._exit(1)
 
 
-def _task(environment: Mapping[str, str]) -> slurm.Task | None:
-    """The place of this process in a step of Slurm; None outside of one."""
-    if "SLURM_STEP_ID" not in environment:
-        return None
-    from surefoot.distributed import slurm
-
-    return slurm.task(environment)
-
-
 def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:
     size = _number(environment, "WORLD_SIZE", said_by="WORLD_SIZE")
     # a script exported what srun says under torch's names
@@ -142,17 +131,14 @@ def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Pla
                 "  leave RANK and WORLD_SIZE out: srun's own variables are enough"
             )
         return _by_slurm(environment, task)
-    rank = _number(environment, "RANK", said_by="WORLD_SIZE")
-    local_rank = _number(environment, "LOCAL_RANK", said_by="WORLD_SIZE", default=rank)
-    local_size = _number(environment, "LOCAL_WORLD_SIZE", said_by="WORLD_SIZE", default=size)
-    _refuse_no_place(rank, size, local_rank, local_size, names=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    if task is not None and size == local_size:
+    place = _by_names(environment, _TORCHRUN, said_by="WORLD_SIZE")
+    if task is not None and size == place.local_world_size:
         raise ConfigError(
             f"srun started {task.tasks} launchers, and this one knows only of its own {size} processes: each would train alone\n"
             f"  leave the launcher out: srun surefoot train ..., or tell torchrun of all machines: --nnodes {task.tasks}"
             f" --rdzv-backend c10d --rdzv-endpoint {task.host}:29500"
         )
-    return Placement(rank, size, local_rank, local_size, apart=_apart(environment, local_rank))
+    return place
 
 
 def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
@@ -164,29 +150,25 @@ def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
 
 
 def _by_mpi(environment: Mapping[str, str]) -> Placement | None:
-    for names in _MPI:
-        if names[0] in environment and environment.get(names[1]) != "1":
-            rank, size = (_number(environment, name, said_by=names[0]) for name in names[:2])
-            local_rank = _number(environment, names[2], said_by=names[0], default=rank)
-            local_size = _number(environment, names[3], said_by=names[0], default=size)
-            _refuse_no_place(rank, size, local_rank, local_size, names=names)
-            return Placement(rank, size, local_rank, local_size, apart=_apart(environment, local_rank))
-    return None
+    several = [names for names in _MPI if names[0] in environment and environment.get(names[1]) != "1"]
+    return _by_names(environment, several[0], said_by=several[0][0]) if several else None
 
 
-def _apart(environment: Mapping[str, str], local_rank: int) -> bool:
-    """Whether a script gave each process the GPU of its own number, and no other."""
-    return any(environment.get(name) == str(local_rank) for name in _VISIBLE)
-
-
-def _refuse_no_place(
-    rank: int, size: int, local_rank: int, local_size: int, *, names: tuple[str, str, str, str]
-) -> None:
+def _by_names(environment: Mapping[str, str], names: tuple[str, str, str, str], *, said_by: str) -> Placement:
+    rank, size = (_number(environment, name, said_by=said_by) for name in names[:2])
+    local_rank = _number(environment, names[2], said_by=said_by, default=rank)
+    local_size = _number(environment, names[3], said_by=said_by, default=size)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise ConfigError(
             f"{names[0]} = {rank} and {names[2]} = {local_rank} are no places among {names[1]} = {size} and"
             f" {names[3]} = {local_size}\n  was this shell started by a launcher? unset {names[1]}, or start it anew"
         )
+    return Placement(rank, size, local_rank, local_size, apart=_apart(environment, local_rank))
+
+
+def _apart(environment: Mapping[str, str], local_rank: int) -> bool:
+    """Whether a script gave each process the GPU of its own number, and no other."""
+    return any(environment.get(name) == str(local_rank) for name in _VISIBLE)
 
 
 def _number(environment: Mapping[str, str], name: str, *, said_by: str, default: int | None = None) -> int:

@@ -55,8 +55,11 @@ class FullySharded:
 
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
         """Before each micro-batch: whether its gradients are added up over the ranks. All ranks must make every pass."""
-        if self.home:
-            self._forget_cleared()
+        if self.home:  # what was cleared on one side, since gradients were there, is cleared on the other
+            self.home = False
+            for held, shard in self.trained:
+                if held.grad is None or shard.grad is None:
+                    held.grad = shard.grad = None
         together = last or self.parallel.synchronise == "every"
         self.counted = counted
         if together is not self.together:
@@ -70,7 +73,10 @@ class FullySharded:
         So code that goes through the model's parameters does the right thing too, if DTensors can do it. What got no gradient
         on any rank has none. Only where that is allowed (`unused`) ranks tell each other, and wait.
         """
-        idle = self._unused_anywhere() if self.parallel.unused else set()
+        idle = set[int]()
+        if self.parallel.unused:
+            heard, self.used = self.world.gathered(sorted(self.used)), set()
+            idle = set(range(len(self.trained))).difference(*heard)
         for place, (held, shard) in enumerate(self.trained):
             gradient: Any = held.grad
             if gradient is not None and place in idle and shard.grad is None:
@@ -78,12 +84,6 @@ class FullySharded:
             elif gradient is not None:
                 shard.grad = gradient.to_local()
         self.home = True
-
-    def whole_norm(self, norm: Tensor) -> Tensor:
-        """The norm over all ranks that hold the model together, from that of what this one holds; collective."""
-        if self.group.size() == 1:
-            return norm
-        return add_up(norm.to(torch.float64).square_(), self.group).sqrt_().to(norm.dtype)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -102,13 +102,6 @@ class FullySharded:
                 part.set_reshard_after_forward(reshard, recurse=False)
             self.lent = False
 
-    def _forget_cleared(self) -> None:
-        """Before the first pass after gradients were at home: what was cleared on one side is cleared on the other."""
-        self.home = False
-        for held, shard in self.trained:
-            if held.grad is None or shard.grad is None:
-                held.grad = shard.grad = None
-
     def _after_forward(self, *_: Any) -> None:
         """Let weights go after a pass that no backward follows: what is kept would be old after the next update."""
         if self.lent or torch.is_grad_enabled():
@@ -121,20 +114,15 @@ class FullySharded:
     def _watch_use(self) -> None:
         """Take note of which parameters get a gradient, by hooks on them as they are while they are whole."""
         self.root.set_reduce_scatter_unused_params(True)
-        numbers = {name: held for name, held in self.model.named_parameters() if held.requires_grad}
-        places = {name: place for place, name in enumerate(numbers)}
+        names = [name for name, held in self.model.named_parameters() if held.requires_grad]
         with self.whole():
-            for name, parameter in self.model.named_parameters():
-                if name in places:
-                    parameter.register_post_accumulate_grad_hook(partial(self._note_use, places[name]))  # type: ignore[no-untyped-call]
+            whole = dict(self.model.named_parameters())
+            for place, name in enumerate(names):
+                whole[name].register_post_accumulate_grad_hook(partial(self._note_use, place))  # type: ignore[no-untyped-call]
 
     def _note_use(self, place: int, _: Tensor) -> None:
         if self.counted:
             self.used.add(place)
-
-    def _unused_anywhere(self) -> set[int]:
-        heard, self.used = self.world.gathered(sorted(self.used)), set()
-        return set(range(len(self.trained))) - {place for used in heard for place in used}
 
 
 @dataclass
@@ -151,10 +139,7 @@ class Fsdp:
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
-
-    def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> dict[str, Called]:
-        self.called = {name: Called(model, compiled[name]) for name, model in models.items()}
-        return self.called
+        self.begin_sum, self.started = self.sums.begin, self.sums.started
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
         """Every rank makes every pass: weights are gathered in each."""
@@ -163,13 +148,6 @@ class Fsdp:
         for called in self.called.values():
             called.void = not counted
         return True
-
-    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        self.sums.begin(total, counted)
-
-    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        """Times the number of ranks: FSDP takes the mean over them, and we want the sum."""
-        return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
         """Loss and count of all ranks; the shards have their gradients. Where they are kept on the CPU, so is what decides on them."""
@@ -180,7 +158,8 @@ class Fsdp:
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """The root of the sum of squares over the ranks that hold a model together."""
-        return next(iter(self.held.values())).whole_norm(norm)
+        group = next(iter(self.held.values())).group
+        return norm if group.size() == 1 else add_up(norm.to(torch.float64).square_(), group).sqrt_().to(norm.dtype)
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
         for name, called in self.called.items():
@@ -192,10 +171,10 @@ class Fsdp:
 
     @contextmanager
     def whole(self, models: Iterable[nn.Module]) -> Iterator[None]:
-        asked = set(models)
+        wanted = set(models)
         with ExitStack() as last_first:
             for held in [*self.held.values(), *self.twins]:
-                if held.model in asked:
+                if held.model in wanted:
                     last_first.enter_context(held.whole())
             yield
 
@@ -251,5 +230,4 @@ def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGro
         return DeviceMesh.from_group(everyone, kind, mesh_dim_names=("shard",)), everyone
     across, within = replicated(parallel.replicas)
     table = torch.arange(world.size).view(parallel.replicas, -1)
-    mesh = DeviceMesh.from_group([across, within], kind, mesh=table, mesh_dim_names=("replicate", "shard"))
-    return mesh, within
+    return DeviceMesh.from_group([across, within], kind, mesh=table, mesh_dim_names=("replicate", "shard")), within

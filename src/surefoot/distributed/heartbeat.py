@@ -20,7 +20,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import HashStore, Store
 
 from surefoot.config.paths import make_no_follow, open_no_follow
-from surefoot.distributed.liveness import Beat, Lines, Lost, Place, Watch, of_connection
+from surefoot.distributed.liveness import STOPPED, Beat, Lines, Lost, Place, Watch, of_connection
 from surefoot.errors import RankLostError, first_line
 
 MEETING = "surefoot"  # before the keys by which the ranks of a start agree on what stands before all others
@@ -55,11 +55,10 @@ class Heartbeat:
     ) -> None:
         self.store, self.rank, self.size, self.in_launcher = store, rank, size, in_launcher
         self.every_s, self.silent_s, self.end = every_s, silent_s, end
-        self.place: Place = "building"
-        self.begun, self.doing, self.error = -1, "starting", ""
         self.logs: Path | None = None
         self.fresh_line = ""
         self.beat = Beat(rank, host, os.getpid())
+        self.sent = replace(self.beat)  # as it was told last
         self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
         self.told = threading.Condition()
         self.wake, self.stopping = threading.Event(), threading.Event()
@@ -74,8 +73,8 @@ class Heartbeat:
     def start(self) -> None:
         self.store.set_timeout(timedelta(seconds=self.silent_s))
         self.threads = [
-            threading.Thread(target=work, name=f"surefoot {name}", daemon=True)
-            for work, name in ((self._live, "tells that it lives"), (self._watch_store, "watches the store"))
+            threading.Thread(target=self._live, name="surefoot tells that it lives", daemon=True),
+            threading.Thread(target=self._watch_store, name="surefoot watches the store", daemon=True),
         ]
         for thread in self.threads:
             thread.start()
@@ -88,51 +87,55 @@ class Heartbeat:
 
     def at(self, step: int, doing: str) -> None:
         """Begin this step; that is told with the next beat."""
-        self.begun, self.doing = step, doing
+        self.beat.begun, self.beat.doing = step, doing
 
     def busy(self, doing: str) -> None:
-        self.doing = doing
+        self.beat.doing = doing
 
     def building(self) -> None:
         """Build another run, after one that has ended or could not be."""
-        if self.place in ("failed", "left"):
-            self.place, self.error = "building", ""
+        if self.beat.place in ("failed", "left"):
+            self.beat.place, self.beat.error = "building", ""
 
     def opened(self, *, logs: Path | None, fresh_line: str) -> None:
         """Be in a run: from now on the others wait for this rank in every step.
 
         logs: where rank-N.log of each rank is, in the run's directory. fresh_line: what a message must begin with.
         """
-        self.logs, self.fresh_line = logs, fresh_line
-        self.place, self.begun, self.doing = "running", -1, "opening the run"
+        self.logs, self.fresh_line, self.beat.out = logs, fresh_line, "" if logs is None else str(logs.parent)
+        self.beat.place, self.beat.begun, self.beat.doing = "running", -1, "opening the run"
 
     def goodbye(self) -> None:
         """Begin no further step of this run; the others may still wait for this rank at its end."""
-        self.place = "leaving"
+        self.beat.place = "leaving"
 
     def closed(self) -> None:
         """Have ended a run as it should end: nobody waits for this rank any more."""
-        if self.place == "leaving":
-            self.place = "left"
+        if self.beat.place == "leaving":
+            self.beat.place = "left"
 
     def failed(self, problem: BaseException) -> None:
         """Tell of what this rank fails, before it ends; returns when that is told, or cannot be."""
-        if self.place in ("failed", "gone") or isinstance(problem, RankLostError):
+        if self.beat.place in ("failed", "gone") or isinstance(problem, RankLostError):
             return
-        self.error = _in_words(problem)
-        self.place = "left" if self.place == "left" else "failed"  # nobody waits for it where its run is over
-        self._tell_now()
+        self.beat.error = _in_words(problem)
+        self.beat.place = "left" if self.beat.place == "left" else "failed"  # nobody waits for it where its run is over
+        now = (self.beat.place, self.beat.error)
+        with self.told:
+            self.wake.set()
+            if self.threads:
+                self.told.wait_for(lambda: (self.sent.place, self.sent.error) == now, timeout=2 * self.every_s)
 
     def cause(self, problem: BaseException) -> RankLostError | None:
         """The rank that was lost, where that is why a connection broke; waits until that rank is known.
 
         None where `problem` has nothing to do with other ranks, or none of them turns out to be lost.
         """
-        if self.place == "failed" or not self.threads or not of_connection(problem):
+        if self.beat.place == "failed" or not self.threads or not of_connection(problem):
             return None
         self.awaited.set()
-        found = self.named.wait(self.silent_s + 10 * self.every_s)
-        return RankLostError(self._with_advice(self.lost)) if found and self.lost is not None else None
+        self.named.wait(self.silent_s + 10 * self.every_s)
+        return None if self.lost is None else RankLostError(self._with_advice(self.lost))
 
     def speaks_of(self, problem: BaseException) -> bool:
         """Whether this rank is to say of what it ends: of what rank 0 ends of too, rank 0 does; waits a moment for that."""
@@ -140,23 +143,17 @@ class Heartbeat:
             return self._speaks_of(self.lost)
         if self.rank == 0 or not self.threads:
             return True
-        until = time.monotonic() + 3 * self.every_s
-        while time.monotonic() < until:
-            main = self.watch.known.get(0)
-            if main is not None and main.error:
-                limit = time.monotonic() + 10 * self.every_s
-                while main.error == _in_words(problem) and 0 not in self.dead and time.monotonic() < limit:
-                    time.sleep(0.1 * self.every_s)  # until it has said it: torchrun ends all by the first that ends
-                return main.error != _in_words(problem)
-            time.sleep(0.1 * self.every_s)
-        return True
+        self._wait_until(lambda: self._error_of_main() != "", limit_s=3 * self.every_s)
+        if self._error_of_main() != _in_words(problem):
+            return True
+        # until it has said it: torchrun ends all by the first that ends
+        self._wait_until(lambda: 0 in self.dead, limit_s=10 * self.every_s)
+        return False
 
     def stop(self) -> None:
         """Be missed by nobody any more, and end the threads."""
-        if not self.threads:
-            return
-        if self.place != "failed":
-            self.place = "gone"
+        if self.threads and self.beat.place != "failed":
+            self.beat.place = "gone"
         self.stopping.set()
         self.wake.set()
         for thread in self.threads:
@@ -182,7 +179,7 @@ class Heartbeat:
                 if ending:
                     return
                 lost = self._lost_with_store(f"was lost ({first_line(problem)[:120]})")
-            if lost is not None and self.place not in _UNNEEDED:
+            if lost is not None and self.beat.place not in _UNNEEDED:
                 self._end(lost)
                 return
             if self.cut_off:
@@ -191,19 +188,11 @@ class Heartbeat:
             self.wake.clear()
 
     def _tell(self) -> None:
-        number, place = self.beat.number + 1, self.place
-        beat = replace(
-            self.beat,
-            number=number,
-            place=place,
-            begun=self.begun,
-            doing=self.doing,
-            error=self.error,
-            out="" if self.logs is None else str(self.logs.parent),
-        )
-        self.store.set(str(self.rank), beat.written())
+        self.beat.number += 1
+        sent = replace(self.beat)
+        self.store.set(str(self.rank), sent.written())
         with self.told:
-            self.beat = beat
+            self.sent = sent
             self.told.notify_all()
 
     def _listen(self, *, elapsed_s: float) -> Lost | None:
@@ -214,9 +203,7 @@ class Heartbeat:
         beats = self._beats()
         self.rounds += 1
         found = self.watch.heard(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead)
-        if found is None:
-            return None
-        if self.place not in _UNNEEDED:
+        if found is not None and self.beat.place not in _UNNEEDED:
             self.store.set(VERDICT, found.written())
             self.rounds += 1
             if self._holds_store:
@@ -229,7 +216,7 @@ class Heartbeat:
         self.present |= {rank for rank in others - self.present if self.store.check([str(rank)])}
         read = sorted(self.present)
         texts = self.store.multi_get([str(rank) for rank in read]) if read else []
-        return {self.rank: self.beat} | {rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)}
+        return {self.rank: self.sent} | {rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)}
 
     def _line_closed(self, rank: int) -> None:
         self.dead.add(rank)
@@ -242,7 +229,7 @@ class Heartbeat:
             now = time.monotonic()
             silent_s = silent_s + min(now - before, 2 * self.every_s) if seen == self.rounds else 0.0
             seen, before = self.rounds, now
-            if silent_s >= self.silent_s and self.place not in _UNNEEDED:
+            if silent_s >= self.silent_s and self.beat.place not in _UNNEEDED:
                 lost = self._lost_with_store(f"has not answered for {self.silent_s:.0f} s")
                 if lost is not None:
                     self._end(lost)
@@ -251,14 +238,14 @@ class Heartbeat:
     def _lost_with_store(self, how: str) -> Lost | None:
         """The loss of the store, which is the loss of whoever held it; None where this rank needs nobody any more."""
         self.cut_off = True
-        if self.place in _UNNEEDED:
+        if self.beat.place in _UNNEEDED:
             return None
         main = self.watch.known.get(0)
         if main is not None and main.place == "failed":
             return Lost(0, main.failure)
-        held = "the launcher" if self.in_launcher else "rank 0" if main is None else main.who
-        lost = Lost(0, f"the connection to {held} {how}", more="\n  it was stopped or killed, or its machine is lost")
-        return lost if self.in_launcher or main is None else replace(lost, begun=main.begun, doing=main.doing)
+        if self.in_launcher or main is None:
+            return Lost(0, f"the connection to {'the launcher' if self.in_launcher else 'rank 0'} {how}", more=STOPPED)
+        return replace(main.lost("", STOPPED), how=f"the connection to {main.who} {how}")
 
     @property
     def _holds_store(self) -> bool:
@@ -266,7 +253,7 @@ class Heartbeat:
 
     def _end(self, lost: Lost) -> None:
         """End this process: by its main thread, where that waits to be told why, and else from here."""
-        self.lost = lost.beside(replace(self.beat, begun=self.begun, doing=self.doing))
+        self.lost = lost.beside(self.beat)
         if not self.cut_off:
             with suppress(RuntimeError):
                 self._tell()  # how far this rank was: whoever speaks of the lost one knows it from that
@@ -305,30 +292,26 @@ class Heartbeat:
                 return
             if self.logs is None or self._speaks_of(lost):
                 os.write(2, f"{self.fresh_line}{text}".encode(errors="replace"))
-                return
-            make_no_follow(self.logs)
-            handle = open_no_follow(self.logs / f"rank-{self.rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            with open(handle, "a", encoding="utf-8", errors="replace") as log:
-                log.write(text)
-
-    def _tell_now(self) -> None:
-        if not self.threads:
-            return
-        with self.told:
-            self.wake.set()
-            now = (self.place, self.error)
-            self.told.wait_for(lambda: (self.beat.place, self.beat.error) == now, timeout=2 * self.every_s)
+            else:
+                make_no_follow(self.logs)
+                handle = open_no_follow(self.logs / f"rank-{self.rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                with open(handle, "a", encoding="utf-8", errors="replace") as log:
+                    log.write(text)
 
     def _wait_for_others(self) -> None:
         """Where the store ends with this process: until nobody needs it, or for ten seconds."""
-        until = time.monotonic() + 10
-        while self._holds_store and time.monotonic() < until:
-            if self.place == "failed":
-                time.sleep(2.5 * self.every_s)  # in which all read it
-                return
-            if all(beat.place in ("left", "gone", "failed") for beat in self._beats().values()):
-                return
+        if self._holds_store and self.beat.place == "failed":
+            time.sleep(2.5 * self.every_s)  # in which all read it
+        elif self._holds_store:
+            self._wait_until(lambda: all(each.place in _UNNEEDED for each in self._beats().values()), limit_s=10)
+
+    def _wait_until(self, holds: Callable[[], bool], *, limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        while not holds() and time.monotonic() < until:
             time.sleep(0.1 * self.every_s)
+
+    def _error_of_main(self) -> str:
+        return self.watch.known[0].error if 0 in self.watch.known else ""
 
     def _with_advice(self, lost: Lost) -> str:
         """What is said of it, and where a run can go on how."""

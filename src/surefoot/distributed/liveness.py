@@ -19,10 +19,11 @@ Place = Literal["building", "running", "leaving", "left", "failed", "gone"]
 _NEEDED: tuple[Place, ...] = ("building", "running", "leaving")  # others may be waiting for it
 _OUT: tuple[Place, ...] = ("leaving", "left", "gone")  # of its loop
 _CONNECT_S = 5.0
-_STOPPED = "\n  it was stopped or killed, or its machine is lost"
+_LEFT = "\n  was that a `break`, or an error caught, on this rank alone? run.stop() ends the loop on all of them"
+STOPPED = "\n  it was stopped or killed, or its machine is lost"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Beat:
     """What one rank says of itself; `number` is another one each time it says so.
 
@@ -167,8 +168,7 @@ class Watch:
             elif beat.place in _OUT and beat.begun < furthest:
                 ended = f"after step {beat.begun}" if beat.begun >= 0 else "before its first step"
                 how = f"{beat.who} left its loop {ended}, and others wait for it at step {furthest}"
-                advice = "was that a `break`, or an error caught, on this rank alone? run.stop() ends the loop on all of them"
-                yield (rank, "left"), Lost(rank, how, more=f"\n  {advice}")
+                yield (rank, "left"), Lost(rank, how, more=_LEFT)
             elif beat.place == "gone" and running:
                 yield (rank, "gone"), Lost(rank, f"{beat.who} ended {beat.where}, and others wait for it")
             elif beat.place in _NEEDED and rank in dead:
@@ -177,8 +177,7 @@ class Watch:
                     beat.lost("has ended, and closed its connection", "\n  it was killed, or it crashed"),
                 )
             elif beat.place in _NEEDED and before is not None and before.number == beat.number:
-                lost = beat.lost(f"has been silent for {self.silent_s:.0f} s", _STOPPED)
-                yield (rank, "silent"), lost
+                yield (rank, "silent"), beat.lost(f"has been silent for {self.silent_s:.0f} s", STOPPED)
 
 
 def _where(begun: int, doing: str) -> str:

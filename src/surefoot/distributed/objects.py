@@ -71,10 +71,8 @@ class Messages:
             case "dict":
                 return {self._put_together(key): self._put_together(value) for key, value in held}
         parts = [self._put_together(part) for part in held]
-        if kind == "list":
-            return parts
-        if kind == "tuple":
-            return tuple(parts)
+        if kind in ("list", "tuple"):
+            return parts if kind == "list" else tuple(parts)
         if kind not in self.classes:
             raise ConfigError(f"another rank's outputs are of the class {kind}, and none was made here")
         made = self.classes[kind]

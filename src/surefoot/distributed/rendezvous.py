@@ -42,14 +42,9 @@ def towards(host: str) -> str | None:
     >>> towards("no such machine.invalid") in (None, towards("192.0.2.1"))
     True
     """
-    if sys.platform != "linux":
-        return None
-    names = _names()
-    for there in (host, _ANYWHERE):
-        name = names.get(_own_address(there))
-        if name not in (None, "lo"):
-            return name
-    return None
+    names = _names() if sys.platform == "linux" else {}
+    ways = [names.get(_own_address(there), "lo") for there in (host, _ANYWHERE)]
+    return next((name for name in ways if name != "lo"), None)
 
 
 def _own_address(host: str) -> str | None:

@@ -84,10 +84,9 @@ def hosts(nodelist: str) -> list[str]:
         raise _no_nodelist(nodelist)
     found: list[str] = []
     for group in re.findall(_GROUP, nodelist):
-        pieces = re.split(r"\[(.*?)\]", group)  # every other one was in brackets
         choices = [
             [piece] if place % 2 == 0 else [*chain.from_iterable(_range(part, nodelist) for part in piece.split(","))]
-            for place, piece in enumerate(pieces)
+            for place, piece in enumerate(re.split(r"\[(.*?)\]", group))  # every other one was in brackets
         ]
         found += ["".join(parts) for parts in product(*choices)]
     return found
@@ -129,9 +128,7 @@ def _on_nodes(environment: Mapping[str, str], *, tasks: int, nodes: int) -> list
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         if name in environment:
             return tasks_per_node(environment[name])
-    if nodes == 1:
-        return [tasks]
-    return [_number(environment, "SLURM_NTASKS_PER_NODE")] * nodes
+    return [tasks] if nodes == 1 else [_number(environment, "SLURM_NTASKS_PER_NODE")] * nodes
 
 
 def _text(environment: Mapping[str, str], *names: str) -> str:

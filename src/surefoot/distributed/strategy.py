@@ -71,13 +71,6 @@ class Ranks(Protocol):
         """In it each rank may call these models, or parts of them, by itself and as often as it likes. Collective at both ends."""
 
 
-class Spreading(Ranks, Protocol):
-    """That of which the loss calls the models through wrappers."""
-
-    def wrap(self, models: Mapping[str, nn.Module], compiled: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the loss calls, by name; `compiled` are the same models, compiled where that was asked for."""
-
-
 class Alone:
     """One process: it has all micro-batches, and nothing is shared."""
 
@@ -118,16 +111,19 @@ class Sums:
 
     def begin(self, total: Tensor | None, counted: Tensor | float) -> None:
         """Begin; the device is not waited for."""
-        device = self.world.device
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        self.held = torch.zeros(2, dtype=wide, device=device)
+        wide = torch.float32 if self.world.device.type == "mps" else torch.float64
+        self.held = torch.zeros(2, dtype=wide, device=self.world.device)
         if total is not None:
             self.held[0].copy_(total)
         if isinstance(counted, Tensor):
             self.held[1].copy_(counted)
         else:
             self.held[1].fill_(counted)
-        self.work = self.world.sum_begun(self.held)
+        self.work = None if self.world.side is None else dist.all_reduce(self.held, async_op=True)
+
+    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
+        """Times the number of ranks: DDP and FSDP take the mean over them, and we want the sum."""
+        return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def end(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and count of all ranks; on the CPU this waits for the others, on a device the device does."""

@@ -8,8 +8,8 @@ needs neither.
 import json
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
@@ -85,14 +85,55 @@ class World:
             raise RuntimeError("one process has nobody to leave a message for")
         return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
 
-    def sum_begun(self, tensor: Tensor) -> dist.Work | None:
-        """Begin to add a tensor up in place over all ranks, on its device; `wait` on what is returned makes it so. Collective."""
-        return None if self.side is None else dist.all_reduce(tensor, async_op=True)
-
     def add_up(self, tensor: Tensor) -> None:
         """The tensor's sum over all ranks, in place, on its device; the host waits only where that is the device. Collective."""
         if self.side is not None:
             dist.all_reduce(tensor)
+
+
+class Agreement:
+    """What all ranks must do at the same step, as whole numbers from 0 on, by name: the largest of what the ranks say counts.
+
+    A signal reaches one process, a clock runs on each, a user's code may call `run.stop()` anywhere. Told by each at one step, it
+    is known to all at the next, and waited for by none; one process agrees with itself at once.
+
+    >>> agreement = Agreement(World(torch.device("cpu")), names=("stop", "save"))
+    >>> agreement.exchange(stop=15)
+    {'stop': 15, 'save': 0}
+    """
+
+    def __init__(self, world: World, *, names: Sequence[str]) -> None:
+        self.world, self.names = world, tuple(names)
+        self.told: torch.Tensor | None = None
+        self.work: dist.Work | None = None
+
+    def exchange(self, **own: int) -> dict[str, int]:
+        """Tell the others, and hear what all ranks together said at the last call (0 at the first); collective."""
+        heard = self._heard()
+        told = [own.get(name, 0) for name in self.names]
+        if self.world.side is None:
+            return dict(zip(self.names, told, strict=True))
+        self.told = torch.tensor(told)
+        self.work = dist.all_reduce(self.told, op=dist.ReduceOp.MAX, group=self.world.side, async_op=True)
+        return heard
+
+    def now(self, **own: int) -> dict[str, int]:
+        """As `exchange`, but wait for what the others say in this very call; what was still on its way is in it too."""
+        before = self.exchange(**own)
+        after = self._heard() if self.world.side is not None else before
+        return {name: max(before[name], after[name]) for name in self.names}
+
+    def peek(self) -> dict[str, int]:
+        """What all ranks say in the last exchange, waited for by this one alone; the next call hears it too."""
+        if self.work is None or self.told is None:
+            return dict.fromkeys(self.names, 0)
+        self.work.wait()
+        return dict(zip(self.names, self.told.tolist(), strict=True))
+
+    def _heard(self) -> dict[str, int]:
+        heard = self.peek()
+        self.work = self.told = None
+        return heard
 
 
 def joined(device: str, *, sharded: bool = False) -> World:
@@ -127,8 +168,7 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-@contextmanager
-def on_paper(ranks: int) -> Iterator[None]:
+def on_paper(ranks: int) -> AbstractContextManager[None]:
     """Every run that is built in this block has its models on torch's meta device: shapes without numbers, which take no memory.
 
     Whatever its `device` says. It is meant for so many ranks, is one of none, can be computed with and not trained.
@@ -138,12 +178,10 @@ def on_paper(ranks: int) -> Iterator[None]:
     >>> world.device, world.size, world.on_paper
     (device(type='meta'), 1, 512)
     """
-    with _set(_paper, ranks):
-        yield
+    return _set(_paper, ranks)
 
 
-@contextmanager
-def planned_for(ranks: int) -> Iterator[None]:
+def planned_for(ranks: int) -> AbstractContextManager[None]:
     """Every run that is built in this block is cut for so many ranks, of which this process is none: to be looked at, not trained.
 
     >>> with planned_for(4):
@@ -151,8 +189,7 @@ def planned_for(ranks: int) -> Iterator[None]:
     >>> world.size, world.ranks
     (1, 4)
     """
-    with _set(_planned, ranks):
-        yield
+    return _set(_planned, ranks)
 
 
 def device_called(name: str) -> torch.device:
@@ -163,13 +200,12 @@ def device_called(name: str) -> torch.device:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as problem:
         raise ConfigError(
             f"device = {name!r} cannot be used here: {first_line(problem)}\n  try: --device cpu, or --device auto"
         ) from problem
-    return device
+    return torch.device(name)
 
 
 _paper: ContextVar[int] = ContextVar("ranks on paper", default=0)

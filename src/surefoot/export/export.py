@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from surefoot.checkpoint.format import Contents, Damage, DamageError
+import torch
+
+from surefoot.checkpoint.format import Contents, Damage
 from surefoot.checkpoint.gpt2 import gpt2_settings, named_in_gpt2
-from surefoot.checkpoint.manifest import MANIFEST, TENSORS, logical_name
-from surefoot.checkpoint.reader import check, files_of, opened, read_manifest
+from surefoot.checkpoint.manifest import MANIFEST, logical_name
+from surefoot.checkpoint.reader import read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.checkpoint.weight_files import Written, write_weights
 from surefoot.config.paths import local_path, write_whole
+from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.memory import parsed_bytes
 from surefoot.models.gpt_layers import GPTShape
@@ -59,15 +62,16 @@ def export(
         raise ConfigError(f"{run / 'export'} is a link: nothing is written through it\n  name a directory: --out DIR")
     out = run / "export" if out is None else local_path(out, setting="out")
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
-    found, file, damaged = _found(Store(run / "checkpoints"), str(checkpoint), weights, model)
-    tensors_of_model = {name: each for name, each in found.files[file].items() if not name.startswith("extra/")}
-    held = {name: tensor for name, tensor in tensors_of_model.items() if isinstance(tensor, Stored)}
+    found, damaged = _newest_or_best(Store(run / "checkpoints"), str(checkpoint), weights, model)
+    ((file, tensors_of_model),) = found.files.items()
+    stored = [(name, each) for name, each in tensors_of_model.items() if isinstance(each, Stored)]
+    tensors = [Written(name, each) for name, each in stored if not name.startswith("extra/")]
     aliases: Mapping[str, str] = found.saved.aliases.get(model, {})
     settings = None
     if layout == "gpt2":
-        settings, tensors, aliases = _settings_of_gpt2(found, run), _as_gpt2(held), {}
-    else:
-        tensors = [Written(name, tensor) for name, tensor in held.items()]
+        settings, aliases = _settings_of_gpt2(found, run), {}
+        named = [(*named_in_gpt2(each.name), each.stored) for each in tensors]
+        tensors = [Written(name, each, turned and len(each.shape) == 2) for name, turned, each in named if name]
     files = write_weights(tensors, out, max_bytes=limit, aliases=aliases)
     try:
         if settings is not None:
@@ -110,44 +114,26 @@ def _is_step(which: str | int) -> bool:
     return isinstance(which, int) or (which.isascii() and which.isdigit())
 
 
-def _found(store: Store, which: str, weights: Weights, model: str) -> tuple[Contents, str, list[Damage]]:
-    """The checkpoint that is meant, its tensors still on disk, the file of its weights, and newer ones that are damaged."""
-    damaged: list[Damage] = []
-    wanted = int(which) if _is_step(which) else None
-    for step, path in store.all():
-        if wanted is not None and step != wanted:
-            continue
-        try:
-            file = _file_of(path, weights, model)
-            manifest = read_manifest(path)
-            problems = check(path, files_of(manifest, [] if which == "best" else [file]))
-            if problems:
-                raise DamageError(path, problems[0])
-            found = opened(path, only=[] if which == "best" else [file])
-        except DamageError as error:
-            damaged.append(error.damage)
-            continue
-        if which != "best":
-            return found, file, damaged
-        best = found.saved.best_step
-        if best is None:
-            raise CheckpointError(f"{store.directory} has no best checkpoint: no score was watched, or none seen yet")
-        contents, file, _ = _found(store, str(best), weights, model)
-        return contents, file, damaged
-    if damaged:
-        raise store.nothing_intact(damaged) if wanted is None else DamageError(damaged[0].path, damaged[0].problem)
-    if wanted is None:
+def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> tuple[Contents, list[Damage]]:
+    """The checkpoint that is meant with the one file of its weights, still on disk, and newer ones that are damaged."""
+    alone, sound = World(torch.device("cpu")), store.newest_step()
+    only = None if sound is None else [_file_of(store.path(sound), weights, model)]
+    if _is_step(which):
+        return store.at(int(which), only=only, world=alone), []
+    newest = store.newest_intact(only=() if which == "best" else only, world=alone)
+    if newest is None:
         raise CheckpointError(f"{store.directory} holds no checkpoint")
-    raise store.absent(wanted)
+    if which == "newest":
+        return newest
+    best = newest[0].saved.best_step
+    if best is None:
+        raise CheckpointError(f"{store.directory} has no best checkpoint: no score was watched, or none seen yet")
+    return store.at(best, only=only, world=alone), newest[1]
 
 
 def _file_of(path: Path, weights: Weights, model: str) -> str:
     """The entry of a checkpoint that holds the weights that are meant."""
-    there = {
-        logical_name(match["name"])
-        for file in read_manifest(path).files
-        if (match := TENSORS.fullmatch(file)) is not None
-    }
+    there = {logical_name(file.removesuffix(".safetensors")) for file in read_manifest(path).files}
     trained, averaged = ("model", "ema") if model == "model" else (f"model-{model}", f"ema-{model}")
     if trained not in there:
         names = sorted(name.removeprefix("model-") for name in there if name.partition("-")[0] == "model")
@@ -179,12 +165,3 @@ def _settings_of_gpt2(found: Contents, run: Path) -> dict[str, Any]:
     except (DataError, OSError, ValueError) as problem:
         raise CheckpointError(f"{tokenizer} is damaged: {problem}") from problem
     return gpt2_settings(shape, end=end)
-
-
-def _as_gpt2(held: Mapping[str, Stored]) -> list[Written]:
-    named = [(*named_in_gpt2(name), stored) for name, stored in held.items()]
-    return [
-        Written(there, stored, turned and len(stored.shape) == 2)
-        for there, turned, stored in named
-        if there is not None
-    ]

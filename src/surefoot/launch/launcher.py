@@ -83,8 +83,10 @@ class _Launcher:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        handlers: dict[int, Callable[[int, FrameType | None], None]]
-        handlers = {signal.SIGINT: self.on_stop, signal.SIGTERM: self.on_stop}
+        handlers: dict[int, Callable[[int, FrameType | None], None]] = {
+            signal.SIGINT: self.on_stop,
+            signal.SIGTERM: self.on_stop,
+        }
         if sys.platform != "win32":
             handlers |= {signal.SIGUSR1: self.on_save, signal.SIGTSTP: self.on_pause}
         previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -106,12 +108,11 @@ class _Launcher:
             ended = self._watched(group)
             self.group = None
             group.end()
-            if attempt == 0 and self.stop and ended.status == 128 + self.stop and not group.begun_anything():
+            stopped = attempt == 0 and self.stop and ended.status == 128 + self.stop
+            if stopped and not any(beat.begun_anything for beat in group.beats()):
                 _say("nothing was begun")
             kept = bool(ended.text) and group.unsaid(ended.text)
-            return replace(
-                ended, saved=any(group.beat(rank).out for rank in group.processes), kept=logs if kept else None
-            )
+            return replace(ended, saved=any(beat.out for beat in group.beats()), kept=logs if kept else None)
         finally:
             self.group = None
             group.end()
@@ -134,8 +135,7 @@ class _Launcher:
                     first_at = now
                     group.name_lost(group.beat(rank).lost(f"has been stopped for {_STOPPED_S:.0f} s"))
             wrong = [rank for rank in order if group.statuses[rank] not in _BY_DECISION]
-            if wrong and first_at is None:
-                first_at = now
+            first_at = now if wrong and first_at is None else first_at
             causes = [rank for rank in wrong if group.statuses[rank] != _LOST]
             if causes and not named and (group.statuses[causes[0]] < 0 or now - (first_at or now) > _ALIKE_S):
                 named = True
@@ -167,7 +167,11 @@ class _Launcher:
             return Ended(first)
         if causes:
             alike = not left and set(statuses.values()) == {first}
-            said = (causes[0] == 0 or alike) and first > 0 and (bool(group.beat(0).error) or not group.has_told(0))
+            said = (
+                (causes[0] == 0 or alike)
+                and first > 0
+                and (bool(group.beat(0).error) or not group.mailbox.check(["0"]))
+            )
             text = "" if said else group.what_happened(causes[0]).beside(group.furthest()).text
             died = [rank for rank in causes if statuses[rank] < 0 or rank == causes[0]]
             return Ended(128 - first if first < 0 else first, tuple(died), text)  # as a shell gives it

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,31 +31,15 @@ class Sizes:
     micro_batch_size: int | str | None
     begun: bool = False
 
-    def divided_by(self, processes: int) -> bool:
-        """Whether so many processes make the same number of whole micro-batches each.
-
-        >>> [number for number in range(1, 9) if Sizes(64, 16).divided_by(number)]
-        [1, 2, 4]
-        """
-        try:
-            self.refuse(processes)
-        except ConfigError:
-            return False
-        return True
-
     def refuse(self, processes: int) -> None:
-        """Raise `ConfigError` where they do not, naming the nearest numbers that do."""
+        """Raise `ConfigError` unless so many processes make as many whole micro-batches each, naming numbers that do."""
         if self.micro_batch_size is None:
             one_each(self.batch_size, ranks=processes)
-            return
-        from surefoot.distributed.strategy import refuse_ranks
+        else:
+            from surefoot.distributed.strategy import refuse_ranks
 
-        refuse_ranks(
-            processes,
-            pieces=batching(self.batch_size, self.micro_batch_size).pieces,
-            batch_size=self.batch_size,
-            begun=self.begun,
-        )
+            pieces = batching(self.batch_size, self.micro_batch_size).pieces
+            refuse_ranks(processes, pieces=pieces, batch_size=self.batch_size, begun=self.begun)
 
 
 def asked(nproc: int | str) -> Asked:
@@ -96,10 +81,12 @@ def chosen(wanted: Asked, *, sizes: Sizes | None, devices: int | None) -> int:
             f"  give one number: --nproc {wanted.most}"
         )
     most = wanted.most if devices is None else min(wanted.most, devices)
-    able = [number for number in range(wanted.least, most + 1) if sizes.divided_by(number)]
-    if not able:
-        sizes.refuse(most)
-    return able[-1]
+    for number in range(most, wanted.least - 1, -1):
+        with suppress(ConfigError):
+            sizes.refuse(number)
+            return number
+    sizes.refuse(most)  # once more, and raises
+    return most
 
 
 def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None) -> Sizes:

@@ -62,12 +62,9 @@ class Group:
             )
 
     def look(self) -> list[int]:
-        new = []
-        for rank, process in self.processes.items():
-            if rank not in self.statuses and (status := process.proc.poll()) is not None:
-                self.statuses[rank] = status
-                new.append(rank)
-        return new
+        polled = {rank: self.processes[rank].proc.poll() for rank in self.running}
+        self.statuses |= {rank: status for rank, status in polled.items() if status is not None}
+        return [rank for rank in polled if rank in self.statuses]
 
     @property
     def running(self) -> list[int]:
@@ -80,8 +77,8 @@ class Group:
         found = []
         for rank in self.running:
             with suppress(ChildProcessError):  # a signal has just found it ended
-                how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-                if os.waitid(os.P_PID, self.processes[rank].proc.pid, how) is not None:
+                process = self.processes[rank].proc.pid
+                if os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
                     found.append(rank)
         return found
 
@@ -103,25 +100,19 @@ class Group:
             return Beat.read(self.mailbox.get(str(rank)))
         return Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)
 
+    def beats(self) -> list[Beat]:
+        return [self.beat(rank) for rank in self.processes]
+
     def furthest(self) -> Beat:
-        return max(map(self.beat, self.processes), key=lambda beat: beat.begun)
-
-    def begun_anything(self) -> bool:
-        return any(self.beat(rank).begun_anything for rank in self.processes)
-
-    def has_told(self, rank: int) -> bool:
-        """Whether a rank has met the others, and so would have told them of what it failed."""
-        return self.mailbox.check([str(rank)])
+        return max(self.beats(), key=lambda beat: beat.begun)
 
     def unsaid(self, text: str) -> bool:
         """Whether the ranks above 0 said anything that is not in a text; nor in crash/, where that is named in it."""
         with suppress(OSError):
             for file in self.logs.iterdir():
                 said = file.read_text(encoding="utf-8", errors="replace")
-                if _IN_CRASH in text:
-                    said = said.partition(_TRACEBACK)[0]
-                lines = (line.strip().removeprefix("error: ") for line in said.splitlines())
-                if any(line[:_LINE] not in text for line in lines):
+                told = said.partition(_TRACEBACK)[0] if _IN_CRASH in text else said
+                if any(line.strip().removeprefix("error: ")[:_LINE] not in text for line in told.splitlines()):
                     return True
         return False
 
@@ -137,16 +128,13 @@ class Group:
         if beat.error and status > 0:
             return Lost(rank, beat.failure)
         by = ": by the kernel for memory, or by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
-        more = by + self.last_lines(rank)
-        return Lost(rank, self.in_short(rank), begun=beat.begun, doing=beat.doing, more=more)
+        return Lost(rank, self.in_short(rank), begun=beat.begun, doing=beat.doing, more=by + self.last_lines(rank))
 
     def last_lines(self, rank: int) -> str:
         """What a rank said last, to be added to a message; nothing of rank 0, whose lines stand in the terminal."""
         last = deque[str](maxlen=_LAST_LINES)
-        with suppress(OSError):
-            if rank:
-                with (self.logs / f"rank-{rank}.stderr").open(encoding="utf-8", errors="replace") as lines:
-                    last.extend(line.rstrip()[:_LINE] for line in lines if line.strip())
+        with suppress(OSError), (self.logs / f"rank-{rank}.stderr").open(encoding="utf-8", errors="replace") as lines:
+            last.extend(line.rstrip()[:_LINE] for line in lines if line.strip())
         return "".join(f"\n  {line}" for line in (["its last lines:", *last] if last else []))
 
     def end(self) -> None:
@@ -166,8 +154,9 @@ class Group:
 
     def _environment(self, rank: int) -> dict[str, str]:
         """What torchrun would give this rank, and whom it must not outlive."""
-        unless_set = {"OMP_NUM_THREADS": cores_each(self.size), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        values = {name: value for name, value in unless_set.items() if name not in os.environ} | {
+        values = {
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", cores_each(self.size)),
+            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
             "RANK": rank,
             "WORLD_SIZE": self.size,
             "LOCAL_RANK": rank,

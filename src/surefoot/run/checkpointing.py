@@ -6,11 +6,10 @@ Of several ranks each has a `Saving`; all of them save the same steps and find t
 import time
 from collections.abc import Callable, Collection
 
-from surefoot.checkpoint import collective
-from surefoot.checkpoint.async_writer import Writer
-from surefoot.checkpoint.filesystem import Files
+from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.writer import Writer
 from surefoot.config.train_settings import Timetable
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
@@ -23,7 +22,7 @@ class Saving:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(
-        self, directory: RunDirectory, times: Timetable, *, disk: Files, say: Callable[[str], None], world: World
+        self, directory: RunDirectory, times: Timetable, *, disk: Disk, say: Callable[[str], None], world: World
     ) -> None:
         self.world, self.times, self.say = world, times, say
         self.store = Store(
@@ -98,7 +97,7 @@ class Saving:
 
     def newest(self) -> Contents | None:
         """The newest intact checkpoint; damaged newer ones are named. None where there is none at all. Collective."""
-        found = collective.newest_intact(self.store, self.world)
+        found = self.store.newest_intact(world=self.world if self.world.size > 1 else None)
         if found is None:
             return None
         contents, damaged = found
@@ -109,4 +108,4 @@ class Saving:
     def at(self, step: int, *, only: Collection[str] | None = None) -> Contents:
         """The checkpoint of a step, once no save is in flight; `CheckpointError` where it is damaged or absent. Collective."""
         self.writer.wait()
-        return collective.at(self.store, self.world, step, only=only)
+        return self.store.at(step, only=only, world=self.world if self.world.size > 1 else None)

@@ -5,8 +5,7 @@ A signal, a time limit, and what a user's code asks for come to one process; all
 
 from collections.abc import Mapping
 
-from surefoot.distributed.consensus import Agreement
-from surefoot.distributed.world import World
+from surefoot.distributed.world import Agreement, World
 from surefoot.run.checkpointing import Saving
 from surefoot.run.signals import STOP, Signals
 from surefoot.train.timer import Deadline

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from surefoot.checkpoint.filesystem import DISK, Files
+from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.config.parallel import Kind, Strategy
 from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
@@ -111,5 +111,5 @@ class RunSettings(TrainSettings):
         None, check=_accept_change, one_session=True, after="check_state"
     )
     """What may compute something else than before, from this session on: "loss", "model", "collate", "data" or "optimizer"."""
-    disk: Files = setting(DISK, per_rank=True)
+    disk: Disk = setting(DISK, per_rank=True)
     """What writes checkpoints; tests give one that fails."""

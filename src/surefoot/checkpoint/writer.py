@@ -1,8 +1,9 @@
-"""One checkpoint written by several ranks: what they tell each other meanwhile, by messages that threads leave and wait for.
+"""Saving beside the training: one thread for each save, so that none idles or has to be stopped at exit, and several ranks.
 
-Rank 0 makes the directory and says "begin"; the ranks that hold pieces write theirs and report lengths and hashes, or that
-they failed; rank 0 commits when all have reported, or gives up, and says to all what came of it. So a rank that is killed,
-or whose disk is full, leaves no checkpoint behind. Nothing here touches a process group: training goes on beside.
+Of one checkpoint that several ranks write, rank 0 makes the directory and says "begin"; the ranks that hold pieces write theirs
+and report lengths and hashes, or that they failed; rank 0 commits when all have reported, or gives up, and says to all what came
+of it. So a rank that is killed, or whose disk is full, leaves no checkpoint behind. They leave messages that threads wait for,
+and touch no process group: training goes on beside.
 """
 
 import json
@@ -12,24 +13,82 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from traceback import clear_frames
+from typing import Any
+
+from torch._C._distributed_c10d import Store as Mail
 
 from surefoot.checkpoint.format import Contents, Entries, write_tensors
 from surefoot.checkpoint.store import NotPrunedError, Store
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, first_line
 
 _PATIENCE_S = 1800.0  # with a rank that says nothing; one that has died is noticed much earlier, by its heartbeat
 _LAST_PATIENCE_S = 20.0  # where this process wants to end, or those that it waits for are ended
 _PAUSE_S = 0.2  # at most, between two looks
 
 
-class Mail(Protocol):
-    """What is needed of torch's `Store`: a mailbox of `World`."""
+class Writer:
+    """Saves into a store in the background, one checkpoint at a time, and outlives saves that fail.
 
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def delete_key(self, key: str, /) -> bool: ...
+    The thread is not a daemon: an interpreter that ends waits for the save in flight, and for nothing else.
+    As long as one is in flight the store belongs to it: call `wait` before using the store. `saved` is the
+    last step that was saved. Of several ranks each has one, with a `mail`box between them: they submit the same steps, and
+    learn the same of each.
+    """
+
+    def __init__(self, store: Store, *, rank: int = 0, mail: Mail | None = None) -> None:
+        self.store, self.rank, self.mail = store, rank, mail
+        self.saved: int | None = None
+        self.not_pruned: NotPrunedError | None = None  # of the last save, which is on disk all the same
+        self.failure: CheckpointError | None = None  # of the last finished save, unless it succeeded
+        self._thread: threading.Thread | None = None
+        self._begun = 0  # saves
+        self._hurried = threading.Event()
+
+    def submit(self, contents: Contents, *, protected: Collection[int] = ()) -> None:
+        """Begin to save, after the save in flight, and return. The tensors must not change any more."""
+        self.wait()
+        self._begun += 1
+        thread = threading.Thread(
+            target=self._save, args=(contents, protected), name="surefoot-checkpoint", daemon=False
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads allowed, or the interpreter is about to end
+            self._save(contents, protected)
+        else:
+            self._thread = thread
+
+    def wait(self) -> None:
+        """Return when no save is in flight."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def hurry(self) -> None:
+        """Wait for other ranks a moment at most from now on: this one fails, and that ends them."""
+        self._hurried.set()
+
+    def _save(self, contents: Contents, protected: Collection[int]) -> None:
+        step, self.not_pruned = contents.step, None
+        try:
+            if self.mail is None:
+                self.store.save(contents, protected=protected)
+            else:
+                board = Board(self.mail, save=self._begun, hurried=self._hurried.is_set)
+                if self.rank == 0:
+                    save_leading(self.store, contents, board, protected=protected)
+                else:
+                    save_following(self.store, contents, board, rank=self.rank)
+            self.saved, self.failure = step, None
+        except Exception as problem:  # a bug must reach the caller too: nobody reads a thread's traceback
+            del contents
+            _let_go(problem)
+            if isinstance(problem, NotPrunedError):
+                self.saved, self.failure, self.not_pruned = step, None, problem
+            else:
+                reason = f"step {step} is not saved: {type(problem).__name__}: {problem}"
+                self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(reason)
 
 
 class Board:
@@ -39,12 +98,7 @@ class Board:
     """
 
     def __init__(
-        self,
-        mail: Mail,
-        *,
-        save: int,
-        patience_s: float = _PATIENCE_S,
-        hurried: Callable[[], bool] = lambda: False,
+        self, mail: Mail, *, save: int, patience_s: float = _PATIENCE_S, hurried: Callable[[], bool] = lambda: False
     ) -> None:
         self.mail, self.save, self.patience_s, self.hurried = mail, save, patience_s, hurried
 
@@ -74,32 +128,25 @@ class Board:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S)
 
-    def forget(self, what: str) -> None:
-        """Take a message away that nobody else will look for."""
-        with suppress(RuntimeError):
-            self.mail.delete_key(f"{self.save}/{what}")
-
 
 class Writers:
     """The ranks besides rank 0 that write pieces, as rank 0 sees them (`format.Others`)."""
 
     def __init__(self, board: Board, store: Store, contents: Contents) -> None:
-        self.board, self.store, self.step = board, store, contents.step
-        count = 1 if contents.pieces is None else contents.pieces.count
-        self.awaited = list(range(1, count))  # by their place in the order of rows
-        self.begun = False
+        self.board, self.store, self.step, self.begun = board, store, contents.step, False
+        self.awaited = list(range(1, 1 if contents.pieces is None else contents.pieces.count))  # in the order of rows
 
     def begin(self) -> None:
         self.begun = True
         self.board.say("begin", {"step": self.step})
 
     def entries(self) -> Entries:
-        found: Entries = {}
-        failed: list[str] = []
+        found, failed = Entries(), list[str]()
         while self.awaited:
             place = self.awaited.pop(0)
             report = self.board.heard(f"piece-{place}", of=f"the rank of piece {place + 1}")[1]
-            self.board.forget(f"piece-{place}")
+            with suppress(RuntimeError):  # nobody else will look for it
+                self.board.mail.delete_key(f"{self.board.save}/piece-{place}")
             found |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
             if report["failed"] is not None:
                 failed.append(report["failed"])
@@ -120,16 +167,14 @@ class Writers:
 
 def save_leading(store: Store, contents: Contents, board: Board, *, protected: Collection[int]) -> None:
     """Rank 0's part of a save, and its outcome to all; raises as `Store.save` does."""
-    problem: Exception | None = None
+    outcome: dict[str, str | None] = {"problem": None, "not_pruned": None}
     try:
         store.save(contents, protected=protected, others=Writers(board, store, contents))
-    except Exception as raised:
-        problem = raised
-    said = None if problem is None else str(problem) or type(problem).__name__
-    kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
-    board.say("outcome", {"problem": None, "not_pruned": None, kind: said})
-    if problem is not None:
-        raise problem
+    except Exception as problem:
+        kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
+        board.say("outcome", outcome | {kind: str(problem) or type(problem).__name__})
+        raise
+    board.say("outcome", outcome)
 
 
 def save_following(store: Store, contents: Contents, board: Board, *, rank: int) -> None:
@@ -171,5 +216,11 @@ def _apart(step: int, where: str, path: Path | str) -> str:
 
 
 def _cut_off(problem: RuntimeError) -> CheckpointError:
-    reason = (str(problem).splitlines() or [""])[0]
-    return CheckpointError(f"the ranks no longer hear of each other: {reason}")
+    return CheckpointError(f"the ranks no longer hear of each other: {first_line(problem)}")
+
+
+def _let_go(problem: BaseException | None) -> None:
+    """Clear the frames that an exception remembers: or who keeps it keeps every tensor too."""
+    while problem is not None:
+        clear_frames(problem.__traceback__)
+        problem = problem.__cause__ or problem.__context__
