@@ -28,7 +28,7 @@ from .metrics.classification import (
     top_k_accuracy,
 )
 from .optim.lr_multipliers import Rates, frozen, layer_decay, width_scaling
-from .optim.specs import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
+from .optim.optimizers import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
 from .report.task_panels import classification_panels, confusion_panel, examples_by_score, picture_png, tinted_by_loss
 from .run.run import Run
 from .saved_run import SavedRun, load

@@ -25,11 +25,11 @@ from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
 from surefoot.optim.ema import Twin
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
+from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
+from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import Group, with_rates
 from surefoot.optim.param_roles import final_layer
-from surefoot.optim.registry import kind_named, kind_of, refuse_shards
 from surefoot.optim.skip_step import Skip, skipping
-from surefoot.optim.specs import OptimizerSpec
 
 Built = Callable[[list[dict[str, Any]]], Optimizer]
 
@@ -69,7 +69,7 @@ class Decided:
 def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
     """The optimizer over these groups: each has its decay, and the base rate times its own.
 
-    >>> from surefoot.optim.specs import lion
+    >>> from surefoot.optim.optimizers import lion
     >>> type(build_optimizer(lion(0.1), [Group("all", 0.0, [nn.Parameter(torch.ones(2))], ["weight"])])).__name__
     'Lion'
     """

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surefoot.distributed.shards import add_up, holders
 from surefoot.errors import ConfigError
-from surefoot.optim.skip_step import read_on_cpu
+from surefoot.optim.in_place import read_on_cpu
 
 Clip = tuple[Literal["norm", "value", "adaptive", "auto", "off"], float]
 

@@ -70,6 +70,19 @@ def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
     target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
 
 
+def read_on_cpu(number: Tensor) -> float:
+    """A number of the step, on the host; the one function below the loop that reads one (docs/decisions/0033).
+
+    Raises `RuntimeError` for a tensor on any other device: there the host would wait for it.
+
+    >>> read_on_cpu(torch.tensor(0.5))
+    0.5
+    """
+    if not number.is_cpu:
+        raise RuntimeError(f"read_on_cpu was given a number on {number.device}")
+    return number.item()
+
+
 def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None]) -> Callable[..., Any]:
     """An optimizer's `step` that moves the parameters of each group that have a gradient.
 

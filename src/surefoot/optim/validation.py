@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Declaration:
-    """An optimizer's name, defaults and checks; how it is built and skipped stands in `file` (`registry.OptimizerKind`)."""
+    """An optimizer's name, defaults and checks; how it is built and skipped stands in `file` (`OptimizerKind`)."""
 
     name: str
     file: str
@@ -36,7 +36,7 @@ class Declaration:
 
 
 DECLARED: dict[str, Declaration] = {}
-"""By name, the optimizers whose public functions have been imported: those of `specs.py`."""
+"""By name, the optimizers whose public functions have been imported: those of `optimizers.py`."""
 
 
 def declared(
@@ -62,7 +62,7 @@ def declared(
 def problems(kind: Declaration, *, lr: Any, weight_decay: Any, given: Mapping[str, Any]) -> list[str]:
     """A line for everything that is wrong with the settings given to an optimizer.
 
-    >>> import surefoot.optim.specs
+    >>> import surefoot.optim.optimizers
     >>> problems(declaration("sgd"), lr=0.1, weight_decay=0.0, given={"momentum": 2.0})
     ['optimizer.momentum = 2.0: a number from 0 to below 1 is needed']
     """
@@ -86,7 +86,7 @@ def problems(kind: Declaration, *, lr: Any, weight_decay: Any, given: Mapping[st
 def declaration(name: str) -> Declaration:
     """That of the optimizer called `name`; `ConfigError` for a name that none has.
 
-    >>> import surefoot.optim.specs
+    >>> import surefoot.optim.optimizers
     >>> declaration("lion").settings
     {'betas': (0.9, 0.99)}
     """

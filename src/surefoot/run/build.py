@@ -20,7 +20,7 @@ from surefoot.distributed.consistency import comparable, equal_from_main, refuse
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
 from surefoot.optim.build import Decided
-from surefoot.optim.specs import OptimizerSpec
+from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Saving, began_with
 from surefoot.run.components import Models, Plan, RunComponents

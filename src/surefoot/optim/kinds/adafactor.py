@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.optim.in_place import by_group, made_steps, replace, subtract
-from surefoot.optim.registry import OptimizerKind, Shapes
+from surefoot.optim.kinds.kind import OptimizerKind, Shapes
 
 
 class Adafactor(Optimizer):

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import by_group, made_steps, replace, subtract
-from surefoot.optim.registry import OptimizerKind, Shapes
+from surefoot.optim.kinds.kind import OptimizerKind, Shapes
 
 BLOCK = 256
 SMALLEST = 4096  # numbers; what is smaller keeps 32 bits: norms and biases need them and cost nothing

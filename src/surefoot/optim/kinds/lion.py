@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from surefoot.optim.clipping import present
 from surefoot.optim.in_place import by_group, move_towards, subtract
-from surefoot.optim.registry import OptimizerKind, copies
+from surefoot.optim.kinds.kind import OptimizerKind, copies
 
 
 class Lion(Optimizer):

@@ -12,6 +12,7 @@ from torch.optim._muon import _adjust_lr
 from surefoot.distributed.shards import Shard
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import loss_of, replace
+from surefoot.optim.kinds.kind import OptimizerKind, Settings, Shape, copies
 from surefoot.optim.newton_schulz import (
     NewtonSchulz,
     batches,
@@ -21,7 +22,6 @@ from surefoot.optim.newton_schulz import (
     working_bytes,
 )
 from surefoot.optim.param_groups import Group, hidden_matrices, split_hidden, with_rates
-from surefoot.optim.registry import OptimizerKind, Settings, Shape, copies
 
 
 class MuonWithAdamW(Optimizer):

@@ -10,8 +10,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from surefoot.optim.in_place import fused_sgd_writes
-from surefoot.optim.param_groups import Group, with_rates
-from surefoot.optim.registry import (
+from surefoot.optim.kinds.kind import (
     NUMBER_BY_NUMBER,
     Build,
     OptimizerKind,
@@ -21,6 +20,7 @@ from surefoot.optim.registry import (
     WaysToSkip,
     copies,
 )
+from surefoot.optim.param_groups import Group, with_rates
 
 
 def _build(made: Callable[..., Optimizer], flag: str, fits: Callable[[Tensor], bool], **fixed: bool) -> Build:
