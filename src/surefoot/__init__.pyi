@@ -50,10 +50,9 @@ from .tokenizers.files import load_tokenizer, tokenizer_from_json
 from .tokenizers.subwords import SubwordTokenizer
 from .tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
 from .tracking.panels import ConfusionMatrix, Curves, Example, Examples, Panels, Picture, Pictures, TintedText
-from .train.early_stopping import EarlyStopping
 from .train.evaluate import Split
 from .train.loop import Step, forward_backward, update
-from .train.plateau import Plateau
+from .train.patience import EarlyStopping, Plateau
 from .train.scorer import split_scores
 
 __version__: str

@@ -18,7 +18,7 @@ from surefoot.distributed.environment import placed
 from surefoot.optim.optimizers import OPTIMIZERS, named
 from surefoot.schedules import lr_schedule as schedules
 from surefoot.schedules.curves import SHAPES
-from surefoot.train.plateau import refuse_end_before_reduction
+from surefoot.train.patience import refuse_end_before_reduction
 
 if TYPE_CHECKING:
     OptimizerName = str

@@ -34,9 +34,8 @@ from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.train.channels_last import Layout, layout
 from surefoot.train.compile import compiled, compiling
 from surefoot.train.components import printed
-from surefoot.train.early_stopping import watched
 from surefoot.train.loop import State, Task
-from surefoot.train.plateau import feedback
+from surefoot.train.patience import feedback, watched
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings
 from surefoot.train.scorer import Scoring

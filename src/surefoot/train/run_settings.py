@@ -16,10 +16,9 @@ from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.schedules.lr_schedule import Joined, Schedule
-from surefoot.train.early_stopping import EarlyStopping
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
-from surefoot.train.plateau import Plateau
+from surefoot.train.patience import EarlyStopping, Plateau
 
 if TYPE_CHECKING:
     from surefoot.tracking.panels import Panel

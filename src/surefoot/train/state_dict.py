@@ -15,11 +15,10 @@ from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.distributed.shards import Rows
 from surefoot.errors import CheckpointError
-from surefoot.train.early_stopping import Watch
 from surefoot.train.loop import State
 from surefoot.train.meter import BadSteps, Meter
 from surefoot.train.model_weights import file_name, load_models, models_of
-from surefoot.train.plateau import Feedback
+from surefoot.train.patience import Feedback, Watch
 from surefoot.train.precision import Precision
 from surefoot.train.timer import Clock
 

@@ -1,16 +1,33 @@
-"""A lower learning rate where a score no longer improves: feedback from evaluations to the steps that follow them.
+"""Waiting for a better score: which step was the best so far, when to stop early, and when to lower the learning rate.
 
-The decision is made between steps, from scores that are on the record anyway; no step reads a tensor for it. How the factor
-reaches the optimizers: `State.rate_factor`, with which the loop multiplies what the schedule says.
+Decisions are made between steps, from recorded scores. A lower rate reaches the optimizers by `State.rate_factor`.
 """
 
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
-from surefoot.checkpoint.state_json import Lowered
+from surefoot.checkpoint.state_json import Lowered, Watched
 from surefoot.errors import ConfigError
-from surefoot.train.early_stopping import EarlyStopping, parsed, refuse_unknown_split
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """End a run whose watched score has not improved for `patience` evaluations.
+
+    `watch` is "min SPLIT/SCORE" or "max SPLIT/SCORE"; only a change of more than `minimum_improvement` counts as one.
+    """
+
+    watch: str
+    patience: int
+    minimum_improvement: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ConfigError(f"early stopping: patience = {self.patience}: how many evaluations to wait, 1 or more")
+        if not 0 <= self.minimum_improvement < math.inf:
+            raise ConfigError(f"early stopping: minimum_improvement = {self.minimum_improvement}: a number from 0 on")
 
 
 @dataclass(frozen=True)
@@ -31,23 +48,19 @@ class Plateau:
 
     def __post_init__(self) -> None:
         parsed(self.watch)
-        wrong = {
-            f"patience = {self.patience}: how many evaluations to wait, 1 or more": self.patience < 1,
-            f"factor = {self.factor}: what the learning rate is multiplied by, between 0 and 1": not 0
-            < self.factor
-            < 1,
-            f"floor = {self.floor}: the lowest factor on the schedule, from 0 to below 1": not 0 <= self.floor < 1,
-            f"cooldown = {self.cooldown}: how many evaluations, 0 or more": self.cooldown < 0,
-            f"minimum_improvement = {self.minimum_improvement}: a number from 0 on": not 0
-            <= self.minimum_improvement
-            < math.inf,
+        least = self.minimum_improvement
+        needs = {
+            f"patience = {self.patience}: how many evaluations to wait, 1 or more": self.patience >= 1,
+            f"factor = {self.factor}: what the learning rate is multiplied by, between 0 and 1": 0 < self.factor < 1,
+            f"floor = {self.floor}: the lowest factor on the schedule, from 0 to below 1": 0 <= self.floor < 1,
+            f"cooldown = {self.cooldown}: how many evaluations, 0 or more": self.cooldown >= 0,
+            f"minimum_improvement = {least}: a number from 0 on": 0 <= least < math.inf,
         }
-        if problems := [f"plateau: {problem}" for problem, found in wrong.items() if found]:
+        if problems := [f"plateau: {problem}" for problem, is_met in needs.items() if not is_met]:
             raise ConfigError("\n".join(problems))
 
     @property
     def score(self) -> str:
-        """The name of the watched score."""
         return parsed(self.watch)[1]
 
     @property
@@ -61,8 +74,54 @@ class Plateau:
 
     @property
     def evaluations(self) -> str:
-        """How many it waits, in words."""
         return "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
+
+
+class Watch:
+    """The best value of one score, the step it was seen at, and the evaluations since.
+
+    A score that is not a number is neither an improvement nor a failed attempt: it uses up no patience.
+
+    >>> watch = Watch("min held-out/loss")
+    >>> [watch.improved(step, loss) for step, loss in enumerate([2.0, 1.5, math.nan, 1.7])]
+    [True, True, False, False]
+    >>> watch.step, watch.value, watch.waited
+    (1, 1.5, 1)
+    """
+
+    def __init__(self, text: str, early_stopping: EarlyStopping | None = None) -> None:
+        self.direction, self.score = parsed(text)
+        self.patience = None if early_stopping is None else early_stopping.patience
+        self.minimum_improvement = 0.0 if early_stopping is None else early_stopping.minimum_improvement
+        self.value: float | None = None
+        self.step: int | None = None
+        self.waited = 0
+
+    @property
+    def exhausted(self) -> bool:
+        return self.patience is not None and self.waited >= self.patience
+
+    def improved(self, step: int, value: float) -> bool:
+        """Take notice of the score after `step` steps; true where it is the best so far."""
+        if math.isnan(value):
+            return False
+        gain = math.inf if self.value is None else (self.value - value) * (1 if self.direction == "min" else -1)
+        if gain > self.minimum_improvement:
+            self.value, self.step, self.waited = value, step, 0
+            return True
+        self.waited += 1
+        return False
+
+    def state(self) -> Watched:
+        value = None if self.value is None else repr(self.value)
+        return Watched(direction=self.direction, score=self.score, value=value, step=self.step, waited=self.waited)
+
+    def load_state(self, state: Watched | None) -> None:
+        """Put back what `state` gave; where another score was watched, what was best of it says nothing of this one."""
+        if state is None or (state["direction"], state["score"]) != (self.direction, self.score):
+            return
+        self.value = None if state["value"] is None else float(state["value"])
+        self.step, self.waited = state["step"], state["waited"]
 
 
 @dataclass(frozen=True)
@@ -106,12 +165,12 @@ def following(plateau: Plateau, before: Standing, *, step: int, score: float) ->
     return replace(seen, waited=0, cooling=plateau.cooldown, factor=lowered)
 
 
+@dataclass
 class Feedback:
     """A plateau over a run: where it stands now, in words and in a checkpoint."""
 
-    def __init__(self, plateau: Plateau) -> None:
-        self.plateau = plateau
-        self.standing = Standing()
+    plateau: Plateau
+    standing: Standing = Standing()
 
     def saw(self, step: int, score: float) -> str | None:
         """Take notice of the score after `step` steps; what there is to tell of it, in one line."""
@@ -132,10 +191,8 @@ class Feedback:
         )
 
     def state(self) -> Lowered:
-        """What a checkpoint holds, as JSON."""
-        now = self.standing
-        best = None if now.best is None else repr(now.best)
-        return {**asdict(now), "best": best}  # type: ignore[typeddict-item]
+        best = self.standing.best
+        return {**asdict(self.standing), "best": None if best is None else repr(best)}  # type: ignore[typeddict-item]
 
     def load_state(self, state: Lowered | None) -> None:
         """Put back what `state` gave; nothing where a run without a plateau was saved."""
@@ -144,23 +201,35 @@ class Feedback:
             self.standing = Standing(**{**state, "best": best})  # type: ignore[arg-type]
 
 
+def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]) -> Watch | None:
+    """The one score that a run watches, for what is best or for stopping early; None for neither."""
+    if early_stopping is not None and best not in (None, early_stopping.watch):
+        raise ConfigError(
+            f"best = {best!r} and early stopping watches {early_stopping.watch!r}: a run watches one score"
+        )
+    text = best if early_stopping is None else early_stopping.watch
+    if text is None:
+        return None
+    watch = Watch(text, early_stopping)
+    _refuse_unknown_split(watch.score, splits)
+    return watch
+
+
 def feedback(
     plateau: Plateau | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]
 ) -> Feedback | None:
     """The plateau of a run that scores these splits; `ConfigError` for one that could never lower a rate."""
-    if plateau is None:
-        return None
-    refuse_unknown_split(plateau.score, splits, by="plateau: ")
-    if early_stopping is not None:
+    if plateau is not None:
+        _refuse_unknown_split(plateau.score, splits, by="plateau: ")
+    if plateau is not None and early_stopping is not None:
         refuse_end_before_reduction(plateau, early_stopping)
-    return Feedback(plateau)
+    return None if plateau is None else Feedback(plateau)
 
 
 def refuse_end_before_reduction(plateau: Plateau, early_stopping: EarlyStopping) -> None:
     """Raise `ConfigError` where early stopping ends the run no later than its learning rate is lowered for the first time."""
-    same = plateau.watch == early_stopping.watch
-    never_later = early_stopping.minimum_improvement >= plateau.minimum_improvement
-    if same and never_later and early_stopping.patience <= plateau.patience:
+    same = plateau.watch == early_stopping.watch and early_stopping.patience <= plateau.patience
+    if same and early_stopping.minimum_improvement >= plateau.minimum_improvement:
         waits, several = early_stopping.patience, early_stopping.patience != 1
         shorter = f"--plateau {max(1, waits // 3)}, or " if several else ""  # nothing is shorter than 1
         raise ConfigError(
@@ -168,3 +237,25 @@ def refuse_end_before_reduction(plateau: Plateau, early_stopping: EarlyStopping)
             " the run would end before its learning rate is ever lowered\n"
             f"  try: {shorter}--early-stopping {3 * plateau.patience}"
         )
+
+
+def parsed(text: str) -> tuple[Literal["min", "max"], str]:
+    """Direction and score of "min SPLIT/SCORE"; anything else is a `ConfigError`.
+
+    >>> parsed("max held-out/accuracy")
+    ('max', 'held-out/accuracy')
+    """
+    match text.split(maxsplit=1):
+        case ["min", score]:
+            return "min", score
+        case ["max", score]:
+            return "max", score
+    raise ConfigError(
+        f"cannot watch {text!r}: say which way is better, as in 'min held-out/loss' or 'max held-out/accuracy'"
+    )
+
+
+def _refuse_unknown_split(score: str, splits: Collection[str], *, by: str = "") -> None:
+    if score.split("/", maxsplit=1)[0] not in splits:
+        names = ", ".join(splits) or "none"
+        raise ConfigError(f"{by}cannot watch {score!r}: no split of that name; there are: {names}")
