@@ -31,10 +31,9 @@ from surefoot.tracking.console import Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, checked_files
-from surefoot.train.channels_last import Layout, layout
-from surefoot.train.compile import compiled, compiling
 from surefoot.train.components import printed
 from surefoot.train.loop import State, Task
+from surefoot.train.open_choices import Layout, compiled, compiling, layout
 from surefoot.train.patience import feedback, watched
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings

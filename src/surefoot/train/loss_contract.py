@@ -12,7 +12,7 @@ from surefoot.data.dataset_checks import rows
 from surefoot.data.loader import MicroBatch
 from surefoot.mean import Mean
 from surefoot.train.components import Components
-from surefoot.train.evaluate import scored_by_batch
+from surefoot.train.evaluate import Split, scored_by_batch
 from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import preserved
 
@@ -57,9 +57,9 @@ def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
     means = scored_by_batch(
         parts.task.forward if parts.parallel.kind == "fsdp" else plain,
         [replace(batch, batch=deepcopy(batch.batch))],  # a loss may write into it
+        Split(None),
         score="loss",
         loss=parts.task.loss,
-        scores=(),
         precision=parts.whole.precision,
         seed=parts.supply.seed + seed,
     )
