@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,11 +83,9 @@ class Precision:
     @property
     def emulated(self) -> bool:
         """Whether the device has no instructions for bf16 and is known to lack them, so that computing in it is slow."""
-        if self.name != "bf16" or self.device.type not in ("cpu", "cuda"):
-            return False
-        if self.device.type == "cuda":
+        if self.name == "bf16" and self.device.type == "cuda":
             return torch.cuda.get_device_capability(self.device) < CUDA_BF16_FROM
-        return instruction_set() == "none"
+        return self.name == "bf16" and self.device.type == "cpu" and instruction_set() == "none"
 
     def autocast(self) -> AbstractContextManager[object]:
         dtype = FORMATS[self.name].autocast
@@ -111,9 +108,8 @@ class Precision:
             torch.backends.cudnn.allow_tf32 = before[1]
 
     def tensors(self) -> dict[str, Tensor]:
-        if self.loss_scale is None:
-            return {}
-        return {"scale": self.loss_scale.scale, "good_steps": self.loss_scale.good_steps}
+        scale = self.loss_scale
+        return {} if scale is None else {"scale": scale.scale, "good_steps": scale.good_steps}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         if self.loss_scale is not None:
@@ -172,35 +168,27 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
     emulated, which shows the rounding and is slow. Raises `ConfigError` without torchao, and where there is no such layer.
     """
     hidden = hidden_matrices(model)
-    taken = [name for name, part in model.named_modules() if _is_taken(part, hidden)]
+    linear = {name: part for name, part in model.named_modules() if type(part) is nn.Linear and part.weight in hidden}
+    sizes = {name: (part.in_features, part.out_features) for name, part in linear.items()}
+    taken = [name for name, pair in sizes.items() if all(size % _FP8_MULTIPLE == 0 for size in pair)]
     if not taken:
         raise ConfigError(
             f"precision = fp8: {type(model).__name__} has no hidden nn.Linear whose sizes are multiples of {_FP8_MULTIPLE}\n"
             "  try: --precision bf16"
         )
-    torchao = _torchao()
+    try:
+        torchao = import_module("torchao.float8")
+    except Exception as problem:  # a build for another torch raises what it likes
+        raise ConfigError(
+            f"precision = fp8 needs torchao, which cannot be imported: {type(problem).__name__}: {first_line(problem)}\n"
+            "  install it: pip install surefoot[fp8]"
+        ) from problem
     config = torchao.Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
     evaluating = [name for name, part in model.named_modules() if not part.training]
     torchao.convert_to_float8_training(model, module_filter_fn=lambda _, name: name in taken, config=config)
     for name in evaluating:  # what torchao makes is in training mode
         model.get_submodule(name).training = False
     return model
-
-
-def _is_taken(part: nn.Module, hidden: set[nn.Parameter]) -> bool:
-    if type(part) is not nn.Linear or part.weight not in hidden:
-        return False
-    return part.in_features % _FP8_MULTIPLE == 0 and part.out_features % _FP8_MULTIPLE == 0
-
-
-def _torchao() -> Any:
-    try:
-        return import_module("torchao.float8")
-    except Exception as problem:  # a build for another torch raises what it likes
-        raise ConfigError(
-            f"precision = fp8 needs torchao, which cannot be imported: {type(problem).__name__}: {first_line(problem)}\n"
-            "  install it: pip install surefoot[fp8]"
-        ) from problem
 
 
 def _refuse_tf32(device: torch.device) -> None:

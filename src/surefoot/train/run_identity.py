@@ -31,15 +31,14 @@ def flat(described: Described, prefix: str = "") -> dict[str, Any]:
 
 def differences(saved: Described, now: Described) -> list[str]:
     """One line for each setting whose value differs: its dotted name, then both values."""
-    before, after = flat(saved), flat(now)
-    pairs = {key: (_shown(before, key), _shown(after, key)) for key in {**before, **after}}
+    before, after = ({key: repr(value) for key, value in flat(settings).items()} for settings in (saved, now))
+    pairs = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in {**before, **after}}
     return [f"{key} was {was}, now {now_is}" for key, (was, now_is) in pairs.items() if was != now_is]
 
 
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
     """Raise `CheckpointError` naming every setting in which a run differs from the saved one."""
-    found = differences(saved, now)
-    if found:
+    if found := differences(saved, now):
         raise CheckpointError(
             f"cannot resume {where}: {found[0]}"
             + "".join(f"\n  also {line}" for line in shortened(found[1:], 2))
@@ -104,7 +103,3 @@ def refuse_another_length(
         f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps\n  {why}\n"
         "  to train on from its weights: another --out, with --init"
     )
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return repr(values[key]) if key in values else "absent"
