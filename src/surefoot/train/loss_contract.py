@@ -3,7 +3,6 @@
 import math
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -68,23 +67,13 @@ def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
 
 
 def _halves(whole: MicroBatch, parts: Components) -> list[MicroBatch] | None:
-    size = len(whole.ids)
-    count = parts.supply.count or rows
-    if size < 2:
+    """The same nest with half the rows of every tensor; None where something in it is no tensor of so many rows."""
+    size, count = len(whole.ids), parts.supply.count or rows
+    leaves, nest = pytree.tree_flatten(whole.batch)
+    if size < 2 or any(not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):
         return None
-    cut = size // 2
-    made = []
-    for chosen_rows in (slice(0, cut), slice(cut, size)):
-        batch = _part(whole.batch, chosen_rows, size)
-        if batch is None:
-            return None
-        made.append(MicroBatch(batch, count(batch), 0, whole.ids[chosen_rows], whole.epochs[chosen_rows]))
-    return made
-
-
-def _part(batch: Any, chosen_rows: slice, size: int) -> Any:
-    """The same nest with those rows of every tensor; None where something in it is no tensor of so many rows."""
-    leaves, nest = pytree.tree_flatten(batch)
-    if any(not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):
-        return None
-    return pytree.tree_unflatten([leaf[chosen_rows] for leaf in leaves], nest)
+    halves = []
+    for half in (slice(0, size // 2), slice(size // 2, size)):
+        batch = pytree.tree_unflatten([leaf[half] for leaf in leaves], nest)
+        halves.append(MicroBatch(batch, count(batch), 0, whole.ids[half], whole.epochs[half]))
+    return halves

@@ -4,7 +4,7 @@ What a model, a loss or an optimizer remembers beside its checkpoint is lost wit
 hashes tell at a resume whether samples, loss and code are what they were (`fingerprints`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,6 @@ from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.components import Components
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
-from surefoot.train.precision import Precision
 from surefoot.train.scratch import eagerly, preserved
 from surefoot.train.step_watch import UNWATCHED, Watch
 
@@ -59,13 +58,12 @@ class StateCheck:
             able = loss is not None and micro_batch is not None and micro_batch.count > 0
             if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
                 return
-            names: list[str] = []
             try:
                 names = self._changed_by_second_pass(loss, micro_batch)
             except NotPutBackError:
                 raise
             except Exception:  # of the user's: the step explains it
-                pass
+                names = []
             refuse_unsaved(self.world.gathered(names), when="in every pass")
             self.has_passed = True
 
@@ -111,11 +109,9 @@ class StateCheck:
 
 def first_loss(
     models: Mapping[str, nn.Module],
-    loss: Callable[[Any, Any], Any],
     micro_batch: MicroBatch,
     *,
-    key: int,
-    precision: Precision,
+    task: Task,
     user_state: Mapping[str, Any],
 ) -> tuple[float | None, bool]:
     """The loss of the first step's first micro-batch as a step computes it, uncompiled, and whether it drew random numbers.
@@ -123,16 +119,17 @@ def first_loss(
     None for a pass that fails: the first step says why. No gradient is computed, unless the loss takes one itself. Everything is
     put back as for `check_first_pass`. Of sharded models all ranks must make the pass: it gathers weights.
     """
+    assert task.loss is not None  # `fingerprints` has asked
     named: Any = models["model"] if list(models) == ["model"] else dict(models)
-    generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if precision.device.type == "cuda" else [])]
+    generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if task.precision.device.type == "cuda" else [])]
     sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
-    with preserved(models, loss, user_state, ()), eagerly():
+    with preserved(models, task.loss, user_state, ()), eagerly():
         for gradients in (False, True)[: 1 if sharded else 2]:  # with them FSDP would wait for a backward pass
-            seed_generators(fold(key, 0, micro_batch.index))
+            seed_generators(fold(task.key, 0, micro_batch.index))
             before = [state() for state in generators]
             try:
-                with torch.set_grad_enabled(gradients), precision.autocast():
-                    passed = loss(named, micro_batch.batch)
+                with torch.set_grad_enabled(gradients), task.precision.autocast():
+                    passed = task.loss(named, micro_batch.batch)
                 mean = passed[0] if isinstance(passed, tuple) else passed
                 value = float(torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach())
             except Exception:
@@ -151,12 +148,11 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     supply, task, models, loss = parts.supply, parts.task, parts.state.models, parts.task.loss
     unknown: dict[str, None] = {}
     hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
-    splits = parts.scoring.splits.items()
     found: dict[str, Any] = {
         "machine": parts.machine(),
         "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
         "samples": hashed(supply.dataset),
-        "splits": {name: hashed(split.dataset) for name, split in splits},
+        "splits": {name: hashed(split.dataset) for name, split in parts.scoring.splits.items()},
         "micro_batch": None,
         "loss": None,
         "draws": False,
@@ -176,11 +172,8 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
             sha256 = hash_of(micro_batch.batch, unknown)
             found["micro_batch"] = {"sha256": sha256, "count": micro_batch.count, "samples": len(micro_batch.ids)}
     possible = at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
-    if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
-        user_state = parts.whole.kept.objects
-        value, found["draws"] = first_loss(
-            models, loss, micro_batch, key=task.key, precision=task.precision, user_state=user_state
-        )
+    if all(parts.world.gathered(possible)) and micro_batch is not None:
+        value, found["draws"] = first_loss(models, micro_batch, task=task, user_state=parts.whole.kept.objects)
         found |= {"loss": None if value is None else repr(value), "failed": value is None}
     return dict(parts.world.from_main(found | {"not_looked_into": list(unknown)}))
 
