@@ -127,11 +127,11 @@ def frozen(*patterns: str) -> Rates:
         first_names = {parameter: name for name, parameter in model.named_parameters()}
         names = list(model.named_parameters(remove_duplicate=False))
         fitting = {pattern: [held for name, held in names if fnmatchcase(name, pattern)] for pattern in patterns}
-        idle = [pattern for pattern, found in fitting.items() if not found]
-        if idle:
+        if idle := [pattern for pattern, found in fitting.items() if not found]:
+            short = dict.fromkeys(f"{name.partition('.')[0]}.*" if "." in name else name for name, _ in names)
             raise ConfigError(
                 f"frozen: no parameter of {type(model).__name__} is called {' or '.join(map(repr, idle))}\n"
-                f"  there are: {_listed(_prefixes(name for name, _ in names))}"
+                f"  there are: {_listed(short)}"
             )
         chosen = {held for found in fitting.values() for held in found}
         return {name: 0.0 for held, name in first_names.items() if held in chosen}
@@ -178,11 +178,6 @@ def freeze(model: nn.Module, factors: Mapping[str, float]) -> None:
     for name, parameter in model.named_parameters():
         if factors[name] == 0:
             parameter.requires_grad_(False)
-
-
-def _prefixes(names: Any) -> list[str]:
-    """Names in short: those of the direct parts, with * for what is in them."""
-    return list(dict.fromkeys(name if "." not in name else f"{name.partition('.')[0]}.*" for name in names))
 
 
 def _listed(names: Any) -> str:

@@ -57,8 +57,8 @@ def parameter_groups(
             spared = bool(weight_decay) and (is_bias_or_norm(module, name, parameter) or is_embedding(module))
             rate = 1.0 if rates is None else rates.get(whole, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"
-            fresh = Group(title, 0.0 if spared else weight_decay, [], [], rate=rate)
-            group = groups.setdefault((spared, rate), fresh)
+            decay = 0.0 if spared else weight_decay
+            group = groups.setdefault((spared, rate), Group(title, decay, [], [], rate=rate))
             group.parameters.append(parameter)
             group.names.append(whole)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[1] != 1.0, -key[1], key[0]))]
@@ -102,11 +102,11 @@ def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Gro
     parts = []
     for is_hidden in (True, False):
         for group in groups:
-            places = [place for place, held in enumerate(group.parameters) if (held in hidden) is is_hidden]
-            if places:
-                parameters, names = [group.parameters[p] for p in places], [group.names[p] for p in places]
+            pairs = zip(group.parameters, group.names, strict=True)
+            part = {held: name for held, name in pairs if (held in hidden) is is_hidden}
+            if part:
                 kind = f"{group.name}, hidden" if is_hidden else group.name
-                parts.append(replace(group, name=kind, parameters=parameters, names=names, hidden=is_hidden))
+                parts.append(replace(group, name=kind, parameters=[*part], names=[*part.values()], hidden=is_hidden))
     return parts
 
 
@@ -125,18 +125,13 @@ def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:
 
 def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
     """All parameters of the modules, and the parameters, that are called so."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    found: set[nn.Parameter] = set()
+    called = {name: [*module.parameters()] for name, module in model.named_modules(remove_duplicate=False)}
+    called |= {name: [parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
     for name in names:
-        if name in parameters:
-            found.add(parameters[name])
-        elif name in modules:
-            found |= set(modules[name].parameters())
-        else:
-            meant = nearest(name, [*modules, *parameters])
+        if name not in called:
+            meant = nearest(name, [*called])
             raise ConfigError(
                 f"optimizer.adamw_for: {type(model).__name__} has no module or parameter {name!r}"
                 + (f"; did you mean {meant}?" if meant else "")
             )
-    return found
+    return {parameter for name in names for parameter in called[name]}

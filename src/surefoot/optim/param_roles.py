@@ -6,6 +6,7 @@ forward pass comes first. Names are not looked at.
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import takewhile
 
 from torch import nn
 
@@ -76,13 +77,10 @@ def input_matrices(model: nn.Module) -> list[nn.Parameter]:
     >>> [tuple(matrix.shape) for matrix in input_matrices(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))]
     [(3, 2)]
     """
-    before: set[nn.Parameter] = set()
-    pieces = _pieces(model)
-    for parameters, is_block in pieces if any(is_block for _, is_block in pieces) else []:
-        if is_block:
-            break
-        before.update(parameters)
-    found = matrices(model)
+    pieces, found = _pieces(model), matrices(model)
+    if not any(is_block for _, is_block in pieces):
+        pieces = []
+    before = {each for parameters, _ in takewhile(lambda piece: not piece[1], pieces) for each in parameters}
     inputs = [parameter for owner, parameter in found if is_embedding(owner) or parameter in before]
     return inputs or [parameter for _, parameter in found[:1]]
 

@@ -1,11 +1,10 @@
 """A step that is taken and undone: copies of parameters and state are put back where it was bad, all on the device."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
@@ -36,13 +35,14 @@ class Restoring:
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step, then put back what was before where the flag says so."""
         bad = found_inf > 0
-        befores = [parameter.detach().clone() for _, parameter in _members(optimizer)]
-        states = [_copied(optimizer.state.get(parameter, {})) for _, parameter in _members(optimizer)]
+        members = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        befores = [parameter.detach().clone() for _, parameter in members]
+        states = [_copied(optimizer.state.get(parameter, {})) for _, parameter in members]
         numbers = [_numbers(group) for group in optimizer.param_groups]
         optimizer.step()
         if numbers != [_numbers(group) for group in optimizer.param_groups]:
             raise self._refused("numbers in its parameter groups")
-        for (group, parameter), before, state in zip(_members(optimizer), befores, states, strict=True):
+        for (group, parameter), before, state in zip(members, befores, states, strict=True):
             parameter.copy_(torch.where(bad, before, parameter))
             for key, now in optimizer.state.get(parameter, {}).items():
                 if not isinstance(now, Tensor):
@@ -73,10 +73,6 @@ def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) 
         case (torch.optim.Rprop(), "step_size") | (torch.optim.ASGD(), "eta"):
             return torch.full_like(like, group["lr"])
     return torch.zeros_like(like)
-
-
-def _members(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
-    return ((group, parameter) for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

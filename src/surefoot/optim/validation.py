@@ -105,10 +105,6 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, Sequence) and len(value) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in value)
 
 
-def _are_names(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
-
-
 def at_least(low: float, *, below: float = math.inf) -> Check:
     """The check of a number in a range.
 
@@ -121,7 +117,10 @@ def at_least(low: float, *, below: float = math.inf) -> Check:
 
 POSITIVE: Check = ("a number above 0", lambda value: _is_number(value) and value > 0)
 FEW: Check = ("a whole number from 1 to 99", lambda value: type(value) is int and 1 <= value < 100)
-NAMES: Check = ("names of modules", _are_names)
+NAMES: Check = (
+    "names of modules",
+    lambda value: isinstance(value, list | tuple) and all(isinstance(name, str) for name in value),
+)
 FIRST_ABOVE_0: Check = (
     "a pair below 1 with a first one above 0, which says where gradients are taken,",
     lambda value: _is_pair(value) and value[0] > 0,

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import by_group, made_steps, replace, subtract
-from surefoot.optim.kinds.kind import OptimizerKind, Shapes
+from surefoot.optim.kinds.kind import OptimizerKind
 
 BLOCK = 256
 SMALLEST = 4096  # numbers; what is smaller keeps 32 bits: norms and biases need them and cost nothing
@@ -123,15 +123,11 @@ def _in_8_bits(numbers: int) -> int:
     return numbers * 4 if numbers < SMALLEST else numbers + 4 * -(-numbers // BLOCK)
 
 
-def _state_bytes(_: AdamW8bit, shapes: Shapes) -> int:
-    return sum(2 * _in_8_bits(prod(shape)) for shape, _ in shapes)
-
-
 KINDS = (
     OptimizerKind(
         name="adamw8bit",
         made=AdamW8bit,
-        state_bytes=_state_bytes,
+        state_bytes=lambda _, shapes: sum(2 * _in_8_bits(prod(shape)) for shape, _ in shapes),
         shardable=False,
         on_shards="its blocks of 256 numbers would end where a rank's rows end, and hold other numbers on other ranks",
         skip="own arithmetic",

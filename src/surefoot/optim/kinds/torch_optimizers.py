@@ -43,10 +43,6 @@ def _capturable(made: type[Optimizer]) -> Build:
     return _build(made, "capturable", lambda held: held.is_cuda or held.is_meta, decoupled_weight_decay=True)
 
 
-def _bytes_of_sgd(optimizer: optim.SGD, shapes: Shapes) -> int:
-    return copies(1 if optimizer.param_groups[0]["momentum"] else 0)(optimizer, shapes)
-
-
 def _other(made: type[Optimizer], *, count: int | None = None, why_whole: str | None = None) -> OptimizerKind:
     """One without a name: how many copies of its parameters it keeps, if that is known, and why it needs whole parameters."""
     return OptimizerKind(
@@ -64,6 +60,10 @@ def _named(
     return OptimizerKind(
         name=name, made=made, build=build, takes_complex=True, state_bytes=state_bytes, shardable=True, skip=skip
     )
+
+
+def _bytes_of_sgd(optimizer: optim.SGD, shapes: Shapes) -> int:
+    return copies(bool(optimizer.param_groups[0]["momentum"]))(optimizer, shapes)
 
 
 KINDS = (
