@@ -15,8 +15,7 @@ from .data.translation.files import Parallel, held_out_pairs, load_pairs
 from .data.translation.pairs import Pairs
 from .data.translation.phrases import phrases
 from .errors import CheckpointError, ConfigError, DataError, DivergedError, RankLostError, SurefootError
-from .losses.dense import cross_entropy
-from .losses.fused_head import linear_cross_entropy
+from .losses.dense import cross_entropy, linear_cross_entropy
 from .losses.mixing import Mixed, mixed, mixed_cross_entropy
 from .mean import Mean
 from .metrics.classification import (

@@ -27,8 +27,7 @@ from surefoot.optim.ema import Twin
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.optimizers import OptimizerSpec
-from surefoot.optim.param_groups import Group, with_rates
-from surefoot.optim.param_roles import final_layer
+from surefoot.optim.param_groups import Group, final_layer, with_rates
 from surefoot.optim.skip_step import Skip, skipping
 
 Built = Callable[[list[dict[str, Any]]], Optimizer]

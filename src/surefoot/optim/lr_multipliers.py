@@ -46,7 +46,7 @@ def layer_decay(decay: float) -> Rates:
 
     For fine-tuning, after Howard and Ruder 2018, section 3.1 (https://arxiv.org/abs/1801.06146), with depths as BEiT counts
     them (Bao et al. 2022: https://arxiv.org/abs/2106.08254): embeddings or stem 0, then one for each block, then the head. They
-    are found from the model's structure (`surefoot.optim.param_roles.depths`); a model without a list of blocks is refused.
+    are found from the model's structure (`surefoot.optim.param_groups.depths`); a model without a list of blocks is refused.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 9, bias=False))
@@ -57,7 +57,7 @@ def layer_decay(decay: float) -> Rates:
         raise ConfigError(f"layer_decay = {decay!r}: a number above 0 and up to 1 is needed, such as 0.75")
 
     def factors(model: nn.Module) -> dict[str, float]:
-        from surefoot.optim.param_roles import depths
+        from surefoot.optim.param_groups import depths
 
         found = depths(model)
         if found is None:
@@ -92,7 +92,7 @@ def width_scaling(*, base_width: int) -> Rates:
         )
 
     def factors(model: nn.Module) -> dict[str, float]:
-        from surefoot.optim.param_roles import final_layer, input_matrices, is_embedding, matrices
+        from surefoot.optim.param_groups import final_layer, input_matrices, is_embedding, matrices
 
         head, inputs = final_layer(model), set(input_matrices(model))
         names = {parameter: name for name, parameter in model.named_parameters()}

@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import straight_to_kernel
-from surefoot.optim.in_place import fused_sgd_writes, read_on_cpu
+from surefoot.optim.in_place import Restoring, fused_sgd_writes, read_on_cpu
 from surefoot.optim.kinds.kind import Composite, kind_of, shapes_of, state_bytes
-from surefoot.optim.undo_step import Restoring
 
 _LARGE = 1e38  # below it no sum of two numbers of 32 bits overflows
 

@@ -197,14 +197,12 @@ def _refuse_tf32(device: torch.device) -> None:
 
 
 def _refuse_fp8(device: torch.device) -> None:
-    if device.type == "meta":
-        return
-    found = device.type
+    found, capability = device.type, (0, 0)
     if found == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        if capability >= _FP8_FROM:
-            return
         found = f"{torch.cuda.get_device_name(device)}, of {capability[0]}.{capability[1]}"
+    if device.type == "meta" or capability >= _FP8_FROM:
+        return
     raise ConfigError(
         f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more, this device is {found}\n"
         "  try: --precision bf16"

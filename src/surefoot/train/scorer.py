@@ -111,10 +111,9 @@ class Scoring:
             return make(model)
 
     def models(self) -> dict[str, nn.Module]:
-        averages = self.state.averages
-        for name, average in averages.items():
+        for name, average in self.state.averages.items():
             average.refresh(self.state.models[name])
-        return {name: averages[name].model if name in averages else model for name, model in self.state.models.items()}
+        return self.state.models | {name: average.model for name, average in self.state.averages.items()}
 
     def _forward(self) -> Any:
         models: dict[str, Any] = dict(self.models())
