@@ -103,23 +103,26 @@ def trained_by(
     """An optimizer with what its updates need; what was trained `before` goes on with its state, bit for bit."""
     spec, parameters = decision.spec, decision.parameters
     with without_compiler():
-        build = build_optimizer if isinstance(spec, OptimizerSpec) else _from_factory
-        optimizer = build(spec, decision.groups)
+        optimizer = (
+            build_optimizer(spec, decision.groups)
+            if isinstance(spec, OptimizerSpec)
+            else _from_factory(spec, decision.groups)
+        )
     if holders(parameters) is not None:
         refuse_shards(kind_of(optimizer), name=type(optimizer).__name__)
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])
+    clipping, device = clipping_of(clip, decision.limited), parameters[0].device
+    latch = torch.zeros((), device=device)
     if before is not None:
         carry_over(before.optimizer, optimizer, of=parameters)
-    clipping, device = clipping_of(clip, decision.limited), parameters[0].device
-    clipping.remembered = clipping.remembered if before is None else before.clipping.remembered
+        clipping.remembered, latch = before.clipping.remembered, before.bad_in_a_row
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
     by_group = clip[0] != "adaptive"  # which is told of parameters, not of groups
     if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and _may_lie_together(optimizer, models):
         skip = FlatAdamW(optimizer, skip)
         gradients = skip.gradients
-    latch = torch.zeros((), device=device) if before is None else before.bad_in_a_row
     return Trained(optimizer, parameters, skip, clipping, latch, gradients)
 
 

@@ -14,8 +14,7 @@ from surefoot.errors import ConfigError, first_line
 class Averages(Protocol):
     """A twin of a model that is scored, sampled from and saved in its place; training never touches it."""
 
-    model: nn.Module
-    """The twin, as of the last `refresh`."""
+    model: nn.Module  # the twin, as of the last `refresh`
 
     def restart(self, live: nn.Module) -> None:
         """Begin again at the model's weights, such as those that were loaded into it."""

@@ -164,7 +164,10 @@ class Restoring:
         bad = found_inf > 0
         members = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
         befores = [parameter.detach().clone() for _, parameter in members]
-        states = [_copied(optimizer.state.get(parameter, {})) for _, parameter in members]
+        states = [
+            {key: each.detach().clone() if isinstance(each, Tensor) else each for key, each in state.items()}
+            for state in (optimizer.state.get(parameter, {}) for _, parameter in members)
+        ]
         numbers = [_numbers(group) for group in optimizer.param_groups]
         optimizer.step()
         if numbers != [_numbers(group) for group in optimizer.param_groups]:
@@ -172,18 +175,13 @@ class Restoring:
         for (group, parameter), before, state in zip(members, befores, states, strict=True):
             parameter.copy_(torch.where(bad, before, parameter))
             for key, now in optimizer.state.get(parameter, {}).items():
-                if not isinstance(now, Tensor):
-                    self._refuse_change(key, now, state)
-                elif now.device != parameter.device:
+                if isinstance(now, Tensor) and now.device != parameter.device:
                     raise self._refused(f"state[{key!r}], a tensor on {now.device}")
-                else:
+                if isinstance(now, Tensor):
                     then = state[key] if key in state else _fresh(optimizer, group, key, now)
                     now.copy_(torch.where(bad, then, now))
-
-    def _refuse_change(self, key: str, now: Any, before: dict[str, Any]) -> None:
-        plain = now is None or isinstance(now, bool | int | float | str)
-        if not plain or key not in before or before[key] != now:
-            raise self._refused(f"state[{key!r}], a {type(now).__name__}")
+                elif not isinstance(now, bool | int | float | str | None) or key not in state or state[key] != now:
+                    raise self._refused(f"state[{key!r}], a {type(now).__name__}")
 
     def _refused(self, what: str) -> ConfigError:
         return ConfigError(
@@ -200,10 +198,6 @@ def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) 
         case (torch.optim.Rprop(), "step_size") | (torch.optim.ASGD(), "eta"):
             return torch.full_like(like, group["lr"])
     return torch.zeros_like(like)
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
 def _numbers(group: dict[str, Any]) -> dict[str, Any]:

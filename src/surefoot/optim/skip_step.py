@@ -5,7 +5,6 @@ describe itself. A zeroed gradient is no skipped step: momentum, decay and the s
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,7 +101,7 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             f"SGD with dampening takes its first step unlike all others, and whether {device.type} skipped it"
             " the host is not told\n  leave dampening out: a smaller lr does the same"
         )
-    return Restoring(name, parameter_bytes=sum(each.numel() * each.element_size() for each in _parameters(optimizer)))
+    return Restoring(name, parameter_bytes=sum(math.prod(shape) * item for shape, item in shapes_of(optimizer, 1)))
 
 
 def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
@@ -117,7 +116,7 @@ def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
         return max(update_bytes(own, part, shards=shards) for part, own in skip.parts)
     kind = kind_of(optimizer)
     if kind is not None and kind.update_bytes is not None:
-        return kind.update_bytes([tuple(parameter.shape) for parameter in _parameters(optimizer)], shards)
+        return kind.update_bytes([shape for shape, _ in shapes_of(optimizer, 1)], shards)
     if not isinstance(skip, Restoring):
         return 0
     return sum(math.prod(shape) * item for shape, item in shapes_of(optimizer, shards)) + (
@@ -192,7 +191,3 @@ def _make_momentum_buffers(optimizer: Optimizer) -> None:
         state = optimizer.state[parameter]
         if state.get("momentum_buffer") is None:
             state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-
-
-def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -23,9 +23,9 @@ class Declaration:
     weight_decay: float
     settings: Mapping[str, Setting]
     checks: Mapping[str, Check]
+    # lr and weight_decay of a recipe that is not told any: for a first run, not the best there is. They were chosen
+    # among rates a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md).
     first_run: tuple[float, float]
-    """lr and weight_decay of a recipe that is not told any: for a first run, not the best there is. They were chosen among rates
-    a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md)."""
     like_adam: bool  # whether the size of its steps is that of `lr`, whatever the size of the gradient
 
     @property
@@ -35,8 +35,8 @@ class Declaration:
         return ["lr", "weight_decay", *self.settings, *parts]
 
 
+# By name, the optimizers whose public functions have been imported: those of `optimizers.py`
 DECLARED: dict[str, Declaration] = {}
-"""By name, the optimizers whose public functions have been imported: those of `optimizers.py`."""
 
 
 def declared(

@@ -6,7 +6,6 @@ Only a run that has not begun chooses: one that goes on keeps what it began with
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -160,16 +159,8 @@ def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
 
 def _middle_width(matrices: Sequence[nn.Linear | nn.Conv2d]) -> int:
     """The smaller side of a matrix, such that half of all numbers are in matrices at least as wide."""
-    widths = [
-        (min(part.in_features, part.out_features), part.in_features * part.out_features)
-        if isinstance(part, nn.Linear)
-        else (
-            min(part.in_channels, part.out_channels),
-            part.in_channels * part.out_channels * math.prod(part.kernel_size),
-        )
-        for part in matrices
-    ]
-    widths.sort(reverse=True)
+    # no convolution is in groups here: `model_facts`
+    widths = sorted(((min(part.weight.shape[:2]), part.weight.numel()) for part in matrices), reverse=True)
     sums = list(accumulate(size for _, size in widths))
     return widths[bisect_left(sums, sums[-1] / 2)][0]
 

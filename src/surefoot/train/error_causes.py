@@ -52,6 +52,7 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
     return None if cause is None else ConfigError(cause.format(step=step))
 
 
+# What torch says in a `RuntimeError`, and the cause of it
 _CAUSES = {
     "selective activation checkpoint has been mutated": (
         "activation_checkpointing = selective keeps the results of matrix products, and a block changes one in place\n"
@@ -67,7 +68,6 @@ _CAUSES = {
         "the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?"
     ),
 }
-"""What torch says in a `RuntimeError`, and the cause of it."""
 
 
 def of_compiler(problem: BaseException | None) -> bool:

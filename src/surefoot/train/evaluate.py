@@ -57,16 +57,15 @@ class Split:
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"Split(batch_size={self.batch_size}): at least one sample is scored at once")
         by_name: Any = self.scores if isinstance(self.scores, Mapping) else {}
-        candidates = by_name.values() or self.score_functions
-        metric = next((score for score in candidates if isinstance(score, _MetricObject)), None)
-        if metric is not None:
-            raise ConfigError(
-                f"Split: {getattr(metric, '__name__', type(metric).__name__)} is a metric object,"
-                " and a score is a function of (model, batch)\n"
-                "  let the split collect what the metric needs, and compute it once:\n"
-                "  outputs=lambda model, batch: list(zip(model(batch[0]), batch[1])),\n"
-                '  judge=lambda pairs: {"score": float(metric(*map(torch.stack, zip(*pairs))))}'
-            )
+        for score in by_name.values() or self.score_functions:
+            if isinstance(score, _MetricObject):
+                raise ConfigError(
+                    f"Split: {getattr(score, '__name__', type(score).__name__)} is a metric object,"
+                    " and a score is a function of (model, batch)\n"
+                    "  let the split collect what the metric needs, and compute it once:\n"
+                    "  outputs=lambda model, batch: list(zip(model(batch[0]), batch[1])),\n"
+                    '  judge=lambda pairs: {"score": float(metric(*map(torch.stack, zip(*pairs))))}'
+                )
         if by_name:
             raise ConfigError(
                 "Split: scores is a dictionary\n  give its functions, which have names: scores=[*scores.values()]"
@@ -208,26 +207,21 @@ def _counted(model: Any, batch: MicroBatch, split: Split, loss: Loss | None) -> 
 
 def _means(result: Any, name: str) -> Mapping[str, Mean]:
     """What a score function returned, by name; `ConfigError` where it is no counted mean."""
-    means = {name: result} if isinstance(result, Mean) else result
-    given = means.values() if isinstance(means, Mapping) else [means]
-    wrong = next((value for value in given if not isinstance(value, Mean)), None)
-    if wrong is not None:
-        raise ConfigError(
-            f"the score {name!r} returned a {type(wrong).__name__}, which says not over how many samples it is a mean\n"
-            "  return surefoot.Mean(total, count): the sum over the batch, and how many were added; or a dictionary of them"
-        )
+    means = result if isinstance(result, Mapping) else {name: result}
+    for each in means.values():
+        if not isinstance(each, Mean):
+            raise ConfigError(
+                f"the score {name!r} returned a {type(each).__name__}, which says not over how many samples it is a mean\n"
+                "  return surefoot.Mean(total, count): the sum over the batch, and how many were added; or a dictionary of them"
+            )
     return means
 
 
 def _losses(result: Any, count: int) -> dict[str, Mean]:
-    further: Mapping[str, Mean] = {}
-    if isinstance(result, tuple):
-        result, further = result
+    result, further = result if isinstance(result, tuple) else (result, {})
+    if isinstance(result, Tensor) and result.ndim > 0:
+        raise ConfigError(f"the loss is not one number but a tensor of shape {tuple(result.shape)}: return its mean")
     if isinstance(result, Tensor):
-        if result.ndim > 0:
-            raise ConfigError(
-                f"the loss is not one number but a tensor of shape {tuple(result.shape)}: return its mean"
-            )
         result = Mean(result.detach().double() * count if count else 0.0, count)
     return {"loss": result, **further}
 

@@ -182,7 +182,7 @@ class Layers:
             noise = [small_count, float(count), norm * factor / self.local_times]
         modules = {} if watched.activity is None else watched.activity.found
         calls = {name: range(len(each.norms)) for name, each in modules.items()}
-        norms = _fetched({(name, nth): modules[name].norms[nth] for name in calls for nth in calls[name]})
+        sizes = _fetched({(name, nth): modules[name].norms[nth] for name in calls for nth in calls[name]})
         flat = _fetched({name: torch.stack(each.flat).sum() for name, each in modules.items() if each.flat})
         return {
             "gradient": gradients,
@@ -191,7 +191,7 @@ class Layers:
             "rows": {name: [int(used[name]), rows] for name, (_, rows) in watched.rows_used.items()},
             "modules": {
                 name: {
-                    "norm": math.hypot(*(norms[name, nth] for nth in calls[name])),
+                    "norm": math.hypot(*(sizes[name, nth] for nth in calls[name])),
                     "flat": flat.get(name),
                     "numbers": each.numbers,
                 }

@@ -65,9 +65,7 @@ def check_first_pass(
     watch, passed = Watch(models, gathered=gathered), True
     try:
         unused = _passed(models, loss, micro_batch, precision, watch)
-        found = watch.problems()
-        if not found and unused and not allow_unused:
-            found = [_about_unused(unused)]
+        found = watch.problems() or ([_about_unused(unused)] if unused and not allow_unused else [])
     except ConfigError as refused:
         found = watch.problems() or [str(refused)]
     except Exception:
@@ -86,9 +84,7 @@ def make_ready(
     DDP puts gradients into buckets in the order in which the first pass makes them, and adds the ranks up bucket by bucket: a
     resumed run, whose first pass is another, would round otherwise. `first` reads this rank's first micro-batch of a step.
     """
-    if task.loss is None:
-        return
-    micro_batch = first(state.step)
+    micro_batch = None if task.loss is None else first(state.step)
     if any(world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
         return
     with preserved(state.models, task.loss, user_state, state.parameters), warnings.catch_warnings():

@@ -26,20 +26,16 @@ _FP8_MULTIPLE = 16  # both sizes of a matrix: what the devices' instructions tak
 class Format:
     """One number format; an entry of `FORMATS`."""
 
+    # What a forward pass computes in where autocast allows it. None: float32 throughout.
     autocast: torch.dtype | None = None
-    """What a forward pass computes in where autocast allows it. None: float32 throughout."""
-    tf32: bool = False
-    """Whether float32 products and convolutions may round to TF32 on CUDA."""
-    scaled: bool = False
-    """Whether gradients need a loss scale."""
+    tf32: bool = False  # whether float32 products and convolutions may round to TF32 on CUDA
+    scaled: bool = False  # whether gradients need a loss scale
+    # Changes a model that has just been built, in place. None: models stay as they are.
     convert: Callable[[nn.Module, torch.device], nn.Module] | None = None
-    """Changes a model that has just been built, in place. None: models stay as they are."""
+    # Raises `ConfigError` for a device that cannot compute in it. None: all can.
     refuse: Callable[[torch.device], None] | None = None
-    """Raises `ConfigError` for a device that cannot compute in it. None: all can."""
-    tolerance: float = 1e-2
-    """How far, relatively, two sums of the same losses may be apart."""
-    h100_flops: float
-    """Operations per second, dense, by the data sheet of H100 SXM."""
+    tolerance: float = 1e-2  # how far, relatively, two sums of the same losses may be apart
+    h100_flops: float  # operations per second, dense, by the data sheet of H100 SXM
 
 
 @dataclass
@@ -209,6 +205,7 @@ def _refuse_fp8(device: torch.device) -> None:
     )
 
 
+# All formats, by the name that a flag gives them; "auto" is one of them when a run begins
 FORMATS: dict[str, Format] = {
     "fp32": Format(tolerance=1e-4, h100_flops=67e12),
     "tf32": Format(tf32=True, refuse=_refuse_tf32, tolerance=1e-3, h100_flops=494e12),
@@ -217,4 +214,3 @@ FORMATS: dict[str, Format] = {
     # all but linear layers are bf16 autocast's, and weights stay float32
     "fp8": Format(autocast=torch.bfloat16, convert=with_fp8, refuse=_refuse_fp8, h100_flops=1979e12),
 }
-"""All formats, by the name that a flag gives them; "auto" is one of them when a run begins."""

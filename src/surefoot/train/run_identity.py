@@ -80,22 +80,22 @@ def refuse_another_length(
     if before == length.steps:
         return
     shorter = replace(length, steps=min(before, length.steps))
-    misfit = ""
+    shared, misfit = 0, ""
     try:
-        if step <= length.steps and step <= schedule.shared_steps(shorter):
-            return
+        shared = schedule.shared_steps(shorter)
     except ConfigError as problem:  # what was a percentage of the longer run does not fit in the shorter one
         misfit = str(problem).splitlines()[0]
+    if step <= min(length.steps, shared) and not misfit:
+        return
     if step > length.steps:
         why = f"{step} steps are made already"
     elif misfit:
         why = misfit
     elif isinstance(schedule, Schedule) and schedule.shape == "wsd":
-        begins = schedule.shared_steps(shorter)
-        why = f"its cool-down begins at step {begins} of a run of {shorter.steps}, and {step} steps are made"
+        why = f"its cool-down begins at step {shared} of a run of {shorter.steps}, and {step} steps are made"
     else:
         why = (
-            f"with another length its schedule has other rates from step {schedule.shared_steps(shorter)} on,"
+            f"with another length its schedule has other rates from step {shared} on,"
             f" and {step} steps are made\n"
             "  constant, inverse-sqrt and step can always be extended exactly; wsd until its cool-down begins"
         )

@@ -10,8 +10,8 @@ from time import perf_counter
 from surefoot.checkpoint.state_json import Seconds
 from surefoot.tracking.record import PHASES, Phase
 
-"""What is recorded. "starting" is what comes once: the first step of a session, its data too, in which kernels, buffers and
-workers are made; and of a new run the second step, which is watched as well for state that no checkpoint holds."""
+# "starting" is what comes once: the first step of a session, its data too, in which kernels, buffers and workers are made; and of
+# a new run the second step, which is watched as well for state that no checkpoint holds.
 
 
 class Clock:

@@ -21,8 +21,7 @@ from surefoot.optim.param_groups import Group
 Settings = Mapping[str, Any]
 Build = Callable[[Sequence[Group], float, Settings], Optimizer]
 Shape = tuple[int, ...]
-Shapes = Sequence[tuple[Shape, int]]
-"""Of each parameter its shape on this rank, and the bytes of one of its numbers."""
+Shapes = Sequence[tuple[Shape, int]]  # of each parameter its shape on this rank, and the bytes of one of its numbers
 StateBytes = Callable[[Any, Shapes], int]
 WaysToSkip = Literal["fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"]
 
@@ -46,27 +45,22 @@ class Composite(Protocol):
 class OptimizerKind:
     """One optimizer. Without a `name` it is one that a function of the user's may build, or a part of another."""
 
-    made: type[Any]
-    """Its class."""
+    made: type[Any]  # its class
     name: str | None = None
-    build: Build | None = None
-    """From groups, the base rate and settings. None: `made`, with all settings as keywords."""
-    takes_complex: bool = False
-    """Whether it trains complex parameters."""
+    build: Build | None = None  # from groups, the base rate and settings. None: `made`, with all settings as keywords.
+    takes_complex: bool = False  # whether it trains complex parameters
+    # Bytes of state on this rank, without step counters, of an optimizer of this class. None: not known before its
+    # first step.
     state_bytes: StateBytes | None = None
-    """Bytes of state on this rank, without step counters, of an optimizer of this class. None: not known before its first step."""
+    # Bytes that an update takes for its time, of whole shapes and a number of ranks. None: what `skip` copies.
     update_bytes: Callable[[Sequence[Shape], int], int] | None = None
-    """Bytes that an update takes for its time, of whole shapes and a number of ranks. None: what `skip` copies."""
-    shardable: bool
-    """Whether it may run where each rank holds some rows of every parameter."""
-    on_shards: str = NUMBER_BY_NUMBER
-    """How it does, or why it may not."""
-    skip: WaysToSkip
-    """How it leaves a bad step undone."""
+    shardable: bool  # whether it may run where each rank holds some rows of every parameter
+    on_shards: str = NUMBER_BY_NUMBER  # how it does, or why it may not
+    skip: WaysToSkip  # how it leaves a bad step undone
+    # Cuts the groups by what parameters are. None: they stay as they are.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
-    """Cuts the groups by what parameters are. None: they stay as they are."""
+    # A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none.
     average: Callable[[Twin, Any], Averages] | None = None
-    """A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none."""
 
 
 def copies(count: int) -> StateBytes:

@@ -118,8 +118,7 @@ class BatchedMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = loss_of(closure)
-        found_inf: Tensor | None = vars(self).get("found_inf")
+        loss, found_inf = loss_of(closure), vars(self).get("found_inf")
         held = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
         if not held:
             return loss
