@@ -157,7 +157,7 @@ def factors_of(model: nn.Module, rates: Sequence[Rates]) -> dict[str, float]:
             else:
                 product[name] *= factor
     if problems:
-        raise ConfigError("\n".join([*problems[:4], *(["  ..."] if len(problems) > 4 else [])]))
+        raise ConfigError("\n".join([*problems[:4], *["  ..."] * (len(problems) > 4)]))
     return product
 
 

@@ -245,5 +245,4 @@ def _holds_blocks(module: nn.Module) -> bool:
     ]
     if isinstance(module, nn.ModuleList):
         return bool(parts)
-    kinds = {type(part) for part in parts}
-    return isinstance(module, nn.Sequential) and len(kinds) < len(parts)
+    return isinstance(module, nn.Sequential) and len({type(part) for part in parts}) < len(parts)

@@ -85,11 +85,9 @@ def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
 
 
 def _samples_with(value: int, micro_batches: Sequence[MicroBatch]) -> str:
-    def equal(rows: Tensor) -> Tensor | None:
-        is_other = rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool
-        return None if is_other else rows == value
-
-    return ", ".join(str(sample) for sample in _ids_where(micro_batches, equal)[:5])
+    wholes = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    ids = _ids_where(micro_batches, lambda rows: rows == value if rows.dtype in wholes else None)
+    return ", ".join(map(str, ids[:5]))
 
 
 def _ids_where(micro_batches: Sequence[MicroBatch], where: Callable[[Tensor], Tensor | None]) -> list[int]:

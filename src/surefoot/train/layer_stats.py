@@ -170,14 +170,16 @@ class Layers:
 
     def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:
         """What this rank has seen, as JSON."""
-        gradients: dict[str, float] = {}
-        for optimizer, norms in watched.gradients.items():
-            factor = abs(float(watched.factors[optimizer]))
-            gradients |= {name: norm * factor for name, norm in _fetched(norms).items()}
+        factors = {optimizer: abs(float(factor)) for optimizer, factor in watched.factors.items()}
+        gradients = {
+            name: norm * factors[optimizer]
+            for optimizer, norms in watched.gradients.items()
+            for name, norm in _fetched(norms).items()
+        }
         used = _fetched({name: number for name, (number, _) in watched.rows_used.items()})
         noise = None
         if watched.first is not None and self.local_times is not None:
-            (factor,) = (abs(float(held)) for held in watched.factors.values()) if watched.factors else (math.nan,)
+            (factor,) = factors.values() or (math.nan,)
             small_count, norm = (float(held) for held in watched.first)
             noise = [small_count, float(count), norm * factor / self.local_times]
         modules = {} if watched.activity is None else watched.activity.found

@@ -72,10 +72,8 @@ class Watch:
             for place, parameter in model.named_parameters()
         }
         self.gathered = {id(part): self.modules[id(part)] for part in gathered}
-        self.homes: dict[int, int] = {}  # what a parameter is gathered with: the innermost that has it
-        for part in gathered:
-            for parameter in part.parameters():
-                self.homes.setdefault(id(parameter), id(part))
+        # what a parameter is gathered with: the innermost that has it
+        self.homes = {id(parameter): id(part) for part in reversed(gathered) for parameter in part.parameters()}
 
     def over(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """The loss, watched from its call to its return."""

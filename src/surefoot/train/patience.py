@@ -1,7 +1,4 @@
-"""Waiting for a better score: which step was the best so far, when to stop early, and when to lower the learning rate.
-
-Decisions are made between steps, from recorded scores. A lower rate reaches the optimizers by `State.rate_factor`.
-"""
+"""Waiting for a better score: which step was the best so far, when to stop early, and when to lower the learning rate."""
 
 import math
 from collections.abc import Collection
@@ -61,6 +58,7 @@ class Plateau:
 
     @property
     def score(self) -> str:
+        """The name of the watched score."""
         return parsed(self.watch)[1]
 
     @property
@@ -74,6 +72,7 @@ class Plateau:
 
     @property
     def evaluations(self) -> str:
+        """How many it waits, in words."""
         return "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
 
 
@@ -167,7 +166,7 @@ def following(plateau: Plateau, before: Standing, *, step: int, score: float) ->
 
 @dataclass
 class Feedback:
-    """A plateau over a run: where it stands now, in words and in a checkpoint."""
+    """A plateau over a run: where it stands now, in words and in a checkpoint; `State.rate_factor` takes it to the optimizers."""
 
     plateau: Plateau
     standing: Standing = Standing()
@@ -195,7 +194,6 @@ class Feedback:
         return {**asdict(self.standing), "best": None if best is None else repr(best)}  # type: ignore[typeddict-item]
 
     def load_state(self, state: Lowered | None) -> None:
-        """Put back what `state` gave; nothing where a run without a plateau was saved."""
         if state is not None:
             best = None if state["best"] is None else float(state["best"])
             self.standing = Standing(**{**state, "best": best})  # type: ignore[arg-type]

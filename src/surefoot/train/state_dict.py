@@ -69,16 +69,14 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
     Of several ranks each copies the rows that it holds and is to save, and the `main` one all that is the same on every rank.
     """
     state = whole.state
-    held: dict[str, Mapping[str, Tensor]] = {}  # by file
-    rows: dict[str, Mapping[str, Rows]] = {}
-    models: dict[str, state_dict.ModelState] = {}
-    optimizer: dict[str, Any] = {}
     for name, average in state.averages.items():
         average.refresh(state.models[name])
-    for kind, name, model in models_of(state):
-        file = file_name(kind, name)
-        models[file] = state_dict.model_tensors(model, whole=main)
-        held[file], rows[file] = models[file].tensors, models[file].rows
+    models = {
+        file_name(kind, name): state_dict.model_tensors(model, whole=main) for kind, name, model in models_of(state)
+    }
+    held = {file: each.tensors for file, each in models.items()}
+    rows = {file: each.rows for file, each in models.items()}
+    optimizer: dict[str, Any] = {}
     for name, trained in state.trained.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
         held[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, whole=main)
