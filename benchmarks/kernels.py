@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.losses.fused_head import linear_cross_entropy
+from surefoot.losses.dense import linear_cross_entropy
 from surefoot.models.attention import causal_attention
 from surefoot.models.layers import dropped
 

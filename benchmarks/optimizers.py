@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import surefoot as sf
-from surefoot.optim.specs import OptimizerSpec
+from surefoot.optim.optimizers import OptimizerSpec
 
 SHAPE = sf.models.GPTShape(layers=4, heads=4, width=128, context=128, vocabulary=2048)
 OPTIMIZERS = {

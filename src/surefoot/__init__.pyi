@@ -46,7 +46,7 @@ from .errors import DivergedError as DivergedError
 from .errors import RankLostError as RankLostError
 from .errors import SurefootError as SurefootError
 from .losses.dense import cross_entropy as cross_entropy
-from .losses.fused_head import linear_cross_entropy as linear_cross_entropy
+from .losses.dense import linear_cross_entropy as linear_cross_entropy
 from .losses.mixing import Mixed as Mixed
 from .losses.mixing import mixed as mixed
 from .losses.mixing import mixed_cross_entropy as mixed_cross_entropy
@@ -61,16 +61,16 @@ from .optim.lr_multipliers import Rates as Rates
 from .optim.lr_multipliers import frozen as frozen
 from .optim.lr_multipliers import layer_decay as layer_decay
 from .optim.lr_multipliers import width_scaling as width_scaling
-from .optim.specs import adafactor as adafactor
-from .optim.specs import adam as adam
-from .optim.specs import adamw as adamw
-from .optim.specs import adamw8bit as adamw8bit
-from .optim.specs import lion as lion
-from .optim.specs import muon as muon
-from .optim.specs import nadam as nadam
-from .optim.specs import radam as radam
-from .optim.specs import schedule_free as schedule_free
-from .optim.specs import sgd as sgd
+from .optim.optimizers import adafactor as adafactor
+from .optim.optimizers import adam as adam
+from .optim.optimizers import adamw as adamw
+from .optim.optimizers import adamw8bit as adamw8bit
+from .optim.optimizers import lion as lion
+from .optim.optimizers import muon as muon
+from .optim.optimizers import nadam as nadam
+from .optim.optimizers import radam as radam
+from .optim.optimizers import schedule_free as schedule_free
+from .optim.optimizers import sgd as sgd
 from .report.task_panels import classification_panels as classification_panels
 from .report.task_panels import confusion_panel as confusion_panel
 from .report.task_panels import examples_by_score as examples_by_score
@@ -104,12 +104,12 @@ from .tracking.panels import Panels as Panels
 from .tracking.panels import Picture as Picture
 from .tracking.panels import Pictures as Pictures
 from .tracking.panels import TintedText as TintedText
-from .train.early_stopping import EarlyStopping as EarlyStopping
 from .train.evaluate import Split as Split
 from .train.loop import Step as Step
 from .train.loop import forward_backward as forward_backward
 from .train.loop import update as update
-from .train.plateau import Plateau as Plateau
+from .train.patience import EarlyStopping as EarlyStopping
+from .train.patience import Plateau as Plateau
 from .train.scorer import split_scores as split_scores
 
 __version__: str

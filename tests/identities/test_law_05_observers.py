@@ -242,7 +242,7 @@ def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_found() -
 
 def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
     from surefoot.data.loader import MicroBatch
-    from surefoot.train.evaluate import scored
+    from surefoot.train.evaluate import Split, scored
     from surefoot.train.precision import precision
 
     def broken(model: Any, batch: Any) -> sf.Mean:
@@ -257,8 +257,8 @@ def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
         scored(
             model,
             [MicroBatch(torch.randn(4, 8, generator=torch.Generator()), 4, 0, none, none)],
+            Split(None, scores=[broken], loss=False),
             loss=None,
-            scores=[broken],
             precision=precision("fp32", torch.device("cpu")),
             seed=0,
         )

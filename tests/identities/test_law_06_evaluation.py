@@ -146,16 +146,16 @@ def test_every_batch_draws_random_numbers_of_its_own_and_the_same_each_time() ->
         return sf.Mean(drawn[-1], 1)
 
     settings: dict[str, Any] = {"loss": None, "precision": precision("fp32", torch.device("cpu"))}
-    none = np.zeros(0, dtype=np.int64)
+    none, split = np.zeros(0, dtype=np.int64), sf.Split(None, scores=[draws])
     batches = [MicroBatch(torch.ones(2, 1), 2, place, none, none) for place in range(5)]
-    scored(nn.Linear(1, 1), batches, scores=[draws], seed=3, **settings)
+    scored(nn.Linear(1, 1), batches, split, seed=3, **settings)
     together, drawn = drawn, []
     assert len(set(together)) == 5
-    each = scored_by_batch(nn.Linear(1, 1), batches, score="draws", scores=[draws], seed=3, **settings)
+    each = scored_by_batch(nn.Linear(1, 1), batches, split, score="draws", seed=3, **settings)
     assert drawn == together
     assert [float(mean.total) for mean in each or []] == pytest.approx(together)
     drawn.clear()
-    scored(nn.Linear(1, 1), batches, scores=[draws], seed=4, **settings)
+    scored(nn.Linear(1, 1), batches, split, seed=4, **settings)
     assert not set(drawn).intersection(together)
 
 

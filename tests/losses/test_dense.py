@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from surefoot.errors import ConfigError
-from surefoot.losses.dense import chunked_cross_entropy, cross_entropy
-from surefoot.losses.fused_head import linear_cross_entropy
+from surefoot.losses.dense import chunked_cross_entropy, cross_entropy, linear_cross_entropy
 from surefoot.mean import Mean, summed
 from surefoot.train.loss_accumulator import scalar
 
@@ -164,7 +163,7 @@ def test_chunked_loss_refuses_what_does_not_fit(hidden, head, targets, chunk):
 def test_the_head_and_its_loss_together_are_the_two_one_after_the_other(classes, torch_has_it, counted, monkeypatch):
     if torch_has_it and not hasattr(F, "linear_cross_entropy"):
         pytest.skip("this torch has no linear_cross_entropy")
-    monkeypatch.setattr("surefoot.losses.fused_head.TORCH_HAS_IT", torch_has_it)
+    monkeypatch.setattr("surefoot.losses.dense.TORCH_HAS_IT", torch_has_it)
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(3, 30, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True)
     head = torch.randn(classes, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from in_one import in_one
 from surefoot.errors import ConfigError
-from surefoot.losses import fused_head
-from surefoot.losses.fused_head import linear_cross_entropy, summed_cross_entropy
+from surefoot.losses import dense
+from surefoot.losses.dense import linear_cross_entropy, summed_cross_entropy
 
 
 def tensors(rows: int, classes: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,7 +58,7 @@ def test_under_autocast_it_is_as_near_to_float32_as_the_plain_one() -> None:
 def test_the_piece_changes_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, head, targets = tensors(500, 9)
     whole = summed_cross_entropy(hidden, head, targets)
-    monkeypatch.setattr(fused_head, "_PIECE", 7)
+    monkeypatch.setattr(dense, "_PIECE", 7)
     torch.testing.assert_close(summed_cross_entropy(hidden, head, targets), whole, rtol=1e-12, atol=1e-12)
 
 
@@ -74,7 +74,7 @@ def test_linear_cross_entropy_takes_it_for_many_logits_and_leaves_ignored_target
         asked.append(len(held[0]))
         return summed_cross_entropy(*held, **settings)
 
-    monkeypatch.setattr("surefoot.losses.fused_head.summed_cross_entropy", counting)
+    monkeypatch.setattr("surefoot.losses.dense.summed_cross_entropy", counting)
     mean = linear_cross_entropy(hidden, head, targets, label_smoothing=0.1)
     assert asked == [600 - ignored]
     plain = F.cross_entropy(hidden @ head.T, targets, reduction="sum", label_smoothing=0.1)

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from identities import strategy_runs
 from surefoot.optim.in_place import replace, subtract
-from surefoot.optim.registry import OptimizerKind, copies
-from surefoot.optim.specs import OptimizerSpec, named
+from surefoot.optim.kinds.kind import OptimizerKind, copies
+from surefoot.optim.optimizers import OptimizerSpec, named
 from surefoot.optim.validation import DECLARED, at_least, declared
 
 
@@ -44,7 +44,7 @@ def heavy_ball(lr: float, *, weight_decay: float = 0.0, friction: float = 0.9) -
 
 @contextmanager
 def added() -> Iterator[None]:
-    """With the optimizer among the others, as an import of `specs.py` would leave it."""
+    """With the optimizer among the others, as an import of `optimizers.py` would leave it."""
     declared("optim.heavy_ball", first_run=(0.02, 0.1), checks={"friction": at_least(0, below=1)})(heavy_ball)
     try:
         yield

@@ -13,8 +13,8 @@ from surefoot.distributed.shards import Rows, Shard
 from surefoot.distributed.world import joined
 from surefoot.optim.build import build_optimizer
 from surefoot.optim.clipping import clipping_of
+from surefoot.optim.kinds.kind import state_bytes
 from surefoot.optim.kinds.muon import BatchedMuon, MuonWithAdamW
-from surefoot.optim.memory import state_bytes
 from surefoot.optim.param_groups import Group
 from surefoot.optim.skip_step import skipping
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.optim.build import build_optimizer
-from surefoot.optim.memory import state_bytes
+from surefoot.optim.kinds.kind import state_bytes
+from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import Group
 from surefoot.optim.skip_step import skipping
-from surefoot.optim.specs import OptimizerSpec
 
 SAMPLES, BATCH, STEPS = 32, 4, 8
 

@@ -17,8 +17,8 @@ from surefoot.cli.main import main
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTShape
 from surefoot.optim.lr_multipliers import factors_of
+from surefoot.optim.optimizers import named
 from surefoot.optim.param_groups import parameter_groups
-from surefoot.optim.specs import named
 from surefoot.optim.validation import DECLARED
 from surefoot.plan import summary
 from surefoot.recipes.optimizer_settings import Optimizer

@@ -10,7 +10,7 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTShape
 from surefoot.models.seq2seq import Seq2Seq
 from surefoot.models.seq2seq_layers import Seq2SeqShape
-from surefoot.optim.param_roles import depths, final_layer, input_matrices, matrices
+from surefoot.optim.param_groups import depths, final_layer, input_matrices, matrices
 
 
 def gpt(**changes) -> GPT:

@@ -8,8 +8,8 @@ import torch
 from optim import shard_runs
 from rank_processes import Ranks
 from surefoot.errors import ConfigError
+from surefoot.optim.kinds.kind import all_kinds, kind_named, kind_of, refuse_shards
 from surefoot.optim.newton_schulz import shared_out
-from surefoot.optim.registry import all_kinds, kind_named, kind_of, refuse_shards
 
 
 def test_muon_moves_the_rows_of_each_rank_as_torchs_muon_moves_the_whole_to_the_bit(ranks: Ranks) -> None:

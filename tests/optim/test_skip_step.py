@@ -18,8 +18,15 @@ from surefoot.optim.kinds.adamw8bit import AdamW8bit
 from surefoot.optim.kinds.lion import Lion
 from surefoot.optim.kinds.muon import MuonWithAdamW
 from surefoot.optim.kinds.schedule_free import ScheduleFree
-from surefoot.optim.memory import restored_bytes
-from surefoot.optim.skip_step import BranchOnCpu, InsideKernel, PartByPart, Restoring, skipping, step_unless_on_cpu
+from surefoot.optim.skip_step import (
+    BranchOnCpu,
+    InsideKernel,
+    PartByPart,
+    Restoring,
+    skipping,
+    step_unless_on_cpu,
+    update_bytes,
+)
 
 CPU = torch.device("cpu")
 GOOD, BAD = torch.tensor(0.0), torch.tensor(1.0)
@@ -399,6 +406,6 @@ def test_a_subclass_is_not_taken_for_what_it_extends():
 def test_a_composite_restores_one_part_at_a_time_so_its_copies_are_those_of_the_largest(order):
     small, large = (torch.optim.NAdam([nn.Parameter(torch.zeros(size))]) for size in (3, 70))
     parts = [(optimizer, Restoring("NAdam", 0)) for optimizer in (small, large)]
-    each = [restored_bytes(skip, optimizer) for optimizer, skip in parts]
+    each = [update_bytes(skip, optimizer) for optimizer, skip in parts]
     composite = PartByPart(tuple(parts[place] for place in order))
-    assert 0 < each[0] < each[1] == restored_bytes(composite, large)
+    assert 0 < each[0] < each[1] == update_bytes(composite, large)

@@ -21,7 +21,7 @@ from surefoot.cli.main import main
 from surefoot.distributed.world import planned_for
 from surefoot.plan import measure, summary
 from surefoot.train import scorer
-from surefoot.train.loss_contract import loss_contract
+from surefoot.train.state_check import loss_contract
 
 
 def mlp() -> nn.Module:

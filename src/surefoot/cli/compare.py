@@ -23,7 +23,7 @@ from surefoot.errors import ConfigError
 from surefoot.recipes.program import find_program, program_again
 from surefoot.run.signals import Signals, to_terminal
 from surefoot.tracking.console import Said
-from surefoot.train.early_stopping import parsed
+from surefoot.train.patience import parsed
 
 if TYPE_CHECKING:
     from surefoot.compare.runner import Chooser

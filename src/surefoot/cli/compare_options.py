@@ -9,7 +9,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from surefoot.cli.options import ChangedProgramOption, by_flag, limited, option_names
 from surefoot.compare.search import Pruner, Sampler
 from surefoot.errors import ConfigError
-from surefoot.train.early_stopping import parsed
+from surefoot.train.patience import parsed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ def plan(arguments: list[str]) -> None:
         refuse_fp16_on_a_cpu(run)
         _print_configuration(config, origins)
     from surefoot.plan import summary
-    from surefoot.train.loss_contract import loss_contract
+    from surefoot.train.state_check import loss_contract
 
     for section in summary.sections(run.parts):
         print(f"\n{section}")

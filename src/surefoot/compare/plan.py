@@ -17,7 +17,7 @@ from surefoot.config.toml import origins, program, to_toml, values
 from surefoot.config.user_code import is_resolved
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
-from surefoot.train.early_stopping import parsed
+from surefoot.train.patience import parsed
 
 if TYPE_CHECKING:
     from surefoot.compare.trained import Direction  # imports torch

@@ -20,7 +20,7 @@ from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.record import Record, scores_in
 from surefoot.tracking.run_reader import read_records, read_settings, read_state
 from surefoot.tracking.run_reader import read_run as read_run_files
-from surefoot.train.early_stopping import parsed
+from surefoot.train.patience import parsed
 
 Direction = Literal["min", "max"]
 

@@ -59,7 +59,7 @@ def rows_of(parameter: Tensor) -> Rows | None:
 def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
     """How what an optimizer keeps of a parameter lies in the whole: by the same rows, whatever is in them; numbers are everywhere.
 
-    That holds of every optimizer that may run on shards (`optim.registry`). A kernel's momentum may be a matrix.
+    That holds of every optimizer that may run on shards (`optim.kinds.kind`). A kernel's momentum may be a matrix.
     """
     rows = rows_of(parameter)
     return None if rows is None or value.ndim == 0 else replace(rows, shape=(rows.shape[0], *value.shape[1:]))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.errors import ConfigError, DataError, DivergedError
 from surefoot.models.seq2seq import PADDING, Decoding, Seq2Seq
@@ -70,17 +70,16 @@ def searched(
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: at least one source is searched at a time")
-    empty = next((place for place, source in enumerate(sources) if not len(source)), None)
-    if empty is not None:
-        raise DataError(f"source {empty} has no token, not even an end: there is nothing to translate")
+    for place, source in enumerate(sources):
+        if not len(source):
+            raise DataError(f"source {place} has no token, not even an end: there is nothing to translate")
     device = model.embedding.weight.device
     places = sorted(range(len(sources)), key=lambda place: len(sources[place]))
     found: dict[int, Hypothesis] = {}
     for first in range(0, len(places), batch_size):
         group = places[first : first + batch_size]
-        longest = len(sources[group[-1]])
-        rows = [[*sources[place], *[PADDING] * (longest - len(sources[place]))] for place in group]
-        source_BS = torch.tensor(rows, device=device)
+        rows = [torch.tensor(sources[place]) for place in group]
+        source_BS = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING).to(device)
         hypotheses = beam_search(model, source_BS, beam=beam, length_penalty=length_penalty, most=most)
         found |= zip(group, hypotheses, strict=True)
     return [found[place] for place in range(len(sources))]
@@ -130,8 +129,7 @@ class _Search:
         while self.alive:
             length += 1
             self._lengthen(length)
-        assert all(best is not None for best in self.best)
-        return [best for best in self.best if best is not None]
+        return [best for best in self.best if best is not None]  # each has one: `_lengthen` sees to it
 
     def _lengthen(self, length: int) -> None:
         """One more token: each hypothesis then has `length` of them."""

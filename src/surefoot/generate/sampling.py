@@ -4,6 +4,7 @@ Shapes: B batch, T time, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -73,20 +74,15 @@ def stream(
     the modes of the modules and the global generators are left as they were, so that training notices nothing. Waits for
     the device at every token.
     """
-    _check(tokens, count=count, context=context, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    draw = _Draw(count, context, temperature, top_k, top_p, seed)
+    draw.check_prompt(tokens)
 
     def drawn() -> Iterator[int]:
-        held = [int(token) for token in tokens]
-        generator = torch.Generator().manual_seed(seed)
-        step = _Steps(model, context=context, caching=caching)
-        for _ in range(count):
-            with torch.no_grad(), untouched(), evaluation_mode([model]):
-                logits_V = step.next_logits([held])[0]
-            token = _chosen(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-            if token == end:
+        row = [int(token) for token in tokens]
+        for _ in draw.lengthened(model, [row], [torch.Generator().manual_seed(seed)], caching=caching):
+            if row[-1] == end:
                 return
-            held.append(token)
-            yield token
+            yield row[-1]
 
     return drawn()
 
@@ -112,30 +108,83 @@ def samples(
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: at least one prompt is continued at a time")
+    draw = _Draw(count, context, temperature, top_k, top_p, seed)
     for prompt in prompts:
-        _check(prompt, count=count, context=context, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    found: list[list[int]] = [[int(token) for token in prompt] for prompt in prompts]
-    places = sorted(range(len(found)), key=lambda place: len(found[place]))
+        draw.check_prompt(prompt)
+    texts = [[int(token) for token in prompt] for prompt in prompts]
+    places = sorted(range(len(texts)), key=lambda place: len(texts[place]))
     while places:
-        length = len(found[places[0]])
-        group = [place for place in places[:batch_size] if len(found[place]) == length]
+        length = len(texts[places[0]])
+        group = [place for place in places[:batch_size] if len(texts[place]) == length]
         places = places[len(group) :]
-        rows = [found[place] for place in group]
+        rows = [texts[place] for place in group]
         generators = [torch.Generator().manual_seed(fold(seed, place)) for place in group]
-        step, done = _Steps(model, context=context, caching=caching), [False] * len(rows)
-        for _ in range(count):
-            if all(done):
+        ended: set[int] = set()
+        for _ in draw.lengthened(model, rows, generators, caching=caching):
+            ended |= {nth for nth, row in enumerate(rows) if row[-1] == end}
+            if len(ended) == len(rows):
                 break
+        for nth in ended:  # it goes on after its end, so that all stay of one length
+            del rows[nth][rows[nth].index(cast("int", end), length) :]
+    return texts
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """How tokens are drawn; the settings of `stream`."""
+
+    count: int
+    context: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+
+    def check_prompt(self, tokens: Sequence[int] | Tensor) -> None:
+        """Raise `ConfigError` with all that is wrong with the settings and a prompt."""
+        needs = {
+            f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < _SEEDS,
+            "no token to start from: give at least one, for example that of a line break": len(tokens) > 0,
+            f"count = {self.count}: give the number of tokens to add, 0 or more": self.count >= 0,
+            f"context = {self.context}: give the number of tokens the model sees at once, 1 or more": self.context >= 1,
+            f"temperature = {self.temperature}: give 0 for the likeliest token, or a positive number such as 0.8": (
+                0 <= self.temperature < float("inf")
+            ),
+            f"top_k = {self.top_k}: give 1 or more, or leave it out to choose from all tokens": (
+                self.top_k is None or self.top_k >= 1
+            ),
+            f"top_p = {self.top_p}: give a probability above 0 and up to 1, such as 0.9, or leave it out": (
+                self.top_p is None or 0 < self.top_p <= 1
+            ),
+        }
+        if problems := [problem for problem, is_met in needs.items() if not is_met]:
+            raise ConfigError("cannot sample: " + "\n  ".join(problems))
+
+    def lengthened(
+        self, model: nn.Module, rows: list[list[int]], generators: Sequence[torch.Generator], *, caching: bool
+    ) -> Iterator[None]:
+        """Add a token to each of some rows of one length, `count` times; the model is as it was at every `yield`."""
+        step = _Steps(model, context=self.context, caching=caching)
+        for _ in range(self.count):
             with torch.no_grad(), untouched(), evaluation_mode([model]):
                 logits_BV = step.next_logits(rows)
-            for row, logits_V in enumerate(logits_BV):
-                token = _chosen(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, generator=generators[row])
-                done[row] = done[row] or token == end
-                rows[row].append(token)  # of a row that is done too, so that all stay of one length; cut below
-        for row, place in enumerate(group):
-            drawn = rows[row][length:]
-            found[place] = rows[row][:length] + drawn[: drawn.index(end) if end in drawn else None]
-    return found
+            for row, logits_V, generator in zip(rows, logits_BV, generators, strict=True):
+                row.append(self._token(logits_V, generator))
+            yield
+
+    def _token(self, logits_V: Tensor, generator: torch.Generator) -> int:
+        if self.temperature < _COLDEST:
+            return int(logits_V.argmax())
+        candidates = torch.arange(len(logits_V))
+        if self.top_k is not None:  # by place, not by value: of equal logits no more than `top_k` stay
+            logits_V, candidates = logits_V.topk(min(self.top_k, len(logits_V)))
+        chances_V = torch.softmax((logits_V - logits_V.max()) / self.temperature, dim=0)
+        if self.top_p is not None:
+            ordered_V, order = chances_V.sort(descending=True, stable=True)
+            before_V = ordered_V.cumsum(0) - ordered_V  # of all that are likelier: the first is always left
+            kept = int((before_V < self.top_p).sum())
+            chances_V, candidates = ordered_V[:kept], candidates[order[:kept]]
+        return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
 
 
 class _Steps:
@@ -170,47 +219,3 @@ class _Steps:
                 "  Sample from an earlier checkpoint, or train with a lower optimizer.lr"
             )
         return logits_BV
-
-
-def _chosen(
-    logits_V: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
-) -> int:
-    if temperature < _COLDEST:
-        return int(logits_V.argmax())
-    candidates = torch.arange(len(logits_V))
-    if top_k is not None:  # by place, not by value: of equal logits no more than `top_k` stay
-        logits_V, candidates = logits_V.topk(min(top_k, len(logits_V)))
-    chances_V = torch.softmax((logits_V - logits_V.max()) / temperature, dim=0)
-    if top_p is not None:
-        ordered_V, order = chances_V.sort(descending=True, stable=True)
-        before_V = ordered_V.cumsum(0) - ordered_V  # of all that are likelier: the first is always left
-        kept = int((before_V < top_p).sum())
-        chances_V, candidates = ordered_V[:kept], candidates[order[:kept]]
-    return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
-
-
-def _check(
-    tokens: Sequence[int] | Tensor,
-    *,
-    count: int,
-    context: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int,
-) -> None:
-    needs = {
-        f"seed = {seed}: give a number from 0 to 2**64 - 1": 0 <= seed < _SEEDS,
-        "no token to start from: give at least one, for example that of a line break": len(tokens) > 0,
-        f"count = {count}: give the number of tokens to add, 0 or more": count >= 0,
-        f"context = {context}: give the number of tokens the model sees at once, 1 or more": context >= 1,
-        f"temperature = {temperature}: give 0 for the likeliest token, or a positive number such as 0.8": (
-            0 <= temperature < float("inf")
-        ),
-        f"top_k = {top_k}: give 1 or more, or leave it out to choose from all tokens": top_k is None or top_k >= 1,
-        f"top_p = {top_p}: give a probability above 0 and up to 1, such as 0.9, or leave it out": (
-            top_p is None or 0 < top_p <= 1
-        ),
-    }
-    if problems := [problem for problem, is_met in needs.items() if not is_met]:
-        raise ConfigError("cannot sample: " + "\n  ".join(problems))

@@ -1,4 +1,3 @@
-from .dense import chunked_cross_entropy, cross_entropy
-from .fused_head import linear_cross_entropy
+from .dense import chunked_cross_entropy, cross_entropy, linear_cross_entropy
 
 __all__ = ["chunked_cross_entropy", "cross_entropy", "linear_cross_entropy"]

@@ -25,10 +25,9 @@ class Classified(NamedTuple):
 
     label: int
     guess: int
+    # How many classes are likelier than the right one, or as likely and before it; all, where its logit is no number
     rank: int
-    """How many classes are likelier than the right one, or as likely and before it; all, where its logit is no number."""
-    surprise: float
-    """Negative logarithm of the right one's probability, in nats."""
+    surprise: float  # negative logarithm of the right one's probability, in nats
 
 
 def top_k_accuracy(logits_BK: Tensor, labels_B: Tensor, *, k: int = 1) -> Mean:

@@ -1,5 +1,5 @@
 from .lr_multipliers import Rates, frozen, layer_decay, width_scaling
-from .specs import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
+from .optimizers import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
 
 __all__ = [
     "Rates",

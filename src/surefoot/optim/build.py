@@ -25,11 +25,10 @@ from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
 from surefoot.optim.ema import Twin
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
-from surefoot.optim.param_groups import Group, with_rates
-from surefoot.optim.param_roles import final_layer
-from surefoot.optim.registry import kind_named, kind_of, refuse_shards
+from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
+from surefoot.optim.optimizers import OptimizerSpec
+from surefoot.optim.param_groups import Group, final_layer, with_rates
 from surefoot.optim.skip_step import Skip, skipping
-from surefoot.optim.specs import OptimizerSpec
 
 Built = Callable[[list[dict[str, Any]]], Optimizer]
 
@@ -69,7 +68,7 @@ class Decided:
 def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
     """The optimizer over these groups: each has its decay, and the base rate times its own.
 
-    >>> from surefoot.optim.specs import lion
+    >>> from surefoot.optim.optimizers import lion
     >>> type(build_optimizer(lion(0.1), [Group("all", 0.0, [nn.Parameter(torch.ones(2))], ["weight"])])).__name__
     'Lion'
     """
@@ -104,32 +103,33 @@ def trained_by(
     """An optimizer with what its updates need; what was trained `before` goes on with its state, bit for bit."""
     spec, parameters = decision.spec, decision.parameters
     with without_compiler():
-        plain = [{"params": group.parameters} for group in decision.groups]
         optimizer = (
-            build_optimizer(spec, decision.groups) if isinstance(spec, OptimizerSpec) else _from_factory(spec, plain)
+            build_optimizer(spec, decision.groups)
+            if isinstance(spec, OptimizerSpec)
+            else _from_factory(spec, decision.groups)
         )
     if holders(parameters) is not None:
         refuse_shards(kind_of(optimizer), name=type(optimizer).__name__)
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])
+    clipping, device = clipping_of(clip, decision.limited), parameters[0].device
+    latch = torch.zeros((), device=device)
     if before is not None:
         carry_over(before.optimizer, optimizer, of=parameters)
-    clipping, device = clipping_of(clip, decision.limited), parameters[0].device
-    clipping.remembered = clipping.remembered if before is None else before.clipping.remembered
+        clipping.remembered, latch = before.clipping.remembered, before.bad_in_a_row
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
     by_group = clip[0] != "adaptive"  # which is told of parameters, not of groups
     if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and _may_lie_together(optimizer, models):
         skip = FlatAdamW(optimizer, skip)
         gradients = skip.gradients
-    latch = torch.zeros((), device=device) if before is None else before.bad_in_a_row
     return Trained(optimizer, parameters, skip, clipping, latch, gradients)
 
 
-def _from_factory(factory: Built, groups: list[dict[str, Any]]) -> Optimizer:
+def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
     """What a factory of the user's makes; `ConfigError` if torch refuses its settings."""
     try:
-        return factory(groups)
+        return factory([{"params": group.parameters} for group in groups])
     except (ValueError, TypeError, IndexError) as problem:
         *_, (frame, _) = traceback.walk_tb(problem.__traceback__)
         if not frame.f_globals["__name__"].startswith("torch.optim"):
@@ -148,16 +148,16 @@ def carry_over(before: Optimizer, after: Optimizer, *, of: Collection[nn.Paramet
     new has no state yet, as after torch's `add_param_group`.
     """
     still = set(of)
-    homes = {each: group for group in before.param_groups for each in group["params"] if each in still}
+    homes = {each: _numbers(group) for group in before.param_groups for each in group["params"] if each in still}
     groups = [[homes[each] for each in group["params"] if each in homes] for group in after.param_groups]
-    if sum(map(len, groups)) < len(homes) or any(_numbers(own) != _numbers(held[0]) for held in groups for own in held):
+    if sum(map(len, groups)) < len(homes) or any(own != numbers[0] for numbers in groups for own in numbers):
         raise ConfigError(
             f"the function that builds {type(after).__name__} puts parameters that were trained before into other groups, or none\n"
             "  it is called again where parameters are unfrozen on the way, and their state could not be carried over\n"
             "  build it from the groups that it is given, each parameter in the same one as before"
         )
-    for group, held in zip(after.param_groups, groups, strict=True):
-        group.update(_numbers(held[0]) if held else {})
+    for group, numbers in zip(after.param_groups, groups, strict=True):
+        group.update(numbers[0] if numbers else {})
     after.state.update(before.state)
     after._optimizer_step_pre_hooks = before._optimizer_step_pre_hooks
     after._optimizer_step_post_hooks = before._optimizer_step_post_hooks
@@ -165,10 +165,8 @@ def carry_over(before: Optimizer, after: Optimizer, *, of: Collection[nn.Paramet
 
 def _may_lie_together(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> bool:
     """Whether what an optimizer trains should lie in one tensor a group, and no part of any model would notice."""
-    if not all(worth_it(group["params"]) for group in optimizer.param_groups):
-        return False
     held = {id(tensor): tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())}
-    return none_shared(held.values())
+    return all(worth_it(group["params"]) for group in optimizer.param_groups) and none_shared(held.values())
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,9 +193,8 @@ def without_compiler() -> Iterator[None]:
 
 def _refuse_gaps(groups: Sequence[Group]) -> None:
     """Raise `ConfigError` for parameters with other numbers between theirs: fused kernels walk memory and would take those."""
-    named = [pair for group in groups for pair in zip(group.names, group.parameters, strict=True)]
-    gaps = [name for name, parameter in named if not _lies_whole(parameter)]
-    if gaps:
+    named = (pair for group in groups for pair in zip(group.names, group.parameters, strict=True))
+    if gaps := [name for name, parameter in named if not _lies_whole(parameter)]:
         more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         raise ConfigError(
             f"the numbers of {gaps[0]}{more} do not lie together in memory: a part of a larger tensor?\n"

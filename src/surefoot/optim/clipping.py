@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surefoot.distributed.shards import add_up, holders
 from surefoot.errors import ConfigError
-from surefoot.optim.skip_step import read_on_cpu
+from surefoot.optim.in_place import read_on_cpu
 
 Clip = tuple[Literal["norm", "value", "adaptive", "auto", "off"], float]
 
@@ -112,8 +112,7 @@ class ByValue:
         if not gradients:
             return torch.zeros_like(skipped)
         _multiply(gradients, factor)
-        sizes = torch._foreach_abs(gradients)
-        beyond = torch.stack([torch.count_nonzero(size > self.most) for size in sizes]).sum()
+        beyond = torch.stack([torch.count_nonzero(size > self.most) for size in torch._foreach_abs(gradients)]).sum()
         torch._foreach_clamp_min_(gradients, -self.most)
         torch._foreach_clamp_max_(gradients, self.most)
         return _fraction(beyond, sum(gradient.numel() for gradient in gradients), self.group)

@@ -14,9 +14,7 @@ from surefoot.errors import ConfigError, first_line
 class Averages(Protocol):
     """A twin of a model that is scored, sampled from and saved in its place; training never touches it."""
 
-    @property
-    def model(self) -> nn.Module:
-        """The twin, as of the last `refresh`."""
+    model: nn.Module  # the twin, as of the last `refresh`
 
     def restart(self, live: nn.Module) -> None:
         """Begin again at the model's weights, such as those that were loaded into it."""
@@ -69,12 +67,6 @@ def copy_buffers(live: nn.Module, twin: nn.Module) -> None:
         module.set_extra_state(extra)
 
 
-def check_decay(decay: float) -> None:
-    """Raise `ConfigError` for what is no decay of an average."""
-    if not 0.0 <= decay < 1.0:
-        raise ConfigError(f"ema = {decay!r}: a number from 0 to below 1 is needed, such as 0.999")
-
-
 class Ema:
     """A twin of a model (`twin_of`), whose parameters are moving averages of the model's.
 
@@ -92,7 +84,8 @@ class Ema:
     """
 
     def __init__(self, twin: Twin, decay: float, *, trained: set[nn.Parameter] | None = None) -> None:
-        check_decay(decay)
+        if not 0.0 <= decay < 1.0:
+            raise ConfigError(f"ema = {decay!r}: a number from 0 to below 1 is needed, such as 0.999")
         self.decay, self.twin, self.model = decay, twin, twin.model
         # all others stay as they are; they may be infinite (a mask), whose average would not be a number
         averaged = {live for live, _ in twin.pairs if live.requires_grad} if trained is None else trained

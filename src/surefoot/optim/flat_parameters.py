@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from surefoot.distributed.shards import rows_of
 from surefoot.optim.adamw_fused import StraightToKernel, adamw_kernel
 from surefoot.optim.clipping import present
-from surefoot.optim.skip_step import read_on_cpu
+from surefoot.optim.in_place import read_on_cpu
 
 _MOST = 1 << 20  # numbers of one group: beyond, copying the gradients costs more than the calls do
 _ALIGNED = 16  # numbers of 4 bytes: 64 bytes, to which torch's allocator aligns

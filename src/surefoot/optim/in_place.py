@@ -1,16 +1,19 @@
 """Arithmetic in place that a bad step leaves undone: the flag is read where the numbers are, and the host is not told.
 
 Torch's fused SGD kernel is `target -= rate * (amount + decay * target)` unless its flag is set: nearly every update can be
-written as that, in one pass and without a copy to go back to.
+written as that, in one pass and without a copy to go back to. What cannot be is `Restoring`'s: taken, and put back if bad.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from surefoot.errors import ConfigError
 
 _FUSED = ("cpu", "cuda")  # where the kernel was seen to honour the flag
 _NO_MOMENTUM: Any = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False}
@@ -70,6 +73,19 @@ def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
     target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
 
 
+def read_on_cpu(number: Tensor) -> float:
+    """A number of the step, on the host; the one function below the loop that reads one (docs/decisions/0033).
+
+    Raises `RuntimeError` for a tensor on any other device: there the host would wait for it.
+
+    >>> read_on_cpu(torch.tensor(0.5))
+    0.5
+    """
+    if not number.is_cpu:
+        raise RuntimeError(f"read_on_cpu was given a number on {number.device}")
+    return number.item()
+
+
 def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None]) -> Callable[..., Any]:
     """An optimizer's `step` that moves the parameters of each group that have a gradient.
 
@@ -119,3 +135,70 @@ def _of_one_kind(
         given.append(amount if same else torch.empty_like(target).copy_(amount))
     for (device, _), (own, given) in kinds.items():
         yield device, own, given
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """Parameters and state are copied before the step and put back after a bad one, all on the device.
+
+    State that is made in the very step that is undone becomes what a new optimizer starts from: zeros, but
+    for those of torch's optimizers that start otherwise (`_fresh`). What an optimizer keeps on the host (a
+    counter in Python, a tensor on another device) cannot be undone without waiting: it is refused in the
+    first step.
+    """
+
+    name: str
+    parameter_bytes: int
+
+    @property
+    def description(self) -> str:
+        """How, in a phrase, and the memory it takes."""
+        return (
+            f"by putting back copies of parameters and state of {self.name}, made before each step"
+            f" (+{self.parameter_bytes:,} bytes for parameters, and its state once more)"
+        )
+
+    @torch.no_grad()
+    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step, then put back what was before where the flag says so."""
+        bad = found_inf > 0
+        members = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        befores = [parameter.detach().clone() for _, parameter in members]
+        states = [
+            {key: each.detach().clone() if isinstance(each, Tensor) else each for key, each in state.items()}
+            for state in (optimizer.state.get(parameter, {}) for _, parameter in members)
+        ]
+        numbers = [_numbers(group) for group in optimizer.param_groups]
+        optimizer.step()
+        if numbers != [_numbers(group) for group in optimizer.param_groups]:
+            raise self._refused("numbers in its parameter groups")
+        for (group, parameter), before, state in zip(members, befores, states, strict=True):
+            parameter.copy_(torch.where(bad, before, parameter))
+            for key, now in optimizer.state.get(parameter, {}).items():
+                if isinstance(now, Tensor) and now.device != parameter.device:
+                    raise self._refused(f"state[{key!r}], a tensor on {now.device}")
+                if isinstance(now, Tensor):
+                    then = state[key] if key in state else _fresh(optimizer, group, key, now)
+                    now.copy_(torch.where(bad, then, now))
+                elif not isinstance(now, bool | int | float | str | None) or key not in state or state[key] != now:
+                    raise self._refused(f"state[{key!r}], a {type(now).__name__}")
+
+    def _refused(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self.name} keeps {what} on the host, where a skipped step cannot be undone without waiting\n"
+            f"  use a fused or capturable optimizer, such as surefoot.adamw(...), or train on the CPU"
+        )
+
+
+def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) -> Tensor:
+    """What a state entry is before the first step."""
+    match optimizer, key:
+        case (torch.optim.NAdam(), "mu_product") | (torch.optim.ASGD(), "mu"):
+            return torch.ones_like(like)
+        case (torch.optim.Rprop(), "step_size") | (torch.optim.ASGD(), "eta"):
+            return torch.full_like(like, group["lr"])
+    return torch.zeros_like(like)
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if isinstance(value, bool | int | float | str)}

@@ -46,7 +46,7 @@ def layer_decay(decay: float) -> Rates:
 
     For fine-tuning, after Howard and Ruder 2018, section 3.1 (https://arxiv.org/abs/1801.06146), with depths as BEiT counts
     them (Bao et al. 2022: https://arxiv.org/abs/2106.08254): embeddings or stem 0, then one for each block, then the head. They
-    are found from the model's structure (`surefoot.optim.param_roles.depths`); a model without a list of blocks is refused.
+    are found from the model's structure (`surefoot.optim.param_groups.depths`); a model without a list of blocks is refused.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 9, bias=False))
@@ -57,7 +57,7 @@ def layer_decay(decay: float) -> Rates:
         raise ConfigError(f"layer_decay = {decay!r}: a number above 0 and up to 1 is needed, such as 0.75")
 
     def factors(model: nn.Module) -> dict[str, float]:
-        from surefoot.optim.param_roles import depths
+        from surefoot.optim.param_groups import depths
 
         found = depths(model)
         if found is None:
@@ -92,7 +92,7 @@ def width_scaling(*, base_width: int) -> Rates:
         )
 
     def factors(model: nn.Module) -> dict[str, float]:
-        from surefoot.optim.param_roles import final_layer, input_matrices, is_embedding, matrices
+        from surefoot.optim.param_groups import final_layer, input_matrices, is_embedding, matrices
 
         head, inputs = final_layer(model), set(input_matrices(model))
         names = {parameter: name for name, parameter in model.named_parameters()}
@@ -127,11 +127,11 @@ def frozen(*patterns: str) -> Rates:
         first_names = {parameter: name for name, parameter in model.named_parameters()}
         names = list(model.named_parameters(remove_duplicate=False))
         fitting = {pattern: [held for name, held in names if fnmatchcase(name, pattern)] for pattern in patterns}
-        idle = [pattern for pattern, found in fitting.items() if not found]
-        if idle:
+        if idle := [pattern for pattern, found in fitting.items() if not found]:
+            short = dict.fromkeys(f"{name.partition('.')[0]}.*" if "." in name else name for name, _ in names)
             raise ConfigError(
                 f"frozen: no parameter of {type(model).__name__} is called {' or '.join(map(repr, idle))}\n"
-                f"  there are: {_listed(_prefixes(name for name, _ in names))}"
+                f"  there are: {_listed(short)}"
             )
         chosen = {held for found in fitting.values() for held in found}
         return {name: 0.0 for held, name in first_names.items() if held in chosen}
@@ -157,7 +157,7 @@ def factors_of(model: nn.Module, rates: Sequence[Rates]) -> dict[str, float]:
             else:
                 product[name] *= factor
     if problems:
-        raise ConfigError("\n".join([*problems[:4], *(["  ..."] if len(problems) > 4 else [])]))
+        raise ConfigError("\n".join([*problems[:4], *["  ..."] * (len(problems) > 4)]))
     return product
 
 
@@ -178,11 +178,6 @@ def freeze(model: nn.Module, factors: Mapping[str, float]) -> None:
     for name, parameter in model.named_parameters():
         if factors[name] == 0:
             parameter.requires_grad_(False)
-
-
-def _prefixes(names: Any) -> list[str]:
-    """Names in short: those of the direct parts, with * for what is in them."""
-    return list(dict.fromkeys(name if "." not in name else f"{name.partition('.')[0]}.*" for name in names))
 
 
 def _listed(names: Any) -> str:

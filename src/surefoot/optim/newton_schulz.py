@@ -41,7 +41,8 @@ def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[
     """
     made: dict[int, Tensor] = {}
     for places in batches([matrix.shape for matrix in matrices], how):
-        wide = [_wide(matrices[place].bfloat16()) for place in places]
+        narrow = [matrices[place].bfloat16() for place in places]
+        wide = [matrix.T if matrix.shape[0] > matrix.shape[1] else matrix for matrix in narrow]
         made |= zip(places, _iterated(wide, how[places[0]]), strict=True)
     return [
         made[place].T if matrix.shape[0] > matrix.shape[1] else made[place] for place, matrix in enumerate(matrices)
@@ -118,24 +119,22 @@ def shared_out(shapes: tuple[tuple[int, ...], ...], ranks: int) -> tuple[int, ..
     return tuple(owners)
 
 
-def most_bytes_of_a_rank(shapes: tuple[tuple[int, ...], ...], ranks: int) -> int:
+def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     """About the most memory that this takes on one of so many ranks: its rows as they come and go, and its matrices.
 
-    These are there as they arrive, whole, orthogonal, by receivers and as they are sent.
+    These are there as they arrive, whole, orthogonal, by receivers and as they are sent. In one process: `working_bytes`.
 
-    >>> most_bytes_of_a_rank(((8, 8), (8, 8)), 2)
+    >>> update_bytes(((8, 8), (8, 8)), 2)
     896
     """
-    owners = shared_out(shapes, ranks)
+    if ranks == 1:
+        return working_bytes(shapes)
+    owners = shared_out(tuple(shapes), ranks)
     owned = [
         sum(prod(shape) for shape, owner in zip(shapes, owners, strict=True) if owner == one) for one in range(ranks)
     ]
     rows = sum(-(-shape[0] // ranks) * shape[1] for shape in shapes)
     return (5 * max(owned) + 2 * rows) * torch.bfloat16.itemsize
-
-
-def _wide(matrix: Tensor) -> Tensor:
-    return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def _iterated(matrices: list[Tensor], how: NewtonSchulz) -> Sequence[Tensor]:

@@ -2,19 +2,28 @@
 
 Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`.
 So a parameter is spared where it has fewer than two dimensions, is a module's bias, or belongs to a norm or
-an embedding.
+an embedding. How deep it stands, what takes in data and what makes outputs follow from the order in which modules were
+registered, which is how models are written: what comes first in the forward pass comes first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
 
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
-from surefoot.optim.param_roles import EMBEDDINGS, final_layer, is_bias_or_norm, is_embedding
 
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_NORMS = (
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.modules.batchnorm._NormBase,  # batch and instance norms of all dimensions, synchronised ones too
+)
+_BIASES = ("bias", "bias_k", "bias_v")  # the last two are MultiheadAttention's, of three dimensions
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # MultiheadAttention's own
 
@@ -57,8 +66,8 @@ def parameter_groups(
             spared = bool(weight_decay) and (is_bias_or_norm(module, name, parameter) or is_embedding(module))
             rate = 1.0 if rates is None else rates.get(whole, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"
-            fresh = Group(title, 0.0 if spared else weight_decay, [], [], rate=rate)
-            group = groups.setdefault((spared, rate), fresh)
+            decay = 0.0 if spared else weight_decay
+            group = groups.setdefault((spared, rate), Group(title, decay, [], [], rate=rate))
             group.parameters.append(parameter)
             group.names.append(whole)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[1] != 1.0, -key[1], key[0]))]
@@ -93,8 +102,7 @@ def hidden_matrices(model: nn.Module, *, excepted: Sequence[str] | None = None) 
         left_out: set[nn.Parameter] = set() if head is None else set(head.parameters(recurse=False))
     else:
         left_out = _called(model, excepted)
-    found = {weight for module in model.modules() for weight in _matrices(module)}
-    return found - embedded - left_out
+    return {weight for module in model.modules() for weight in _matrices(module)} - embedded - left_out
 
 
 def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Group]:
@@ -102,11 +110,11 @@ def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Gro
     parts = []
     for is_hidden in (True, False):
         for group in groups:
-            places = [place for place, held in enumerate(group.parameters) if (held in hidden) is is_hidden]
-            if places:
-                parameters, names = [group.parameters[p] for p in places], [group.names[p] for p in places]
+            pairs = zip(group.parameters, group.names, strict=True)
+            part = {held: name for held, name in pairs if (held in hidden) is is_hidden}
+            if part:
                 kind = f"{group.name}, hidden" if is_hidden else group.name
-                parts.append(replace(group, name=kind, parameters=parameters, names=names, hidden=is_hidden))
+                parts.append(replace(group, name=kind, parameters=[*part], names=[*part.values()], hidden=is_hidden))
     return parts
 
 
@@ -125,18 +133,116 @@ def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:
 
 def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
     """All parameters of the modules, and the parameters, that are called so."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    found: set[nn.Parameter] = set()
+    called = {name: [*module.parameters()] for name, module in model.named_modules(remove_duplicate=False)}
+    called |= {name: [parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
     for name in names:
-        if name in parameters:
-            found.add(parameters[name])
-        elif name in modules:
-            found |= set(modules[name].parameters())
-        else:
-            meant = nearest(name, [*modules, *parameters])
+        if name not in called:
+            meant = nearest(name, [*called])
             raise ConfigError(
                 f"optimizer.adamw_for: {type(model).__name__} has no module or parameter {name!r}"
                 + (f"; did you mean {meant}?" if meant else "")
             )
-    return found
+    return {parameter for name in names for parameter in called[name]}
+
+
+def depths(model: nn.Module) -> dict[str, int] | None:
+    """How deep each parameter stands, by its first name, from 0 without gaps; None where the model holds no list of blocks.
+
+    Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`; where those hold single layers, every layer
+    with a matrix is one. What stands before the blocks (embeddings, a stem) is at depth 0, and each block one deeper than the
+    one before, through all lists (the stages of a ResNet, an encoder and its decoder). What stands between two lists belongs
+    to the block before it; all that follows the last list (a norm, a head) is deepest. A tied parameter counts where it
+    stands first.
+
+    >>> depths(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9, bias=False)))
+    {'0.weight': 0, '1.weight': 1, '1.bias': 1, '2.weight': 1, '2.bias': 1, '3.weight': 2}
+    """
+    pieces = _pieces(model)
+    blocks = [place for place, (_, is_block) in enumerate(pieces) if is_block]
+    if not blocks:
+        return None
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found: dict[str, int] = {}
+    depth = 0
+    for place, (parameters, is_block) in enumerate(pieces):
+        depth += is_block or place == blocks[-1] + 1
+        for parameter in parameters:
+            found.setdefault(names[parameter], depth)
+    used = sorted(set(found.values()))
+    return {name: used.index(depth) for name, depth in found.items()}
+
+
+def matrices(model: nn.Module) -> list[tuple[nn.Module, nn.Parameter]]:
+    """All that activations are multiplied with or that is looked up, each with its owner: no bias, no norm; tied ones twice.
+
+    >>> [tuple(matrix.shape) for _, matrix in matrices(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))]
+    [(3, 2), (1, 3)]
+    """
+    return [
+        (owner, parameter)
+        for owner in model.modules()
+        for name, parameter in owner.named_parameters(recurse=False)
+        if not is_bias_or_norm(owner, name, parameter)
+    ]
+
+
+def final_layer(model: nn.Module) -> nn.Module | None:
+    """The module that makes the outputs: the last one with a matrix that is no embedding; None where there is none.
+
+    >>> final_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1), nn.Tanh()))
+    Linear(in_features=3, out_features=1, bias=True)
+    """
+    return next((owner for owner, _ in reversed(matrices(model)) if not is_embedding(owner)), None)
+
+
+def input_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Matrices that take in the data: embeddings, and what else stands before the blocks, or else the first of all.
+
+    >>> [tuple(matrix.shape) for matrix in input_matrices(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))]
+    [(3, 2)]
+    """
+    pieces, found = _pieces(model), matrices(model)
+    if not any(is_block for _, is_block in pieces):
+        pieces = []
+    before = {each for parameters, _ in takewhile(lambda piece: not piece[1], pieces) for each in parameters}
+    inputs = [parameter for owner, parameter in found if is_embedding(owner) or parameter in before]
+    return inputs or [parameter for _, parameter in found[:1]]
+
+
+def is_embedding(owner: nn.Module) -> bool:
+    """True for what looks rows of its matrix up."""
+    return isinstance(owner, EMBEDDINGS)
+
+
+def is_bias_or_norm(owner: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+    """True for what is added to activations, or scales them one by one."""
+    return parameter.ndim < 2 or name in _BIASES or isinstance(owner, _NORMS)
+
+
+def _pieces(model: nn.Module) -> list[tuple[list[nn.Parameter], bool]]:
+    """The model's parameters in order, cut into blocks (True) and what stands outside of them."""
+    of_layers = not any(_holds_blocks(module) for module in model.modules())
+    return [piece for piece in _cut(model, of_layers=of_layers) if piece[0]]
+
+
+def _cut(module: nn.Module, *, of_layers: bool) -> Iterator[tuple[list[nn.Parameter], bool]]:
+    yield list(module.parameters(recurse=False)), False
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential) if of_layers else _holds_blocks(module)
+    for child in module.children():
+        plain_list = type(child) in (nn.ModuleList, nn.Sequential)
+        if not is_list or (plain_list and (of_layers or _holds_blocks(child))):
+            yield from _cut(child, of_layers=of_layers)
+        else:
+            yield list(child.parameters()), not of_layers or bool(matrices(child))
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """True for a list of parts that are themselves made of parts; in a Sequential two of them must be of one kind."""
+    parts = [
+        child
+        for child in module.children()
+        if next(child.children(), None) is not None and next(child.parameters(), None) is not None
+    ]
+    if isinstance(module, nn.ModuleList):
+        return bool(parts)
+    return isinstance(module, nn.Sequential) and len({type(part) for part in parts}) < len(parts)

@@ -4,6 +4,7 @@
 describe itself. A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,9 +14,8 @@ from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import straight_to_kernel
-from surefoot.optim.in_place import fused_sgd_writes
-from surefoot.optim.registry import Composite, kind_of
-from surefoot.optim.undo_step import Restoring
+from surefoot.optim.in_place import Restoring, fused_sgd_writes, read_on_cpu
+from surefoot.optim.kinds.kind import Composite, kind_of, shapes_of, state_bytes
 
 _LARGE = 1e38  # below it no sum of two numbers of 32 bits overflows
 
@@ -45,7 +45,9 @@ def skipped_where_bad(
     [0.0, 1.0, 1.0, 1.0]
     """
     here = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # the norm of no gradients is, on any device
-    if here and loss_scale is None and _plainly_good(norm, loss, bad_in_a_row):
+    # most steps: the general arithmetic would come to 0 and leave the latch at 0, by nine calls of torch
+    plain = here and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE
+    if plain and read_on_cpu(bad_in_a_row) == 0.0:
         return torch.zeros((), dtype=torch.float32)
     bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
     skipped = (bad | (bad_in_a_row > most)).float()
@@ -70,7 +72,8 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n"
             "  use another optimizer, such as surefoot.adamw(...)"
         )
-    if isinstance(optimizer, torch.optim.SGD) and not _writes(optimizer):
+    fused = [each for group in optimizer.param_groups if group.get("fused") for each in group["params"]]
+    if isinstance(optimizer, torch.optim.SGD) and not all(fused_sgd_writes(each) for each in fused):
         raise ConfigError(
             "torch's fused SGD leaves weights of 16 bits on the CPU as they are\n"
             "  build it with SGD(..., fused=False), or keep the weights in float32"
@@ -81,7 +84,9 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
     way = "copies" if kind is None else kind.skip
     if way == "own arithmetic" or (way == "own arithmetic off the CPU" and device.type != "cpu"):
         return InsideKernel("inside its own arithmetic, which writes nothing then")
-    if way == "fused kernel" and _takes_found_inf(optimizer, device):
+    known_device = device.type in ("cpu", "cuda", "meta")  # where torch's kernels honour the flag
+    all_fused = known_device and all(group.get("fused") for group in optimizer.param_groups)
+    if way == "fused kernel" and all_fused and not _is_dampened_sgd(optimizer):
         _make_momentum_buffers(optimizer)
         return straight_to_kernel(optimizer) or InsideKernel(f"inside the fused {name} kernel")
     if device.type == "cpu":
@@ -96,8 +101,27 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             f"SGD with dampening takes its first step unlike all others, and whether {device.type} skipped it"
             " the host is not told\n  leave dampening out: a smaller lr does the same"
         )
-    weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return Restoring(name, parameter_bytes=sum(weight.numel() * weight.element_size() for weight in weights))
+    return Restoring(name, parameter_bytes=sum(math.prod(shape) * item for shape, item in shapes_of(optimizer, 1)))
+
+
+def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
+    """Bytes that an update takes for its time, on the first of so many ranks: copies to go back to, and what Muon multiplies.
+
+    >>> from surefoot.optim.kinds.muon import BatchedMuon
+    >>> muon = BatchedMuon([torch.nn.Parameter(torch.zeros(8, 32))])
+    >>> update_bytes(skipping(muon, torch.device("meta")), muon)
+    1792
+    """
+    if isinstance(skip, PartByPart):
+        return max(update_bytes(own, part, shards=shards) for part, own in skip.parts)
+    kind = kind_of(optimizer)
+    if kind is not None and kind.update_bytes is not None:
+        return kind.update_bytes([shape for shape, _ in shapes_of(optimizer, 1)], shards)
+    if not isinstance(skip, Restoring):
+        return 0
+    return sum(math.prod(shape) * item for shape, item in shapes_of(optimizer, shards)) + (
+        state_bytes(optimizer, shards=shards) or 0
+    )
 
 
 @dataclass(frozen=True)
@@ -143,44 +167,10 @@ class BranchOnCpu:
         step_unless_on_cpu(optimizer, found_inf)
 
 
-def read_on_cpu(number: Tensor) -> float:
-    """A number of the step, on the host; the one function below the loop that reads one (docs/decisions/0033).
-
-    Raises `RuntimeError` for a tensor on any other device: there the host would wait for it.
-
-    >>> read_on_cpu(torch.tensor(0.5))
-    0.5
-    """
-    if not number.is_cpu:
-        raise RuntimeError(f"read_on_cpu was given a number on {number.device}")
-    return number.item()
-
-
 def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
     """Take the step unless the flag is set, which must be on the CPU."""
     if read_on_cpu(found_inf) == 0:
         optimizer.step()
-
-
-def _plainly_good(norm: Tensor, loss: Tensor, bad_in_a_row: Tensor) -> bool:
-    """Whether the general arithmetic would come to 0 and leave the latch at 0: nine calls of torch for most steps."""
-    return abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE and read_on_cpu(bad_in_a_row) == 0.0
-
-
-def _takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
-    """True where torch's kernel, which the optimizer has, is used and honours the flag."""
-    if device.type not in ("cpu", "cuda", "meta") or not all(group["fused"] for group in optimizer.param_groups):
-        return False
-    return not _is_dampened_sgd(optimizer)
-
-
-def _writes(optimizer: torch.optim.SGD) -> bool:
-    return all(
-        fused_sgd_writes(parameter)
-        for group in optimizer.param_groups
-        if group["fused"]
-        for parameter in group["params"]
-    )
 
 
 def _is_dampened_sgd(optimizer: Optimizer) -> bool:
@@ -196,9 +186,8 @@ def _make_momentum_buffers(optimizer: Optimizer) -> None:
     and leaves them so where that step is skipped; and it fails where a parameter has its first gradient in a
     later step.
     """
-    for group in optimizer.param_groups:
-        if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
-            for parameter in group["params"]:
-                state = optimizer.state[parameter]
-                if state.get("momentum_buffer") is None:
-                    state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
+    for parameter in (each for group in groups if group["momentum"] for each in group["params"]):
+        state = optimizer.state[parameter]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)

@@ -58,10 +58,9 @@ class Trainable:
             raise CheckpointError(f"cannot resume {where}: {_not_under_fsdp(other)}")
         for name, parameter in () if self.sharded else self.parameters.items():
             parameter.requires_grad_(name not in frozen)
+        named = [(model, name) for model, name, _ in self._named() if self._full(model, name) not in outside]
         for model, before in self.trained.items():
-            names = {
-                name for name, _ in self.models[model].named_parameters() if self._full(model, name) not in outside
-            }
+            names = {name for other, name in named if other == model}
             if names != before:
                 self.trained[model] = names
                 self.rebuild(model, names)
@@ -101,8 +100,7 @@ class Trainable:
             if not in_step:  # what still differs after the step
                 raise ConfigError(_not_under_fsdp(changed))
             return
-        replaced = self._replaced()
-        if replaced:
+        if replaced := self._replaced():
             self._refuse_other_parameters()
         wanted = [(model, name) for model, name, parameter in self._outside if parameter.requires_grad]
         joining = [(model, name) for model, name in wanted if model in self.trained]

@@ -16,16 +16,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Declaration:
-    """An optimizer's name, defaults and checks; how it is built and skipped stands in `file` (`registry.OptimizerKind`)."""
+    """An optimizer's name, defaults and checks; how it is built and skipped stands in `file` (`OptimizerKind`)."""
 
     name: str
     file: str
     weight_decay: float
     settings: Mapping[str, Setting]
     checks: Mapping[str, Check]
+    # lr and weight_decay of a recipe that is not told any: for a first run, not the best there is. They were chosen
+    # among rates a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md).
     first_run: tuple[float, float]
-    """lr and weight_decay of a recipe that is not told any: for a first run, not the best there is. They were chosen among rates
-    a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md)."""
     like_adam: bool  # whether the size of its steps is that of `lr`, whatever the size of the gradient
 
     @property
@@ -35,8 +35,8 @@ class Declaration:
         return ["lr", "weight_decay", *self.settings, *parts]
 
 
+# By name, the optimizers whose public functions have been imported: those of `optimizers.py`
 DECLARED: dict[str, Declaration] = {}
-"""By name, the optimizers whose public functions have been imported: those of `specs.py`."""
 
 
 def declared(
@@ -62,7 +62,7 @@ def declared(
 def problems(kind: Declaration, *, lr: Any, weight_decay: Any, given: Mapping[str, Any]) -> list[str]:
     """A line for everything that is wrong with the settings given to an optimizer.
 
-    >>> import surefoot.optim.specs
+    >>> import surefoot.optim.optimizers
     >>> problems(declaration("sgd"), lr=0.1, weight_decay=0.0, given={"momentum": 2.0})
     ['optimizer.momentum = 2.0: a number from 0 to below 1 is needed']
     """
@@ -86,7 +86,7 @@ def problems(kind: Declaration, *, lr: Any, weight_decay: Any, given: Mapping[st
 def declaration(name: str) -> Declaration:
     """That of the optimizer called `name`; `ConfigError` for a name that none has.
 
-    >>> import surefoot.optim.specs
+    >>> import surefoot.optim.optimizers
     >>> declaration("lion").settings
     {'betas': (0.9, 0.99)}
     """
@@ -105,10 +105,6 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, Sequence) and len(value) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in value)
 
 
-def _are_names(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
-
-
 def at_least(low: float, *, below: float = math.inf) -> Check:
     """The check of a number in a range.
 
@@ -121,7 +117,10 @@ def at_least(low: float, *, below: float = math.inf) -> Check:
 
 POSITIVE: Check = ("a number above 0", lambda value: _is_number(value) and value > 0)
 FEW: Check = ("a whole number from 1 to 99", lambda value: type(value) is int and 1 <= value < 100)
-NAMES: Check = ("names of modules", _are_names)
+NAMES: Check = (
+    "names of modules",
+    lambda value: isinstance(value, list | tuple) and all(isinstance(name, str) for name in value),
+)
 FIRST_ABOVE_0: Check = (
     "a pair below 1 with a first one above 0, which says where gradients are taken,",
     lambda value: _is_pair(value) and value[0] > 0,

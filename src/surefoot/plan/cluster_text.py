@@ -9,8 +9,7 @@ from dataclasses import replace
 from surefoot.distributed.blocks import refuse_unshardable
 from surefoot.errors import ConfigError, first_line
 from surefoot.memory import in_words
-from surefoot.optim.memory import state_bytes
-from surefoot.optim.registry import kind_of, refuse_shards
+from surefoot.optim.kinds.kind import kind_of, refuse_shards, state_bytes
 from surefoot.plan.cluster import Case, fits, shared, spread, tokens_each
 from surefoot.plan.meta_pass import Pass, dry_pass
 from surefoot.plan.network_model import Machine, ring_bandwidth, windows

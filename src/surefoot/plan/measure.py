@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surefoot.errors import DataError, DivergedError, first_line
 from surefoot.memory import in_words, peak, tensor_bytes
-from surefoot.optim.memory import state_bytes
+from surefoot.optim.kinds.kind import state_bytes
 from surefoot.run.components import RunComponents
 from surefoot.tracking.format import duration, measured_time
 from surefoot.train.scratch import timed_pass

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import Shard, class_name, name_of
 from surefoot.errors import CheckpointError
+from surefoot.optim.kinds.kind import kind_of
 from surefoot.optim.param_groups import first_and_last
-from surefoot.optim.registry import kind_of
 from surefoot.plan.measure import Measured, evaluation_time, measure, memory_and_time
 from surefoot.run.components import RunComponents
 from surefoot.seeding import untouched

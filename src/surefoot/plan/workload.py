@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from surefoot.distributed.blocks import blocks_of
 from surefoot.distributed.shards import shard_shape
 from surefoot.memory import tensor_bytes
-from surefoot.optim.memory import state_bytes, update_bytes
+from surefoot.optim.kinds.kind import state_bytes
+from surefoot.optim.skip_step import update_bytes
 from surefoot.plan.meta_pass import Pass
 from surefoot.run.components import RunComponents
 
@@ -20,7 +21,7 @@ from surefoot.run.components import RunComponents
 def workload(parts: RunComponents, passed: Pass) -> Workload:
     """The numbers that scaling is computed from: of a run on paper, and of a dry pass of one of its micro-batches.
 
-    State that is not known before an optimizer's first step counts as nothing here; `optim.memory.state_bytes` says None.
+    State that is not known before an optimizer's first step counts as nothing here; `optim.kinds.kind.state_bytes` says None.
     """
     models, trained = parts.state.models, list(parts.state.trained.values())
     outside, blocks = units(models, parts.parallel.blocks)

@@ -15,10 +15,10 @@ from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
-from surefoot.optim.specs import OPTIMIZERS, named
+from surefoot.optim.optimizers import OPTIMIZERS, named
 from surefoot.schedules import lr_schedule as schedules
 from surefoot.schedules.curves import SHAPES
-from surefoot.train.plateau import refuse_end_before_reduction
+from surefoot.train.patience import refuse_end_before_reduction
 
 if TYPE_CHECKING:
     OptimizerName = str

@@ -19,7 +19,7 @@ from surefoot.distributed.consistency import comparable, equal_from_main, refuse
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
 from surefoot.optim.build import Decided
-from surefoot.optim.specs import OptimizerSpec
+from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Saving
 from surefoot.run.components import Models, Plan, RunComponents
@@ -31,12 +31,10 @@ from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import began_with
-from surefoot.train.channels_last import Layout, layout
-from surefoot.train.compile import compiled, compiling
 from surefoot.train.components import printed
-from surefoot.train.early_stopping import watched
 from surefoot.train.loop import State, Task, sole_or_all
-from surefoot.train.plateau import feedback
+from surefoot.train.open_choices import Layout, compiled, compiling, layout
+from surefoot.train.patience import feedback, watched
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings
 from surefoot.train.scorer import Scoring

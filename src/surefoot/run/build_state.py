@@ -21,10 +21,10 @@ from surefoot.errors import ConfigError, first_line
 from surefoot.optim.build import Built, Decided, Trained, limited, trained_by
 from surefoot.optim.clipping import Clip, clear
 from surefoot.optim.ema import Averages, Ema, Twin, twin_of
+from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.lr_multipliers import factors_of, freeze
+from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import parameter_groups
-from surefoot.optim.registry import kind_named, kind_of, refuse_shards
-from surefoot.optim.specs import OptimizerSpec
 from surefoot.optim.trainable import Trainable
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched

@@ -14,10 +14,9 @@ from surefoot.optim.build import Decided
 from surefoot.run.checkpointing import Saving
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tracking.rank_log import RankLog
-from surefoot.train.compile import Compiling
 from surefoot.train.components import Components
-from surefoot.train.early_stopping import Watch
-from surefoot.train.plateau import Feedback
+from surefoot.train.open_choices import Compiling
+from surefoot.train.patience import Feedback, Watch
 from surefoot.train.precision import Precision
 
 if TYPE_CHECKING:

@@ -88,7 +88,7 @@ def _begun(parts: RunComponents) -> Opened:
     if check is not None and parts.whole.kept.is_complete:  # nothing can be kept any more
         check.check_passes((parts.task.loss, parts.supply.first()))
     if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
-        from surefoot.train.loss_contract import loss_contract
+        from surefoot.train.state_check import loss_contract
 
         with suppress(Exception):  # it will come again in the first step, where it is explained and reported
             holds, words = loss_contract(parts)

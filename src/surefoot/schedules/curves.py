@@ -53,14 +53,12 @@ class Fall:
 class Shape:
     """The shape of a schedule; an entry of `SHAPES`."""
 
-    takes: Settings
-    """Its settings, and what they are where absent."""
-    fall: Callable[[Fall], Factors]
-    """The factor after the step where warm-up ends."""
+    takes: Settings  # its settings, and what they are where absent
+    fall: Callable[[Fall], Factors]  # the factor after the step where warm-up ends
+    # How many steps from the first on have the same factors in every longer run; `NEVER` where all have
     shared: Callable[[Fall], int] = lambda fall: fall.warmup + 1
-    """How many steps from the first on have the same factors in every longer run; `NEVER` where all have."""
+    # The setting that can make the last factors too small for a number, and what to type then
     steep: tuple[str, str] | None = None
-    """The setting that can make the last factors too small for a number, and what to type then."""
 
     @property
     def own_rise(self) -> bool:
@@ -162,6 +160,7 @@ def _cycle_starts(at: Fall) -> list[int]:
         starts.append(following)
 
 
+# All shapes, by the name that a flag gives them
 SHAPES: dict[str, Shape] = {
     "constant": Shape({"warmup": 0}, lambda _: lambda _: 1.0, lambda _: NEVER),
     "linear": Shape({"warmup": 0, "floor": 0.0}, lambda at: at.along(at.left())),
@@ -189,4 +188,3 @@ SHAPES: dict[str, Shape] = {
         lambda at: _cycle_starts(at)[-1] + 1,
     ),
 }
-"""All shapes, by the name that a flag gives them."""

@@ -67,16 +67,17 @@ def compute_again(
     >>> list(compute_again({"model": model}, "blocks")), model(torch.zeros(4)).requires_grad
     (['0', '1', '2'], True)
     """
-    found = {name: blocks_of(model, "auto" if blocks is None else blocks) for name, model in models.items()}
-    if not any(found.values()):
+    chosen = {
+        name if len(models) == 1 else f"{model_name}.{name}": block
+        for model_name, model in models.items()
+        for name, block in blocks_of(model, "auto" if blocks is None else blocks).items()
+    }
+    if not chosen:
         kinds = ", ".join(type(model).__name__ for model in models.values())
         raise ConfigError(
             f"activation_checkpointing = {how}: {kinds} has no repeated blocks (two or more of one class in a list of modules)\n"
             '  name what is to be computed again: checkpointed_blocks=["encoder", "MyBlock", "layers.*"], or leave it off'
         )
-    chosen = {
-        name if len(found) == 1 else f"{model}.{name}": held for model in found for name, held in found[model].items()
-    }
     for block in {id(block): block for block in chosen.values()}.values():
         # partial, and not a closure: a deep copy of the block then holds its own forward, and not this one's
         vars(block)["forward"] = partial(_computed_again, block, block.forward, how == "selective")
@@ -98,21 +99,20 @@ def _computed_again(
 ) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs, **named)
+    selected = partial(create_selective_checkpoint_contexts, _kept)
     if not torch.compiler.is_compiling():
-        contexts = partial(_contexts, block, selective)
+
+        def contexts() -> _Contexts:
+            first, again = selected() if selective else (nullcontext(), nullcontext())
+            return first, _AsBefore(again, block)
+
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
     # A compiled graph writes buffers once, whatever it computes again. A block that falls to pieces would run outside of it,
     # without the contexts above, which cannot be compiled: torch 2.13 takes none but these two.
     with torch._dynamo.error_on_graph_break(True):
         if selective:
-            chosen = partial(create_selective_checkpoint_contexts, _kept)
-            return checkpoint(forward, *inputs, use_reentrant=False, context_fn=chosen, **named)
+            return checkpoint(forward, *inputs, use_reentrant=False, context_fn=selected, **named)
         return checkpoint(forward, *inputs, use_reentrant=False, **named)
-
-
-def _contexts(block: nn.Module, selective: bool) -> _Contexts:
-    first, again = _selected() if selective else (nullcontext(), nullcontext())
-    return first, _AsBefore(again, block)
 
 
 class _AsBefore:
@@ -126,7 +126,7 @@ class _AsBefore:
         self.within = within
         self.buffers = [(owner, name, buffer.detach().clone()) for owner, name, buffer in _buffers(block)]
         self.drawn = random.getstate(), np.random.get_state()
-        self.left: list[tuple[list[tuple[nn.Module, str, Tensor | None]], Any, Any]] = []
+        self.left: list[Any] = []  # what `_put` takes, of each entry
 
     def __enter__(self) -> None:
         real = [(owner, name, owner._buffers[name]) for owner, name, _ in self.buffers]
@@ -152,11 +152,6 @@ def _buffers(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
         for name, buffer in owner._buffers.items():
             if buffer is not None and name not in owner._non_persistent_buffers_set:
                 yield owner, name, buffer
-
-
-def _selected() -> _Contexts:
-    contexts: _Contexts = create_selective_checkpoint_contexts(_kept)  # type: ignore[no-untyped-call]
-    return contexts
 
 
 def _kept(_: Any, operator: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:

@@ -6,10 +6,11 @@ Only a run that has not begun chooses: one that goes on keeps what it began with
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -46,15 +47,17 @@ class Chosen:
 
     def lines(self, parts: Components) -> list[str]:
         """What else is to be said: whether models are compiled, what could tell more, and that the device is slow in bf16."""
-        compiled = [f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})"] if self.compile else []
-        profile = [
-            "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too: --tries all)"
-        ]
+        profile = "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too: --tries all)"
         slow = (
             f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
             " --precision fp32 is quicker, and another run"
         )
-        return [*compiled, *(profile if self.unknown else []), *([slow] if parts.whole.precision.emulated else [])]
+        lines = {
+            f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})": self.compile is not None,
+            profile: self.unknown,
+            slow: parts.whole.precision.emulated,
+        }
+        return [line for line, is_said in lines.items() if is_said]
 
 
 def settle_choices(parts: Components) -> Chosen:
@@ -65,11 +68,13 @@ def settle_choices(parts: Components) -> Chosen:
     """
     precision, why, why_compile, silent = parts.whole.precision, None, None, False
     if precision.open:
-        choice = Choice(*parts.world.from_main(_choice(parts) if parts.world.is_main else None))
+        facts = run_facts(parts) if parts.world.is_main else ""
+        unknown = Choice("fp32", False, False, str(facts))
+        found = unknown if isinstance(facts, str) else look_up(facts, layout_open=parts.layout.open)
+        choice = Choice(*parts.world.from_main(astuple(found)))
         precision.settle(choice.precision)
         parts.layout.settle(choice.channels_last)
-        parts.described["precision"] = precision.name
-        parts.described["channels_last"] = parts.layout.channels_last
+        parts.described |= {"precision": precision.name, "channels_last": parts.layout.channels_last}
         why, silent = choice.why, not choice.known
     parts.layout.settle(False)
     if parts.compiling.open:
@@ -78,14 +83,6 @@ def settle_choices(parts: Components) -> Chosen:
         parts.described["compile"] = on
         silent = silent or not known
     return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None)
-
-
-def _choice(parts: Components) -> tuple[Any, ...]:
-    facts = run_facts(parts)
-    layout_open = parts.layout.open
-    return astuple(
-        Choice("fp32", False, False, facts) if isinstance(facts, str) else look_up(facts, layout_open=layout_open)
-    )
 
 
 def _compile_choice(parts: Components) -> tuple[bool, bool, str]:
@@ -112,16 +109,16 @@ def run_facts(parts: Components, *, unmeasured: bool = False) -> Facts | str:
     instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
     if not unmeasured and (instructions, version) not in speed_table.TABLE:
         return f"not measured: {instructions}, torch {version}"
-    kind = model_facts(parts.state.models)
+    kind, plan = model_facts(parts.state.models), parts.supply.plan
     if kind is None:
         return "layers of these kinds were not measured"
     layers, width = kind
     if layers == "convolution" and parts.layout.channels_last:
         layers = "convolution, channels last"
-    plan = parts.supply.plan
     if isinstance(plan, Buckets):  # micro-batches differ in shape
-        return Facts(instructions, version, layers, width, parts.supply.sizes.micro_batch_size, int(plan.longest.max()))
-    sizes = _sizes(layers, parts.supply.first())
+        sizes: tuple[int, int] | None = parts.supply.sizes.micro_batch_size, int(plan.longest.max())
+    else:
+        sizes = _sizes(layers, parts.supply.first())
     if sizes is None:
         return "data of these shapes were not measured"
     return Facts(instructions, version, layers, width, *sizes)
@@ -162,21 +159,10 @@ def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
 
 def _middle_width(matrices: Sequence[nn.Linear | nn.Conv2d]) -> int:
     """The smaller side of a matrix, such that half of all numbers are in matrices at least as wide."""
-    widths = [
-        (min(part.in_features, part.out_features), part.in_features * part.out_features)
-        if isinstance(part, nn.Linear)
-        else (
-            min(part.in_channels, part.out_channels),
-            part.in_channels * part.out_channels * math.prod(part.kernel_size),
-        )
-        for part in matrices
-    ]
-    left = sum(size for _, size in widths) / 2
-    for width, size in sorted(widths, reverse=True):
-        left -= size
-        if left <= 0:
-            return width
-    raise AssertionError("no matrix")
+    # no convolution is in groups here: `model_facts`
+    widths = sorted(((min(part.weight.shape[:2]), part.weight.numel()) for part in matrices), reverse=True)
+    sums = list(accumulate(size for _, size in widths))
+    return widths[bisect_left(sums, sums[-1] / 2)][0]
 
 
 def _own_numbers(part: nn.Module) -> int:

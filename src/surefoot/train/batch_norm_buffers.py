@@ -54,13 +54,12 @@ class BatchStatistics:
             else now  # inf - inf is NaN
             for now, before in zip(self.tensors(), self.before, strict=True)
         ]
-        if self.passes == 1:
-            self.changes = changes
-        else:
-            self.changes = [
-                held + change if change.is_floating_point() else change
-                for held, change in zip(self.changes, changes, strict=True)
+        if self.passes > 1:
+            changes = [
+                before + change if change.is_floating_point() else change
+                for before, change in zip(self.changes, changes, strict=True)
             ]
+        self.changes = changes
 
     def finish(self, skipped: Tensor) -> None:
         """At the update: the mean over the passes, or what was before where `skipped` (1.0 on the device) says so."""

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import zip_longest
@@ -24,9 +24,8 @@ from surefoot.errors import CheckpointError, ConfigError
 from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.tracking.console import Screen
 from surefoot.tracking.run_directory import RunDirectory, machine
-from surefoot.train.channels_last import Layout
-from surefoot.train.compile import Compiling, compiled
 from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.open_choices import Compiling, Layout, compiled
 from surefoot.train.run_identity import (
     differences,
     has_same_samples,
@@ -112,20 +111,18 @@ class Components:
         if self.world.size > 1:
             from surefoot.train.parallel_check import make_ready
 
-            user_state = self.whole.kept.objects
-            make_ready(self.task, self.state, self.supply.first, user_state=user_state, world=self.world)
+            make_ready(self.task, self.state, self.supply.first, user_state=self.whole.kept.objects, world=self.world)
 
     def machine(self) -> dict[str, Any]:
         """What equal bits depend on besides the configuration."""
-        of_ranks = {"ranks": self.world.size, "parallel": self.parallel.kind}
-        return machine(self.device, deterministic=self.settings.deterministic) | of_ranks
+        of_process = machine(self.device, deterministic=self.settings.deterministic)
+        return of_process | {"ranks": self.world.size, "parallel": self.parallel.kind}
 
     def compared(self) -> dict[str, Any]:
         """What must be the same on every rank, by dotted name."""
         printed = {f"model {name}": sha256(text.encode()).hexdigest()[:12] for name, text in self.architecture.items()}
-        frozen = {"frozen": ", ".join(self.state.trainable.state()["frozen"])}
-        stop = {"stop_after": self.timetable.stop_step}
-        return flat(self.described) | printed | frozen | stop
+        frozen = ", ".join(self.state.trainable.state()["frozen"])
+        return flat(self.described) | printed | {"frozen": frozen, "stop_after": self.timetable.stop_step}
 
     @interprets
     def continue_from(self, found: Contents) -> None:
@@ -160,8 +157,8 @@ class Components:
         self.whole.precision.settle(saved["precision"])
         self.compiling.settle(bool(saved["compile"]))
         self.layout.settle(bool(saved["channels_last"]))
-        described |= {"precision": self.whole.precision.name, "compile": self.compiling.on}
-        described["channels_last"] = self.layout.channels_last
+        chosen = {"compile": self.compiling.on, "channels_last": self.layout.channels_last}
+        described |= {"precision": self.whole.precision.name, **chosen}
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
         self.task = replace(self.task, factors=schedule.factors(self.length))
@@ -185,15 +182,13 @@ class Components:
             return  # whose modules may print themselves otherwise
         for name, text in self.architecture.items():
             before = found.saved.architecture.get(name, "").splitlines()
-            pairs = zip_longest(before, text.splitlines(), fillvalue="nothing")
-            changed = next(
-                ([each.strip().removesuffix("(") for each in pair] for pair in pairs if len({*pair}) > 1), None
-            )
-            if changed is not None:
-                raise CheckpointError(
-                    f"cannot resume step-{found.step:08d}: the model had {changed[0]}, and now has {changed[1]}\n"
-                    "  with another one it would be another run: choose another --out, or start from its weights with --init"
-                )
+            for pair in zip_longest(before, text.splitlines(), fillvalue="nothing"):
+                was, now_is = (line.strip().removesuffix("(") for line in pair)
+                if pair[0] != pair[1]:
+                    raise CheckpointError(
+                        f"cannot resume step-{found.step:08d}: the model had {was}, and now has {now_is}\n"
+                        "  with another one it would be another run: choose another --out, or start from its weights with --init"
+                    )
 
     @interprets
     def notes(self, found: Contents) -> list[str]:
@@ -213,12 +208,9 @@ class Components:
     @contextmanager
     def numerics(self) -> Iterator[None]:
         """Torch's settings as this run has them; afterwards as they were."""
-        with self.whole.precision.numerics():
-            if not self.settings.deterministic:
-                yield
-                return
-            with deterministic_kernels(self.device):
-                yield
+        kernels = deterministic_kernels(self.device) if self.settings.deterministic else nullcontext()
+        with self.whole.precision.numerics(), kernels:
+            yield
 
     def doing(self, what: str) -> None:
         """Tell whoever watches what is being done, where that may take a while; and the other ranks."""

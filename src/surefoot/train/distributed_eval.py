@@ -25,20 +25,19 @@ def scores_together(
     for other in told:
         if other["diverged"] is not None:
             raise DivergedError(other["diverged"])
-    names = list(dict.fromkeys(name for other in told for name in other["sums"]))
-    found: dict[str, Any] = {}
-    for name in names:
-        parts = [Mean(*other["sums"][name]) for other in told if name in other["sums"]]
-        found[name] = float(summed(parts).value)
+    names = dict.fromkeys(name for other in told for name in other["sums"])
+    found: dict[str, Any] = {
+        name: float(summed(Mean(*other["sums"][name]) for other in told if name in other["sums"]).value)
+        for name in names
+    }
     if judge is None:
         return found
-    counted = [not one for other in world.gathered(void) for one in other]  # void ones are the last in order
+    counted = sum(not is_void for other in world.gathered(void) for is_void in other)
     messages = Messages()
     told = world.gathered([messages.written(made) for made in collected])
-    rounds = zip(*told, strict=True)
-    held = [messages.read(text) for round_ in rounds for text in round_][: sum(counted)]
-    in_order = [output for made in held for output in made]
-    return found | _judged_by_main(world, judge, in_order)
+    in_order = [messages.read(text) for of_ranks in zip(*told, strict=True) for text in of_ranks]
+    outputs = [output for made in in_order[:counted] for output in made]  # void ones are the last in order
+    return found | _judged_by_main(world, judge, outputs)
 
 
 def _judged_by_main(

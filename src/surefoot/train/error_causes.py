@@ -20,8 +20,9 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
     """The cause of an exception that a step raised, where it is one that users meet; None where it is not known."""
     text = str(problem)
     target = re.search(r"Target (-?\d+) is out of bounds|index (-?\d+) is out of bounds for dimension", text)
+    in_cross_entropy = any("cross_entropy" in frame.name for frame in traceback.extract_tb(problem.__traceback__))
     samples = ""
-    if target and (target[1] or _in_cross_entropy(problem)):
+    if target and (target[1] or in_cross_entropy):
         samples = _samples_with(int(target[1] or target[2]), micro_batches)
     if isinstance(problem, IndexError | RuntimeError) and target and (target[1] or samples):
         return DataError(
@@ -40,31 +41,33 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
             "  leave --compile out; if a compilation was killed before, what it left may be damaged: remove the directory\n"
             f"  {os.environ.get('TORCHINDUCTOR_CACHE_DIR') or Path(tempfile.gettempdir()) / 'torchinductor_USER'}"
         )
-    if isinstance(problem, torch.OutOfMemoryError):
-        return None
-    if isinstance(problem, RuntimeError) and "selective activation checkpoint has been mutated" in text:
-        return ConfigError(
-            "activation_checkpointing = selective keeps the results of matrix products, and a block changes one in place\n"
-            "  (nn.ReLU(inplace=True) after a linear layer or a convolution, x += y)\n"
-            "  make that not in place, or choose --activation-checkpointing blocks"
-        )
-    if isinstance(problem, RuntimeError) and "encountered during backward but not found in storage" in text:
-        return ConfigError(
-            "activation_checkpointing = selective does not go with a block that is called several times in one pass under bf16\n"
-            "  or fp16 (the casts of its weights are made once), nor with one that computes parts of itself again\n"
-            "  choose --activation-checkpointing blocks"
-        )
     if isinstance(problem, RecomputedOtherwise):
         return ConfigError(
             f"a block that was computed again at step {step} was not what it had been: {text.splitlines()[0][:200]}\n"
             "  its forward depends on something that changed meanwhile, other than buffers and the global random generators\n"
             "  leave that block out (--checkpointed-blocks), or all of it (--activation-checkpointing off)"
         )
-    if isinstance(problem, RuntimeError) and "does not require grad" in text:
-        return ConfigError(
-            f"the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?"
-        )
-    return None
+    known = isinstance(problem, RuntimeError) and not isinstance(problem, torch.OutOfMemoryError)
+    cause = next((cause for words, cause in _CAUSES.items() if known and words in text), None)
+    return None if cause is None else ConfigError(cause.format(step=step))
+
+
+# What torch says in a `RuntimeError`, and the cause of it
+_CAUSES = {
+    "selective activation checkpoint has been mutated": (
+        "activation_checkpointing = selective keeps the results of matrix products, and a block changes one in place\n"
+        "  (nn.ReLU(inplace=True) after a linear layer or a convolution, x += y)\n"
+        "  make that not in place, or choose --activation-checkpointing blocks"
+    ),
+    "encountered during backward but not found in storage": (
+        "activation_checkpointing = selective does not go with a block that is called several times in one pass under bf16\n"
+        "  or fp16 (the casts of its weights are made once), nor with one that computes parts of itself again\n"
+        "  choose --activation-checkpointing blocks"
+    ),
+    "does not require grad": (
+        "the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?"
+    ),
+}
 
 
 def of_compiler(problem: BaseException | None) -> bool:
@@ -76,21 +79,15 @@ def of_compiler(problem: BaseException | None) -> bool:
     return False
 
 
-def _in_cross_entropy(problem: BaseException) -> bool:
-    return any("cross_entropy" in frame.name for frame in traceback.extract_tb(problem.__traceback__))
-
-
 def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
     """Ids of the samples whose floating inputs hold a NaN or an infinity; reads the tensors."""
     return _ids_where(micro_batches, lambda rows: ~torch.isfinite(rows) if rows.is_floating_point() else None)
 
 
 def _samples_with(value: int, micro_batches: Sequence[MicroBatch]) -> str:
-    def equal(rows: Tensor) -> Tensor | None:
-        whole = not rows.is_floating_point() and not rows.is_complex() and rows.dtype != torch.bool
-        return rows == value if whole else None
-
-    return ", ".join(str(sample) for sample in _ids_where(micro_batches, equal)[:5])
+    wholes = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    ids = _ids_where(micro_batches, lambda rows: rows == value if rows.dtype in wholes else None)
+    return ", ".join(map(str, ids[:5]))
 
 
 def _ids_where(micro_batches: Sequence[MicroBatch], where: Callable[[Tensor], Tensor | None]) -> list[int]:

@@ -16,6 +16,7 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.distributed_eval import as_recorded, scores_together
 from surefoot.train.precision import Precision
 
+Loss = Callable[[Any, Any], Any]
 Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
 
 
@@ -56,16 +57,15 @@ class Split:
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"Split(batch_size={self.batch_size}): at least one sample is scored at once")
         by_name: Any = self.scores if isinstance(self.scores, Mapping) else {}
-        candidates = by_name.values() or self.score_functions
-        metric = next((score for score in candidates if isinstance(score, _MetricObject)), None)
-        if metric is not None:
-            raise ConfigError(
-                f"Split: {getattr(metric, '__name__', type(metric).__name__)} is a metric object,"
-                " and a score is a function of (model, batch)\n"
-                "  let the split collect what the metric needs, and compute it once:\n"
-                "  outputs=lambda model, batch: list(zip(model(batch[0]), batch[1])),\n"
-                '  judge=lambda pairs: {"score": float(metric(*map(torch.stack, zip(*pairs))))}'
-            )
+        for score in by_name.values() or self.score_functions:
+            if isinstance(score, _MetricObject):
+                raise ConfigError(
+                    f"Split: {getattr(score, '__name__', type(score).__name__)} is a metric object,"
+                    " and a score is a function of (model, batch)\n"
+                    "  let the split collect what the metric needs, and compute it once:\n"
+                    "  outputs=lambda model, batch: list(zip(model(batch[0]), batch[1])),\n"
+                    '  judge=lambda pairs: {"score": float(metric(*map(torch.stack, zip(*pairs))))}'
+                )
         if by_name:
             raise ConfigError(
                 "Split: scores is a dictionary\n  give its functions, which have names: scores=[*scores.values()]"
@@ -95,18 +95,16 @@ class EvaluationStoppedError(Exception):
 def scored(
     model: Any,
     batches: Iterable[MicroBatch],
+    split: Split,
     *,
-    loss: Callable[[Any, Any], Any] | None,
-    scores: Sequence[Score],
+    loss: Loss | None,
     precision: Precision,
     seed: int,
-    outputs: Callable[[Any, Any], list[Any]] | None = None,
-    judge: Callable[[list[Any]], Mapping[str, Any]] | None = None,
     stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Mean of every score over all batches, and what `judge` makes of all `outputs`; waits for the device once, at the end,
-    unless `outputs` does.
+    """Mean of every score of a split over all batches, and what its `judge` makes of all `outputs`; waits for the device once,
+    at the end, unless `outputs` does.
 
     Modes of all modules and the random generators are left as they were found. A loss that returns a plain mean is
     weighted by the batch's count. Where `stop` says so between two batches, `EvaluationStoppedError` is raised.
@@ -116,45 +114,41 @@ def scored(
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     sums: dict[str, Mean] = {}
-    collected: list[list[Any]] = []
+    outputs: list[list[Any]] = []
     void: list[bool] = []
     diverged: DivergedError | None = None
-    modules = list(model.values()) if isinstance(model, dict) else [model]
-    key = stream_key(seed, "evaluate")
-    with untouched(), torch.no_grad(), evaluation_mode(modules):
+    with _evaluating(model, seed) as begin:
         for place, batch in enumerate(batches):
             if stop():
                 raise EvaluationStoppedError
-            seed_generators(fold(key, place * ranks + rank))
+            begin(place * ranks + rank)
             try:
                 with precision.autocast():
-                    found = _counted(model, batch, loss=loss, scores=scores)
-                    made = [] if outputs is None else outputs(model, batch.batch)
+                    found = _counted(model, batch, split, loss)
+                    made = [] if split.outputs is None else split.outputs(model, batch.batch)
             except DivergedError as problem:
                 if ranks == 1:
                     raise
                 diverged = problem  # the other ranks go on, and may need this one: to gather weights, and to stop
                 continue
             add_each(sums, {name: Mean(0.0, 0) for name in found} if batch.void else found)
-            collected.append(made)
+            outputs.append(made)
             void.append(batch.void)
     if world is not None and ranks > 1:
-        return scores_together(world, sums, collected, void, judge=judge, diverged=diverged)
-    judged = {} if judge is None else as_recorded(judge([output for made in collected for output in made]))
+        return scores_together(world, sums, outputs, void, judge=split.judge, diverged=diverged)
+    judged = {} if split.judge is None else as_recorded(split.judge([each for made in outputs for each in made]))
     return {name: float(mean.value) for name, mean in sums.items()} | judged
 
 
 def scored_by_batch(
     model: Any,
     batches: Iterable[MicroBatch],
+    split: Split,
     *,
     score: str,
-    loss: Callable[[Any, Any], Any] | None,
-    scores: Sequence[Score],
+    loss: Loss | None,
     precision: Precision,
     seed: int,
-    outputs: Callable[[Any, Any], list[Any]] | None = None,
-    judge: Callable[[list[Any]], Mapping[str, Any]] | None = None,
 ) -> list[Mean] | None:
     """One score of each batch by itself, counted; None where there is no score of that name. Otherwise as `scored`.
 
@@ -162,21 +156,18 @@ def scored_by_batch(
     mean over samples, as a loss is and BLEU is not. Whoever uses it must compare the two.
     """
     found: list[Mean] = []
-    modules = list(model.values()) if isinstance(model, dict) else [model]
-    key = stream_key(seed, "evaluate")
-    with untouched(), torch.no_grad(), evaluation_mode(modules):
+    with _evaluating(model, seed) as begin:
         for place, batch in enumerate(batches):
-            seed_generators(fold(key, place))
+            begin(place)
             with precision.autocast():
-                counted = _counted(model, batch, loss=loss, scores=scores)
-                if score in counted:
-                    found.append(counted[score].detached())
-                    continue
-                collected = outputs(model, batch.batch) if outputs is not None else []
-            value = _judged_alone(judge, collected, score=score)
-            if value is None:
+                mean = _counted(model, batch, split, loss).get(score)
+                outputs = split.outputs(model, batch.batch) if mean is None and split.outputs is not None else []
+            value = None if mean is not None else _judged_alone(split, outputs, score=score)
+            if value is not None:
+                mean = Mean(value * len(outputs), len(outputs))
+            if mean is None:
                 return None
-            found.append(Mean(value * len(collected), len(collected)))
+            found.append(mean.detached())
     return [Mean(float(mean.total), float(mean.count)) for mean in found]
 
 
@@ -189,48 +180,48 @@ def numbers(found: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
-def _judged_alone(
-    judge: Callable[[list[Any]], Mapping[str, Any]] | None, collected: list[Any], *, score: str
-) -> float | None:
+def _judged_alone(split: Split, outputs: list[Any], *, score: str) -> float | None:
     """A score of a part of the outputs; None where there is none of that name, or the judge wants all of them."""
     try:
-        value = None if judge is None else judge(collected).get(score)
+        value = None if split.judge is None else split.judge(outputs).get(score)
     except Exception:  # references for the whole split, say: then a part cannot be judged
         return None
     return float(value) if isinstance(value, int | float) else None
 
 
-def _counted(
-    model: Any, batch: MicroBatch, *, loss: Callable[[Any, Any], Any] | None, scores: Sequence[Score]
-) -> dict[str, Mean]:
-    found = {} if loss is None else _losses(loss(model, batch.batch), batch.count)
-    for score in scores:
+@contextmanager
+def _evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
+    """No gradients, and everything in evaluation mode; yields what seeds the generators for the batch of a place."""
+    modules = list(model.values()) if isinstance(model, dict) else [model]
+    key = stream_key(seed, "evaluate")
+    with untouched(), torch.no_grad(), evaluation_mode(modules):
+        yield lambda place: seed_generators(fold(key, place))
+
+
+def _counted(model: Any, batch: MicroBatch, split: Split, loss: Loss | None) -> dict[str, Mean]:
+    found = {} if loss is None or not split.loss else _losses(loss(model, batch.batch), batch.count)
+    for score in split.score_functions:
         found |= _means(score(model, batch.batch), score.__name__)
     return found
 
 
 def _means(result: Any, name: str) -> Mapping[str, Mean]:
     """What a score function returned, by name; `ConfigError` where it is no counted mean."""
-    means = {name: result} if isinstance(result, Mean) else result
-    given = means.values() if isinstance(means, Mapping) else [means]
-    wrong = next((value for value in given if not isinstance(value, Mean)), None)
-    if wrong is not None:
-        raise ConfigError(
-            f"the score {name!r} returned a {type(wrong).__name__}, which says not over how many samples it is a mean\n"
-            "  return surefoot.Mean(total, count): the sum over the batch, and how many were added; or a dictionary of them"
-        )
+    means = result if isinstance(result, Mapping) else {name: result}
+    for each in means.values():
+        if not isinstance(each, Mean):
+            raise ConfigError(
+                f"the score {name!r} returned a {type(each).__name__}, which says not over how many samples it is a mean\n"
+                "  return surefoot.Mean(total, count): the sum over the batch, and how many were added; or a dictionary of them"
+            )
     return means
 
 
 def _losses(result: Any, count: int) -> dict[str, Mean]:
-    further: Mapping[str, Mean] = {}
-    if isinstance(result, tuple):
-        result, further = result
+    result, further = result if isinstance(result, tuple) else (result, {})
+    if isinstance(result, Tensor) and result.ndim > 0:
+        raise ConfigError(f"the loss is not one number but a tensor of shape {tuple(result.shape)}: return its mean")
     if isinstance(result, Tensor):
-        if result.ndim > 0:
-            raise ConfigError(
-                f"the loss is not one number but a tensor of shape {tuple(result.shape)}: return its mean"
-            )
         result = Mean(result.detach().double() * count if count else 0.0, count)
     return {"loss": result, **further}
 

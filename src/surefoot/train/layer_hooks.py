@@ -28,13 +28,13 @@ class Found:
     numbers: int = 0
 
 
+@dataclass
 class Activity:
     """Takes notice of modules (by name) as long as its block is entered, and only of those in training mode."""
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.modules = modules
-        self.found: dict[str, Found] = {}
-        self.hooks: list[Any] = []
+    modules: Mapping[str, nn.Module]
+    found: dict[str, Found] = field(default_factory=dict)
+    hooks: list[Any] = field(default_factory=list)
 
     def __enter__(self) -> None:
         # parts in evaluation mode may take a quicker way where they have no hooks, and other bits with it
@@ -45,9 +45,8 @@ class Activity:
         ]
 
     def __exit__(self, *_: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks = []
+        while self.hooks:
+            self.hooks.pop().remove()
 
     def _look(self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:  # the latter: it is computed again
@@ -59,7 +58,8 @@ class Activity:
             return
         with torch.no_grad():
             found = self.found.setdefault(name, Found())
-            found.norms.append(torch.linalg.vector_norm(values.detach(), dtype=_wide(values)))
+            wide = torch.promote_types(values.dtype, torch.float32)
+            found.norms.append(torch.linalg.vector_norm(values.detach(), dtype=wide))
             found.numbers += values.numel()
             flat = FLAT_ENDS.get(type(module))
             given = inputs[0] if inputs and type(inputs[0]) is Tensor else None
@@ -80,13 +80,9 @@ def observed(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name or type(module).__name__: module
         for name, module in _uncompiled(model, "")
-        if module in blocks or (next(module.children(), None) is None and not _hands_on(module))
+        if module in blocks or (next(module.children(), None) is None and not isinstance(module, nn.Identity))
+        if module in blocks or "Dropout" not in type(module).__name__  # whoever wrote it
     }
-
-
-def _hands_on(module: nn.Module) -> bool:
-    """Whether what goes out of a module says no more than what goes in: dropout, whoever wrote it."""
-    return isinstance(module, nn.Identity) or "Dropout" in type(module).__name__
 
 
 def _uncompiled(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
@@ -115,11 +111,12 @@ def _slope_below(slope: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tenso
 
 def _far_below(least: float) -> Callable[[Any, Tensor | None, Tensor], Tensor | None]:
     """By the input, for what bends once more: from there on down the derivative is between -1/75 and 0."""
-    return lambda module, given, out: None if given is None or given is out or _in_place(module) else given < least
 
+    def is_flat(module: Any, given: Tensor | None, out: Tensor) -> Tensor | None:
+        in_place = not isinstance(module, nn.GELU) and module.inplace
+        return None if given is None or given is out or in_place else given < least
 
-def _in_place(module: Any) -> bool:
-    return not isinstance(module, nn.GELU) and bool(module.inplace)
+    return is_flat
 
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017, section 2
@@ -151,7 +148,3 @@ def root_mean_square(norms: list[float], numbers: int) -> float:
     1.0
     """
     return math.hypot(*norms) / math.sqrt(numbers) if numbers else 0.0
-
-
-def _wide(values: Tensor) -> torch.dtype:
-    return torch.promote_types(values.dtype, torch.float32)

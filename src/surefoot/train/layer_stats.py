@@ -7,7 +7,7 @@ it sees; the numbers are read when the step is over.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,10 @@ from surefoot.distributed.world import World
 from surefoot.mean import Mean
 from surefoot.optim.clipping import gradient_norm
 from surefoot.tracking.record import Record
-from surefoot.train.layer_hooks import Activity, Found, observed, root_mean_square
+from surefoot.train.layer_hooks import Activity, observed, root_mean_square
 from surefoot.train.step_watch import Loss, Named
+
+Name = TypeVar("Name")
 
 
 class Watched:
@@ -60,7 +62,9 @@ class Watched:
                 self.first = counted[0], gradient_norm(self._gradients(), factor=1.0)
             with self.activity or nullcontext():
                 result = loss(model, batch)
-            counted.append(_count(result, next(held.count for held in micro_batches if held.batch is batch)))
+            part = result[0] if isinstance(result, tuple) else result
+            own = part.detached().count if isinstance(part, Mean) else None
+            counted.append(next(each.count for each in micro_batches if each.batch is batch) if own is None else own)
             return result
 
         return watched
@@ -75,7 +79,11 @@ class Watched:
             self.gradients[name] = dict(zip(graded, _norms(list(graded.values())), strict=True))
             self.factors[name] = factor
             self.weights |= zip(parameters, _norms(weights), strict=True)
-            self.rows_used |= {called: _rows_used(held) for called, held in graded.items() if held.ndim > 1}
+            self.rows_used |= {
+                called: (torch.count_nonzero(held.detach().flatten(1).any(dim=1)), len(held))
+                for called, held in graded.items()
+                if held.ndim > 1
+            }
             self._copies[name] = [held.clone() for held in weights]
 
     @torch.no_grad()
@@ -97,16 +105,6 @@ def _norms(tensors: list[Tensor]) -> list[Tensor]:
         wide = torch.promote_types(dtype, torch.float32)
         found |= zip(places, torch._foreach_norm([tensors[place] for place in places], 2, wide), strict=True)
     return [found[place] for place in range(len(tensors))]
-
-
-def _rows_used(gradient: Tensor) -> tuple[Tensor, int]:
-    rows = len(gradient)
-    return torch.count_nonzero(gradient.detach().reshape(rows, gradient[:1].numel() if rows else 1).any(dim=1)), rows
-
-
-def _count(result: Any, of_batch: int) -> Tensor | float:
-    part = result[0] if isinstance(result, tuple) else result
-    return part.detached().count if isinstance(part, Mean) else of_batch
 
 
 class Layers:
@@ -137,9 +135,11 @@ class Layers:
         self.rows: dict[str, Rows | None] = {
             name: rows_of(held) for named in self.parameters.values() for name, held in named.items()
         }
-        self.modules: dict[str, nn.Module] = {}
-        for model, module in () if compiled else models.items():
-            self.modules |= {before[model] + name: held for name, held in observed(module).items()}
+        self.modules: dict[str, nn.Module] = {
+            before[model] + name: part
+            for model, module in models.items()
+            for name, part in ({} if compiled else observed(module)).items()
+        }
 
     def watch(self, index: int) -> Watched:
         activity = Activity(self.modules) if self.modules else None
@@ -170,23 +170,35 @@ class Layers:
 
     def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:
         """What this rank has seen, as JSON."""
-        gradients: dict[str, float] = {}
-        for optimizer, norms in watched.gradients.items():
-            factor = abs(float(watched.factors[optimizer]))
-            gradients |= {name: norm * factor for name, norm in _fetched(norms).items()}
+        factors = {optimizer: abs(float(factor)) for optimizer, factor in watched.factors.items()}
+        gradients = {
+            name: norm * factors[optimizer]
+            for optimizer, norms in watched.gradients.items()
+            for name, norm in _fetched(norms).items()
+        }
         used = _fetched({name: number for name, (number, _) in watched.rows_used.items()})
         noise = None
         if watched.first is not None and self.local_times is not None:
-            (factor,) = (abs(float(held)) for held in watched.factors.values()) if watched.factors else (math.nan,)
+            (factor,) = factors.values() or (math.nan,)
             small_count, norm = (float(held) for held in watched.first)
             noise = [small_count, float(count), norm * factor / self.local_times]
-        found = {} if watched.activity is None else watched.activity.found
+        modules = {} if watched.activity is None else watched.activity.found
+        calls = {name: range(len(each.norms)) for name, each in modules.items()}
+        sizes = _fetched({(name, nth): modules[name].norms[nth] for name in calls for nth in calls[name]})
+        flat = _fetched({name: torch.stack(each.flat).sum() for name, each in modules.items() if each.flat})
         return {
             "gradient": gradients,
             "weight": _fetched(watched.weights),
             "update": _fetched(watched.updates),
             "rows": {name: [int(used[name]), rows] for name, (_, rows) in watched.rows_used.items()},
-            "modules": _fetched_modules(found),
+            "modules": {
+                name: {
+                    "norm": math.hypot(*(sizes[name, nth] for nth in calls[name])),
+                    "flat": flat.get(name),
+                    "numbers": each.numbers,
+                }
+                for name, each in modules.items()
+            },
             "noise": noise,
             "first_replica": next((held.replica == 0 for held in self.rows.values() if held is not None), True),
         }
@@ -231,23 +243,6 @@ def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Recor
     return {"noise": {**small_of, "big_count": round(big), "big_squared": big_norm * big_norm}}
 
 
-def _fetched(numbers: Mapping[str, Tensor]) -> dict[str, float]:
-    return dict(zip(numbers, _together(list(numbers.values())), strict=True))
-
-
-def _together(numbers: list[Tensor]) -> list[float]:
+def _fetched(numbers: Mapping[Name, Tensor]) -> dict[Name, float]:
     """On the host, all at once."""
-    return list(torch.stack(numbers).tolist()) if numbers else []
-
-
-def _fetched_modules(found: Mapping[str, Found]) -> dict[str, Any]:
-    norms = iter(_together([norm for each in found.values() for norm in each.norms]))
-    flats = iter(_together([flat for each in found.values() for flat in each.flat]))
-    return {
-        name: {
-            "norm": math.hypot(*(next(norms) for _ in each.norms)),
-            "flat": sum(int(next(flats)) for _ in each.flat) if each.flat else None,
-            "numbers": each.numbers,
-        }
-        for name, each in found.items()
-    }
+    return dict(zip(numbers, torch.stack([*numbers.values()]).tolist(), strict=True)) if numbers else {}

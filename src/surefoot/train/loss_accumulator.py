@@ -34,9 +34,7 @@ class LossSum:
 
         What counts nothing adds nothing: its backward pass is made only to keep step with other ranks.
         """
-        further: Mapping[str, Mean] = {}
-        if isinstance(result, tuple):
-            result, further = _with_means(result)
+        result, further = _with_means(result) if isinstance(result, tuple) else (result, {})
         counts_itself = isinstance(result, Mean)
         whole = scalar(result.total if counts_itself else result)
         if count == 0:

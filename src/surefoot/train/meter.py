@@ -6,6 +6,7 @@ limited and whether the update was skipped. Rows not yet logged are part of a ch
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,12 +32,12 @@ class Window(NamedTuple):
     skipped: list[int]
 
 
+@dataclass
 class Meter:
     """One row per step since the last `read`."""
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.logged: list[tuple[int, dict[str, Any]]] = []
+    rows: list[Row] = field(default_factory=list)
+    logged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
 
     def add(self, step: Step) -> None:
         """Keep a step's row; reads nothing. Values that the user logs later in the same step are seen too."""
@@ -61,12 +62,10 @@ class Meter:
         step, loss, count, norm, clipped, skipped = measured = rows[~np.isnan(rows[:, -1])].T
         applied = skipped == 0
         if skipped.size:
-            values["loss"] = _weighted(measured)
-            values["targets"] = float(count.sum())
+            values |= {"loss": _weighted(measured), "targets": float(count.sum())}
             if first_steps:
                 values["starting_targets"] = float(count[np.isin(step, first_steps)].sum())
-            values["norm"] = float(norm.mean())
-            values["norm_max"] = float(norm.max())
+            values |= {"norm": float(norm.mean()), "norm_max": float(norm.max())}
             limited = clipped[applied & ~np.isnan(clipped)]
             if limited.size:
                 values["clipped"] = float(limited.mean())
@@ -78,7 +77,7 @@ class Meter:
             finite = np.isfinite(loss) & (count > 0)
             if finite.any():
                 largest = np.where(finite, loss, -math.inf).argmax()
-                values["loss_max"], values["loss_max_step"] = float(loss[largest]), int(step[largest])
+                values |= {"loss_max": float(loss[largest]), "loss_max_step": int(step[largest])}
         for name, table in logged.items():
             values[name] = float(Mean(table[:, 1].sum(), table[:, 2].sum()).value)
         return Window(values, [int(index) for index in step[~applied]])
@@ -90,22 +89,19 @@ class Meter:
         """
         if world.size == 1:
             return
-        own = {name: table.tolist() for name, table in self.logged_table().items()}
-        told = world.gathered(own)
+        told = world.gathered({name: table.tolist() for name, table in self.logged_table().items()})
         found = [
-            (int(row[0]), {name: Mean(*row[1:])}) for other in told for name, rows in other.items() for row in rows
+            (int(index), {name: Mean(*mean)}) for own in told for name, rows in own.items() for index, *mean in rows
         ]
         self.logged = sorted(found, key=lambda pair: pair[0]) if world.is_main else []
 
     def table(self) -> Tensor:
         """The rows as float64 on the host: step, loss, count, norm, clipped, skipped (NaN where not measured)."""
-        nothing = torch.tensor(math.nan)
         if not self.rows:
             return torch.empty(0, _COLUMNS, dtype=torch.float64)
-        columns = zip(*self.rows, strict=True)
-        return torch.stack(
-            [_column([nothing if value is None else value for value in column]) for column in columns], dim=1
-        )
+        nothing = torch.tensor(math.nan)
+        columns = ([nothing if value is None else value for value in column] for column in zip(*self.rows, strict=True))
+        return torch.stack([_column(column) for column in columns], dim=1)
 
     def logged_table(self) -> dict[str, Tensor]:
         """The user's values as float64 on the host: for each name rows of step, total, count."""
@@ -123,14 +119,10 @@ class Meter:
         return {"rows": self.table(), **{f"logged/{name}": table for name, table in self.logged_table().items()}}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        self.rows = []
-        for index, loss, count, norm, clipped, skipped in tensors["rows"]:
-            measured = not bool(torch.isnan(skipped))
-            self.rows.append(
-                (int(index), loss, count, norm, clipped, skipped)
-                if measured
-                else (int(index), None, 0, None, None, None)
-            )
+        self.rows = [
+            (int(index), None, 0, None, None, None) if rest[-1].isnan() else (int(index), *rest)
+            for index, *rest in tensors["rows"]
+        ]
         self.logged = [
             (int(index), {name.removeprefix("logged/"): Mean(total, count)})
             for name, table in tensors.items()
@@ -139,18 +131,17 @@ class Meter:
         ]
 
 
+@dataclass
 class BadSteps:
     """The steps skipped in a row up to now, as far as the records that were read tell."""
 
-    def __init__(self) -> None:
-        self.in_a_row: list[int] = []
+    in_a_row: list[int] = field(default_factory=list)
 
     def saw(self, skipped: list[int], *, done: int) -> None:
         """Take notice of the skipped steps among those read, when `done` steps are made."""
         for step in skipped:
-            follows = bool(self.in_a_row) and step == self.in_a_row[-1] + 1
-            self.in_a_row = [*self.in_a_row, step] if follows else [step]
-        if self.in_a_row and self.in_a_row[-1] != done - 1:
+            self.in_a_row = [*self.in_a_row, step] if self.in_a_row[-1:] == [step - 1] else [step]
+        if self.in_a_row[-1:] != [done - 1]:
             self.in_a_row = []
 
 

@@ -29,9 +29,9 @@ def load_weights(
     """
     if weights not in ("auto", "averaged", "trained"):
         raise ConfigError(f"weights = {weights!r}: auto, averaged or trained")
-    averaged = file_name("ema", name)
-    has_averaged = averaged in found.files
-    file = averaged if weights == "averaged" or (weights == "auto" and has_averaged) else file_name("model", name)
+    file = file_name("ema", name)
+    if weights == "trained" or (weights == "auto" and file not in found.files):
+        file = file_name("model", name)
     if file not in found.files:
         raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
     state_dict.load_model(model, model_state(found, file, name), where=f"step {found.step}")()
@@ -87,8 +87,8 @@ def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
 
 
 def model_state(found: Contents, file: str, name: str) -> state_dict.ModelState:
-    extra = found.saved.extra.get(file, {})
-    return state_dict.ModelState(found.files[file], found.saved.aliases.get(name, {}), extra)
+    aliases, extra = found.saved.aliases.get(name, {}), found.saved.extra.get(file, {})
+    return state_dict.ModelState(found.files[file], aliases, extra)
 
 
 def file_name(kind: str, name: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,17 +42,6 @@ class Handed:
         return getattr(self.model, name)
 
 
-class Watched:
-    """A loss, watched from its call to its return."""
-
-    def __init__(self, loss: Callable[[Any, Any], Any], watch: Watch) -> None:
-        self.loss, self.watch = loss, watch
-
-    def __call__(self, given: Any, batch: Any) -> Any:
-        with self.watch.watching():
-            return self.loss(given, batch)
-
-
 class Watch:
     """Notices modules and, where they are sharded, parameters that are used while no model is being called.
 
@@ -71,8 +60,7 @@ class Watch:
         self.differentiated = False  # the loss took gradients of gradients
         self.order: list[str] = []  # of what is gathered, as it was called
         self.at_work: Counter[int] = Counter()
-        self.names = list(models)
-        self.roots = {id(model): name for name, model in models.items()}
+        self.is_single = len(models) == 1
         self.modules = {
             id(part): ".".join(filter(None, [name, place]))
             for name, model in models.items()
@@ -84,30 +72,31 @@ class Watch:
             for place, parameter in model.named_parameters()
         }
         self.gathered = {id(part): self.modules[id(part)] for part in gathered}
-        self.homes: dict[int, int] = {}  # what a parameter is gathered with: the innermost that has it
-        for part in gathered:
-            for parameter in part.parameters():
-                self.homes.setdefault(id(parameter), id(part))
+        # what a parameter is gathered with: the innermost that has it
+        self.homes = {id(parameter): id(part) for part in reversed(gathered) for parameter in part.parameters()}
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.callback(register_module_forward_pre_hook(self._entered).remove)
-            if self.sharded:
-                stack.callback(register_module_forward_hook(self._left, always_call=True).remove)
-                stack.enter_context(_Uses(self))
-            self.running = True
-            try:
-                yield
-            finally:
-                self.running = False
-                self.at_work.clear()
+    def over(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """The loss, watched from its call to its return."""
+
+        def watched_loss(given: Any, batch: Any) -> Any:
+            with ExitStack() as stack:
+                stack.callback(register_module_forward_pre_hook(self._entered).remove)
+                if self.sharded:
+                    stack.callback(register_module_forward_hook(self._left, always_call=True).remove)
+                    stack.enter_context(_Uses(self))
+                self.running = True
+                stack.callback(self.at_work.clear)
+                stack.callback(setattr, self, "running", False)
+                return loss(given, batch)
+
+        self.loss_code = watched_loss.__code__
+        return watched_loss
 
     def problems(self) -> list[str]:
         found = [*self.outside_problems(), *self._sharding_problems()]
         if found or self.calls:
             return found
-        which = "the model that it is" if len(self.names) == 1 else "any of the models that it is"
+        which = "the model that it is" if self.is_single else "any of the models that it is"
         return [
             f"the loss never calls {which} given: no gradient would be added up over processes\n"
             "  call it: def loss(model, batch): outputs = model(...)"
@@ -116,23 +105,21 @@ class Watch:
     def outside_problems(self) -> list[str]:
         if not self.outside:
             return []
-        shown = [f"{what} in {where}" for where, what in self.outside.items()]
-        more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
+        uses = [f"{what} in {where}" for where, what in self.outside.items()]
+        shown = [*uses[:_SHOWN], *([f"and {len(uses) - _SHOWN} more"] if len(uses) > _SHOWN else [])]
         lost = "its weights are not gathered" if self.sharded else "its gradients would not be added up"
         return [
-            f"the loss uses the model outside of its call, where {lost} over processes:\n  "
-            + "\n  ".join(["; ".join([*shown[:_SHOWN], *more])])
-            + "\n  call the model that the loss is given, model(...), and compute all with parameters in its forward,\n"
+            f"the loss uses the model outside of its call, where {lost} over processes:\n  {'; '.join(shown)}"
+            "\n  call the model that the loss is given, model(...), and compute all with parameters in its forward,\n"
             "  which may take what it needs: model(inputs, targets=targets)"
         ]
 
     def _sharding_problems(self) -> list[str]:
-        found = []
-        for part, weight in list(self.displaced.items())[:1]:
-            found.append(
-                f"{weight} is used while {part} is not being called, and with that it would be gathered\n"
-                f"  do not gather {part} by itself: name other blocks (--sharding.blocks), or use --parallel ddp"
-            )
+        found = [
+            f"{weight} is used while {part} is not being called, and with that it would be gathered\n"
+            f"  do not gather {part} by itself: name other blocks (--sharding.blocks), or use --parallel ddp"
+            for part, weight in list(self.displaced.items())[:1]
+        ]
         if self.differentiated:
             found.append(
                 "the loss takes gradients of gradients (torch.autograd.grad(..., create_graph=True)), for which FSDP\n"
@@ -151,17 +138,15 @@ class Watch:
         if id(module) in self.gathered:
             self.at_work[id(module)] += 1
             self.order.append(self.gathered[id(module)])
-        if not self.inside and id(module) in self.modules and self._matters(module):
+        if self.inside or id(module) not in self.modules:
+            return
+        matters = self.sharded or torch.is_grad_enabled()  # a parameter in it
+        if matters and any(self.sharded or parameter.requires_grad for parameter in module.parameters()):
             self.note(f"{self.modules[id(module)]}(...)")
 
     def _left(self, module: nn.Module, _: Any, __: Any) -> None:
         if id(module) in self.gathered and torch._C._current_graph_task_id() == -1:
             self.at_work[id(module)] -= 1
-
-    def _matters(self, module: nn.Module) -> bool:
-        if self.sharded:
-            return next(module.parameters(), None) is not None
-        return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
 
     def used(self, parameter: Tensor) -> None:
         """Take notice of a parameter that something with a gradient was made of."""
@@ -173,7 +158,7 @@ class Watch:
 
     def note(self, what: str) -> None:
         """Remember a use by the line of the user's code that led to it; the first of a line is the outermost."""
-        frames = _frames_of_loss()
+        frames = self._frames_of_loss()
         users, method = frames[0], None
         for frame in frames:
             first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
@@ -184,6 +169,15 @@ class Watch:
                 break
             users = users if others else frame
         self.outside.setdefault(f"{users.f_code.co_filename}:{users.f_lineno}", method or what)
+
+    def _frames_of_loss(self) -> Sequence[FrameType]:
+        """The frames from the loss inwards to where this is asked."""
+        frames: list[FrameType] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not self.loss_code:
+            frames.append(frame)
+            frame = frame.f_back
+        return frames[::-1]
 
 
 class _Uses(TorchFunctionMode):
@@ -200,13 +194,3 @@ class _Uses(TorchFunctionMode):
                 if id(used) in self.watch.parameters and made is not used:
                     self.watch.used(used)
         return made
-
-
-def _frames_of_loss() -> Sequence[FrameType]:
-    """The frames from the loss inwards to where this is asked."""
-    frames: list[FrameType] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not Watched.__call__.__code__:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]

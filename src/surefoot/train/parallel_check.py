@@ -19,7 +19,7 @@ from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import clear
 from surefoot.train.loop import State, Step, Task, forward_backward, sole_or_all
-from surefoot.train.module_usage import Handed, Watch, Watched
+from surefoot.train.module_usage import Handed, Watch
 from surefoot.train.precision import Precision
 from surefoot.train.scratch import eagerly, preserved
 
@@ -59,16 +59,13 @@ def check_first_pass(
     surefoot.errors.ConfigError: the loss never calls the model that it is given: no gradient would be added up over processes
       call it: def loss(model, batch): outputs = model(...)
     """
-    if micro_batch is not None and micro_batch.count == 0:
-        micro_batch = None
-    if any(world.gathered(micro_batch is None)) or micro_batch is None:
+    is_empty = micro_batch is None or micro_batch.count == 0
+    if any(world.gathered(is_empty)) or micro_batch is None:
         return
     watch, passed = Watch(models, gathered=gathered), True
     try:
         unused = _passed(models, loss, micro_batch, precision, watch)
-        found = watch.problems()
-        if not found and unused and not allow_unused:
-            found = [_about_unused(unused)]
+        found = watch.problems() or ([_about_unused(unused)] if unused and not allow_unused else [])
     except ConfigError as refused:
         found = watch.problems() or [str(refused)]
     except Exception:
@@ -87,9 +84,7 @@ def make_ready(
     DDP puts gradients into buckets in the order in which the first pass makes them, and adds the ranks up bucket by bucket: a
     resumed run, whose first pass is another, would round otherwise. `first` reads this rank's first micro-batch of a step.
     """
-    if task.loss is None:
-        return
-    micro_batch = first(state.step)
+    micro_batch = None if task.loss is None else first(state.step)
     if any(world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
         return
     with preserved(state.models, task.loss, user_state, state.parameters), warnings.catch_warnings():
@@ -110,7 +105,7 @@ def _passed(
     """Names of the trained parameters that got no gradient."""
     given = sole_or_all({name: Handed(model, name, watch) for name, model in models.items()})
     settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.ids))
-    task = Task(given, Watched(loss, watch), 0, precision, factors=lambda _: 1.0, settings=settings)
+    task = Task(given, watch.over(loss), 0, precision, factors=lambda _: 1.0, settings=settings)
     used: set[Tensor] = set()
 
     def note(parameter: Tensor) -> None:
@@ -118,20 +113,16 @@ def _passed(
         parameter.grad = None  # whole gradients of a model that is to be sharded may be more than there is memory for
 
     with preserved(models, loss, {}, ()), precision.numerics(), eagerly(), ExitStack() as hooks:
-        trained = [
-            (f"{prefix}{name}", parameter)
-            for prefix, model in _prefixed(models)
+        trained = {
+            f"{model_name}." * (len(models) > 1) + name: parameter
+            for model_name, model in models.items()
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
-        ]
-        for _, parameter in trained:
+        }
+        for parameter in trained.values():
             hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)  # type: ignore[no-untyped-call]
         forward_backward(Step(0, [micro_batch], task, State(dict(models), {})))
-        return [name for name, parameter in trained if parameter.requires_grad and parameter not in used]
-
-
-def _prefixed(models: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
-    return [("" if len(models) == 1 else f"{name}.", model) for name, model in models.items()]
+        return [name for name, parameter in trained.items() if parameter.requires_grad and parameter not in used]
 
 
 def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
@@ -149,8 +140,7 @@ def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
 
 
 def _about_unused(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    several = len(names) != 1
+    shown, several = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN), len(names) != 1
     return (
         f"{len(names)} parameter{'s' * several} get{'s' * (not several)} no gradient, and other processes would wait for"
         f" {'them' if several else 'it'}: {shown}\n"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,20 +26,16 @@ _FP8_MULTIPLE = 16  # both sizes of a matrix: what the devices' instructions tak
 class Format:
     """One number format; an entry of `FORMATS`."""
 
+    # What a forward pass computes in where autocast allows it. None: float32 throughout.
     autocast: torch.dtype | None = None
-    """What a forward pass computes in where autocast allows it. None: float32 throughout."""
-    tf32: bool = False
-    """Whether float32 products and convolutions may round to TF32 on CUDA."""
-    scaled: bool = False
-    """Whether gradients need a loss scale."""
+    tf32: bool = False  # whether float32 products and convolutions may round to TF32 on CUDA
+    scaled: bool = False  # whether gradients need a loss scale
+    # Changes a model that has just been built, in place. None: models stay as they are.
     convert: Callable[[nn.Module, torch.device], nn.Module] | None = None
-    """Changes a model that has just been built, in place. None: models stay as they are."""
+    # Raises `ConfigError` for a device that cannot compute in it. None: all can.
     refuse: Callable[[torch.device], None] | None = None
-    """Raises `ConfigError` for a device that cannot compute in it. None: all can."""
-    tolerance: float = 1e-2
-    """How far, relatively, two sums of the same losses may be apart."""
-    h100_flops: float
-    """Operations per second, dense, by the data sheet of H100 SXM."""
+    tolerance: float = 1e-2  # how far, relatively, two sums of the same losses may be apart
+    h100_flops: float  # operations per second, dense, by the data sheet of H100 SXM
 
 
 @dataclass
@@ -84,11 +79,9 @@ class Precision:
     @property
     def emulated(self) -> bool:
         """Whether the device has no instructions for bf16 and is known to lack them, so that computing in it is slow."""
-        if self.name != "bf16" or self.device.type not in ("cpu", "cuda"):
-            return False
-        if self.device.type == "cuda":
+        if self.name == "bf16" and self.device.type == "cuda":
             return torch.cuda.get_device_capability(self.device) < CUDA_BF16_FROM
-        return instruction_set() == "none"
+        return self.name == "bf16" and self.device.type == "cpu" and instruction_set() == "none"
 
     def autocast(self) -> AbstractContextManager[object]:
         dtype = FORMATS[self.name].autocast
@@ -111,9 +104,8 @@ class Precision:
             torch.backends.cudnn.allow_tf32 = before[1]
 
     def tensors(self) -> dict[str, Tensor]:
-        if self.loss_scale is None:
-            return {}
-        return {"scale": self.loss_scale.scale, "good_steps": self.loss_scale.good_steps}
+        scale = self.loss_scale
+        return {} if scale is None else {"scale": scale.scale, "good_steps": scale.good_steps}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         if self.loss_scale is not None:
@@ -172,13 +164,21 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
     emulated, which shows the rounding and is slow. Raises `ConfigError` without torchao, and where there is no such layer.
     """
     hidden = hidden_matrices(model)
-    taken = [name for name, part in model.named_modules() if _is_taken(part, hidden)]
+    linear = {name: part for name, part in model.named_modules() if type(part) is nn.Linear and part.weight in hidden}
+    sizes = {name: (part.in_features, part.out_features) for name, part in linear.items()}
+    taken = [name for name, pair in sizes.items() if all(size % _FP8_MULTIPLE == 0 for size in pair)]
     if not taken:
         raise ConfigError(
             f"precision = fp8: {type(model).__name__} has no hidden nn.Linear whose sizes are multiples of {_FP8_MULTIPLE}\n"
             "  try: --precision bf16"
         )
-    torchao = _torchao()
+    try:
+        torchao = import_module("torchao.float8")
+    except Exception as problem:  # a build for another torch raises what it likes
+        raise ConfigError(
+            f"precision = fp8 needs torchao, which cannot be imported: {type(problem).__name__}: {first_line(problem)}\n"
+            "  install it: pip install surefoot[fp8]"
+        ) from problem
     config = torchao.Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
     evaluating = [name for name, part in model.named_modules() if not part.training]
     torchao.convert_to_float8_training(model, module_filter_fn=lambda _, name: name in taken, config=config)
@@ -187,42 +187,25 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
-def _is_taken(part: nn.Module, hidden: set[nn.Parameter]) -> bool:
-    if type(part) is not nn.Linear or part.weight not in hidden:
-        return False
-    return part.in_features % _FP8_MULTIPLE == 0 and part.out_features % _FP8_MULTIPLE == 0
-
-
-def _torchao() -> Any:
-    try:
-        return import_module("torchao.float8")
-    except Exception as problem:  # a build for another torch raises what it likes
-        raise ConfigError(
-            f"precision = fp8 needs torchao, which cannot be imported: {type(problem).__name__}: {first_line(problem)}\n"
-            "  install it: pip install surefoot[fp8]"
-        ) from problem
-
-
 def _refuse_tf32(device: torch.device) -> None:
     if device.type not in ("cuda", "meta"):
         raise ConfigError(f"precision = tf32 needs a CUDA device, this one is {device.type}\n  try: --precision fp32")
 
 
 def _refuse_fp8(device: torch.device) -> None:
-    if device.type == "meta":
-        return
-    found = device.type
+    found, capability = device.type, (0, 0)
     if found == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        if capability >= _FP8_FROM:
-            return
         found = f"{torch.cuda.get_device_name(device)}, of {capability[0]}.{capability[1]}"
+    if device.type == "meta" or capability >= _FP8_FROM:
+        return
     raise ConfigError(
         f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more, this device is {found}\n"
         "  try: --precision bf16"
     )
 
 
+# All formats, by the name that a flag gives them; "auto" is one of them when a run begins
 FORMATS: dict[str, Format] = {
     "fp32": Format(tolerance=1e-4, h100_flops=67e12),
     "tf32": Format(tf32=True, refuse=_refuse_tf32, tolerance=1e-3, h100_flops=494e12),
@@ -231,4 +214,3 @@ FORMATS: dict[str, Format] = {
     # all but linear layers are bf16 autocast's, and weights stay float32
     "fp8": Format(autocast=torch.bfloat16, convert=with_fp8, refuse=_refuse_fp8, h100_flops=1979e12),
 }
-"""All formats, by the name that a flag gives them; "auto" is one of them when a run begins."""

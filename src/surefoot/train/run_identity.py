@@ -17,15 +17,14 @@ _WHICH_DATA = (".sha256", ".type", ".indices")  # ends of settings that say whic
 
 def differences(saved: Described, now: Described) -> list[str]:
     """One line for each setting whose value differs: its dotted name, then both values."""
-    before, after = flat(saved), flat(now)
-    pairs = {key: (_shown(before, key), _shown(after, key)) for key in {**before, **after}}
+    before, after = ({key: repr(value) for key, value in flat(settings).items()} for settings in (saved, now))
+    pairs = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in {**before, **after}}
     return [f"{key} was {was}, now {now_is}" for key, (was, now_is) in pairs.items() if was != now_is]
 
 
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
     """Raise `CheckpointError` naming every setting in which a run differs from the saved one."""
-    found = differences(saved, now)
-    if found:
+    if found := differences(saved, now):
         raise CheckpointError(
             f"cannot resume {where}: {found[0]}"
             + "".join(f"\n  also {line}" for line in shortened(found[1:], 2))
@@ -67,22 +66,22 @@ def refuse_another_length(
     if before == length.steps:
         return
     shorter = replace(length, steps=min(before, length.steps))
-    misfit = ""
+    shared, misfit = 0, ""
     try:
-        if step <= length.steps and step <= schedule.shared_steps(shorter):
-            return
+        shared = schedule.shared_steps(shorter)
     except ConfigError as problem:  # what was a percentage of the longer run does not fit in the shorter one
         misfit = str(problem).splitlines()[0]
+    if step <= min(length.steps, shared) and not misfit:
+        return
     if step > length.steps:
         why = f"{step} steps are made already"
     elif misfit:
         why = misfit
     elif isinstance(schedule, Schedule) and schedule.shape == "wsd":
-        begins = schedule.shared_steps(shorter)
-        why = f"its cool-down begins at step {begins} of a run of {shorter.steps}, and {step} steps are made"
+        why = f"its cool-down begins at step {shared} of a run of {shorter.steps}, and {step} steps are made"
     else:
         why = (
-            f"with another length its schedule has other rates from step {schedule.shared_steps(shorter)} on,"
+            f"with another length its schedule has other rates from step {shared} on,"
             f" and {step} steps are made\n"
             "  constant, inverse-sqrt and step can always be extended exactly; wsd until its cool-down begins"
         )
@@ -90,7 +89,3 @@ def refuse_another_length(
         f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps\n  {why}\n"
         "  to train on from its weights: another --out, with --init"
     )
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return repr(values[key]) if key in values else "absent"

@@ -14,12 +14,11 @@ from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
 from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
-from surefoot.optim.specs import OptimizerSpec
+from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.schedules.lr_schedule import Joined, Schedule
-from surefoot.train.early_stopping import EarlyStopping
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
-from surefoot.train.plateau import Plateau
+from surefoot.train.patience import EarlyStopping, Plateau
 
 if TYPE_CHECKING:
     from surefoot.tracking.panels import Panel

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -17,10 +18,10 @@ from surefoot.distributed.world import device_called
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
-from surefoot.train.compile import Compiling
 from surefoot.train.evaluate import Split, evaluation_mode, scored, scored_by_batch
 from surefoot.train.evaluate import numbers as of_numbers
 from surefoot.train.loop import Loss, State, sole_or_all
+from surefoot.train.open_choices import Compiling
 from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
 
@@ -61,8 +62,7 @@ class Scoring:
             split = self.splits[name]
             with nullcontext() if split.outputs is None else self.ranks.whole(models):
                 batches = self.supply.split(split.dataset, batch_size=split.batch_size)
-                world, how = self.supply.world, self._how(split)
-                scores = scored(forward, batches, judge=split.judge, stop=stop, world=world, **how)
+                scores = scored(forward, batches, split, stop=stop, world=self.supply.world, **self._how())
             scores |= {score: function(scores) for score, function in split.derived.items()}
             found |= {f"{name}/{score}": value for score, value in scores.items()}
         return found
@@ -70,10 +70,11 @@ class Scoring:
     def seconds(self, name: str, *, batches: int = 3) -> float:
         """About how long it takes to score a split now: as measured with so many of its batches, without the judging."""
         split, forward = self.splits[name], self._forward()
+        without_judge = replace(split, judge=None if split.judge is None else lambda _: {})
         took_s, seen = 0.0, 0
         for batch in self.supply.split(split.dataset, batch_size=split.batch_size, most=batches):
             begun = perf_counter()
-            scored(forward, [batch], **self._how(split))
+            scored(forward, [batch], without_judge, **self._how())
             took_s, seen = took_s + perf_counter() - begun, seen + len(batch.ids)
         return took_s * sample_count(split.dataset) / max(1, seen)
 
@@ -85,17 +86,10 @@ class Scoring:
         name, _, wanted = score.partition("/")
         split = self.splits[name]
         neighbours = self.supply.split(split.dataset, batch_size=-(-sample_count(split.dataset) // batches))
-        return scored_by_batch(self._forward(), neighbours, score=wanted, judge=split.judge, **self._how(split))
+        return scored_by_batch(self._forward(), neighbours, split, score=wanted, **self._how())
 
-    def _how(self, split: Split) -> dict[str, Any]:
-        """How the batches of a split are passed, and what is computed of them."""
-        return {
-            "loss": self.loss if split.loss else None,
-            "scores": split.score_functions,
-            "outputs": split.outputs,
-            "precision": self.precision,
-            "seed": self.supply.seed,
-        }
+    def _how(self) -> dict[str, Any]:
+        return {"loss": self.loss, "precision": self.precision, "seed": self.supply.seed}
 
     def leave_out_end(self) -> None:
         """Score nothing that is for the end of the run alone: whoever chooses between runs must not see it."""
@@ -117,10 +111,9 @@ class Scoring:
             return make(model)
 
     def models(self) -> dict[str, nn.Module]:
-        averages = self.state.averages
-        for name, average in averages.items():
+        for name, average in self.state.averages.items():
             average.refresh(self.state.models[name])
-        return {name: averages[name].model if name in averages else model for name, model in self.state.models.items()}
+        return self.state.models | {name: average.model for name, average in self.state.averages.items()}
 
     def _forward(self) -> Any:
         models: dict[str, Any] = dict(self.models())
@@ -155,7 +148,6 @@ def split_scores(
     numbers = chosen_precision(precision, place)
     batches = in_order(split.dataset, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=place)
     with numbers.numerics():
-        how: dict[str, Any] = {"scores": split.score_functions, "outputs": split.outputs, "judge": split.judge}
-        found = scored(model.to(place), batches, loss=None, precision=numbers, seed=seed, **how)
+        found = scored(model.to(place), batches, split, loss=None, precision=numbers, seed=seed)
     scores = of_numbers(found)
     return scores | {name: function(scores) for name, function in split.derived.items()}

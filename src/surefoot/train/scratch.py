@@ -35,10 +35,9 @@ def preserved(
     """
     from surefoot.checkpoint.unsaved import Observation
 
-    parts = [part for model in models.values() for part in model.modules()]
     every = [*parameters, *(parameter for model in models.values() for parameter in model.parameters())]
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in every]
-    modes = [(part, part.training) for part in parts]
+    modes = [(part, part.training) for model in models.values() for part in model.modules()]
     extras = [each for model in models.values() for each in extra_states(model)]
     buffers = [
         (buffer, buffer.detach().clone()) for model in models.values() for buffer in model.buffers() if not with_weights
@@ -84,8 +83,8 @@ def timed_pass(task: Task, state: State, micro_batch: MicroBatch) -> tuple[float
     Parameters and buffers stay what they were, and no gradient is left. On one thread of the CPU these are the processor's
     seconds, which other processes do not lengthen.
     """
-    on_cpu = task.precision.device.type == "cpu"
-    clock = process_time if on_cpu and torch.get_num_threads() == 1 else perf_counter
+    on_one_thread = task.precision.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = process_time if on_one_thread else perf_counter
     began, step = clock(), Step(state.step, [micro_batch], task, state)
     float(forward_backward(step))  # waits for the device
     took_s = clock() - began

@@ -1,10 +1,12 @@
 """Passes and updates when a run begins or goes on, after which all is as it was: is what it computes what its checkpoints say?
 
 What a model, a loss or an optimizer remembers beside its checkpoint is lost with the process, and is refused by name. And
-hashes tell at a resume whether samples, loss and code are what they were (`fingerprints`).
+hashes tell at a resume whether samples, loss and code are what they were (`fingerprints`). The contract between a loss and what
+is counted: the loss of a batch is the count-weighted mean of its parts' (`loss_contract`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -13,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from surefoot.checkpoint.live_values import NotPutBackError, refuse_unsaved, same
 from surefoot.checkpoint.unsaved import Observation, changes
 from surefoot.config.user_code import text_hashes
+from surefoot.data.dataset_checks import rows
 from surefoot.data.fingerprints import all_within, hash_of, hashes_of_samples
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.shards import held_of, holders
@@ -25,8 +29,9 @@ from surefoot.distributed.world import World
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.components import Components
+from surefoot.train.evaluate import Split, scored_by_batch
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward, sole_or_all
-from surefoot.train.precision import Precision
+from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import eagerly, preserved
 from surefoot.train.step_watch import UNWATCHED, Watch
 
@@ -59,13 +64,12 @@ class StateCheck:
             able = loss is not None and micro_batch is not None and micro_batch.count > 0
             if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
                 return
-            names: list[str] = []
             try:
                 names = self._changed_by_second_pass(loss, micro_batch)
             except NotPutBackError:
                 raise
             except Exception:  # of the user's: the step explains it
-                pass
+                names = []
             refuse_unsaved(self.world.gathered(names), when="in every pass")
             self.has_passed = True
 
@@ -111,11 +115,9 @@ class StateCheck:
 
 def first_loss(
     models: Mapping[str, nn.Module],
-    loss: Callable[[Any, Any], Any],
     micro_batch: MicroBatch,
     *,
-    key: int,
-    precision: Precision,
+    task: Task,
     user_state: Mapping[str, Any],
 ) -> tuple[float | None, bool]:
     """The loss of the first step's first micro-batch as a step computes it, uncompiled, and whether it drew random numbers.
@@ -123,15 +125,16 @@ def first_loss(
     None for a pass that fails: the first step says why. No gradient is computed, unless the loss takes one itself. Everything is
     put back as for `check_first_pass`. Of sharded models all ranks must make the pass: it gathers weights.
     """
-    generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if precision.device.type == "cuda" else [])]
+    assert task.loss is not None  # `fingerprints` has asked
+    generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if task.precision.device.type == "cuda" else [])]
     sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
-    with preserved(models, loss, user_state, ()), eagerly():
+    with preserved(models, task.loss, user_state, ()), eagerly():
         for gradients in (False, True)[: 1 if sharded else 2]:  # with them FSDP would wait for a backward pass
-            seed_generators(fold(key, 0, micro_batch.index))
+            seed_generators(fold(task.key, 0, micro_batch.index))
             before = [state() for state in generators]
             try:
-                with torch.set_grad_enabled(gradients), precision.autocast():
-                    passed = loss(sole_or_all(models), micro_batch.batch)
+                with torch.set_grad_enabled(gradients), task.precision.autocast():
+                    passed = task.loss(sole_or_all(models), micro_batch.batch)
                 mean = passed[0] if isinstance(passed, tuple) else passed
                 value = float(torch.as_tensor(mean.value if isinstance(mean, Mean) else mean).detach())
             except Exception:
@@ -150,12 +153,11 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     supply, task, models, loss = parts.supply, parts.task, parts.state.models, parts.task.loss
     unknown: dict[str, None] = {}
     hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
-    splits = parts.scoring.splits.items()
     found: dict[str, Any] = {
         "machine": parts.machine(),
         "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
         "samples": hashed(supply.dataset),
-        "splits": {name: hashed(split.dataset) for name, split in splits},
+        "splits": {name: hashed(split.dataset) for name, split in parts.scoring.splits.items()},
         "micro_batch": None,
         "loss": None,
         "draws": False,
@@ -175,11 +177,8 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
             sha256 = hash_of(micro_batch.batch, unknown)
             found["micro_batch"] = {"sha256": sha256, "count": micro_batch.count, "samples": len(micro_batch.ids)}
     possible = at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
-    if all(parts.world.gathered(possible)) and loss is not None and micro_batch is not None:
-        user_state = parts.whole.kept.objects
-        value, found["draws"] = first_loss(
-            models, loss, micro_batch, key=task.key, precision=task.precision, user_state=user_state
-        )
+    if all(parts.world.gathered(possible)) and micro_batch is not None:
+        value, found["draws"] = first_loss(models, micro_batch, task=task, user_state=parts.whole.kept.objects)
         found |= {"loss": None if value is None else repr(value), "failed": value is None}
     return dict(parts.world.from_main(found | {"not_looked_into": list(unknown)}))
 
@@ -190,3 +189,64 @@ def has_small_loss(parts: Components) -> bool:
     return (
         parts.task.loss is not None and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
     )
+
+
+def loss_contract(parts: Components) -> tuple[bool, str]:
+    """Whether the loss of a batch is the count-weighted mean of its two halves', in evaluation mode; and that in words.
+
+    If not, the mean is over something else than what is counted, or the loss couples samples, and gradients would depend on how
+    a batch is cut. Each rank takes its own first micro-batch. Collective.
+    """
+    if parts.task.loss is None:
+        return True, "not checked: this run has no loss of its own"
+    batch = parts.supply.first()
+    halves = None if batch is None else _halves(batch, parts)
+    if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
+        return True, "not checked: a batch that is not tensors of one length, or of one sample, cannot be cut in two"
+    means = []
+    state, user_state = parts.state, parts.whole.kept.objects
+    with preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back, parts.numerics():
+        for one, seed in ((batch, 0), (batch, 1), (halves[0], 0), (halves[1], 0)):
+            means.append(_mean(parts, one, seed))
+            put_back()  # as in a step, of which each micro-batch begins with the same buffers
+    together, again, apart = (float(each.value) for each in (means[0], means[1], means[2] + means[3]))
+    tolerance = FORMATS[parts.whole.precision.name].tolerance * max(1.0, abs(together))
+    if not math.isfinite(together) or abs(together - apart) <= tolerance:
+        return True, f"holds: {together:.6g} for a batch, {apart:.6g} for its halves together"
+    if abs(together - again) > tolerance:
+        return True, "not checked: the loss draws random numbers in evaluation mode too"
+    counts = " and ".join(str(half.count) for half in halves)
+    return False, (
+        f"the loss of a batch is {together:.6g}, of its two halves together (counting {counts}) {apart:.6g}\n"
+        "  the loss is a mean over something else than is counted: say over what, with Run(count=lambda batch: ...),\n"
+        "  or return surefoot.Mean(total, count); a loss that couples samples of a batch (a contrastive one) is another one in\n"
+        "  every cut: leave micro_batch_size out, in one process (--micro-batch-size)"
+    )
+
+
+def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
+    """The loss of a batch of each rank, called with the plain models unless all ranks must gather their weights together."""
+    means = scored_by_batch(
+        parts.task.forward if parts.parallel.kind == "fsdp" else sole_or_all(parts.state.models),
+        [replace(batch, batch=deepcopy(batch.batch))],  # a loss may write into it
+        Split(None),
+        score="loss",
+        loss=parts.task.loss,
+        precision=parts.whole.precision,
+        seed=parts.supply.seed + seed,
+    )
+    assert means is not None  # there is a loss
+    return means[0]
+
+
+def _halves(whole: MicroBatch, parts: Components) -> list[MicroBatch] | None:
+    """The same nest with half the rows of every tensor; None where something in it is no tensor of so many rows."""
+    size, count = len(whole.ids), parts.supply.count or rows
+    leaves, nest = pytree.tree_flatten(whole.batch)
+    if size < 2 or any(not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):
+        return None
+    halves = []
+    for half in (slice(0, size // 2), slice(size // 2, size)):
+        batch = pytree.tree_unflatten([leaf[half] for leaf in leaves], nest)
+        halves.append(MicroBatch(batch, count(batch), 0, whole.ids[half], whole.epochs[half]))
+    return halves

@@ -15,11 +15,10 @@ from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.distributed.shards import Rows
 from surefoot.errors import CheckpointError
-from surefoot.train.early_stopping import Watch
 from surefoot.train.loop import State
 from surefoot.train.meter import BadSteps, Meter
 from surefoot.train.model_weights import file_name, load_models, models_of
-from surefoot.train.plateau import Feedback
+from surefoot.train.patience import Feedback, Watch
 from surefoot.train.precision import Precision
 from surefoot.train.timer import Clock
 
@@ -29,7 +28,7 @@ class Kept:
     """The user's own objects, and what a checkpoint held for names not yet asked for."""
 
     objects: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     unclaimed: dict[str, Any] = field(default_factory=dict)
     is_complete: bool = False  # no object is added before the first step
 
@@ -70,35 +69,30 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
     Of several ranks each copies the rows that it holds and is to save, and the `main` one all that is the same on every rank.
     """
     state = whole.state
-    held: dict[str, Mapping[str, Tensor]] = {}  # by file
-    rows: dict[str, Mapping[str, Rows]] = {}
-    models: dict[str, state_dict.ModelState] = {}
-    optimizer: dict[str, Any] = {}
     for name, average in state.averages.items():
         average.refresh(state.models[name])
-    for kind, name, model in models_of(state):
-        file = file_name(kind, name)
-        models[file] = state_dict.model_tensors(model, whole=main)
-        held[file], rows[file] = models[file].tensors, models[file].rows
+    models = {
+        file_name(kind, name): state_dict.model_tensors(model, whole=main) for kind, name, model in models_of(state)
+    }
+    held = {file: each.tensors for file, each in models.items()}
+    rows = {file: each.rows for file, each in models.items()}
+    optimizer: dict[str, Any] = {}
     for name, trained in state.trained.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
         held[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, whole=main)
     files, pieces = _divided(held, rows)
     if not main:
         return Contents(state.step, {}, pieces=pieces)
-    loose = {f"precision/{name}": kept for name, kept in whole.precision.tensors().items()}
-    loose |= {f"meter/{name}": kept for name, kept in whole.meter.tensors().items()}
-    for name, trained in state.trained.items():
-        loose[f"bad_in_a_row/{name}"] = trained.bad_in_a_row
-        loose |= {f"clipping/{name}/{key}": kept for key, kept in trained.clipping.remembered.items()}
-    tensors, kept = kept_state(whole.kept.objects)
-    loose |= {f"kept/{name}": each for name, each in tensors.items()}
-    tensors, optimizer = kept_state(optimizer)
-    loose |= {f"optimizer/{name}": each for name, each in tensors.items()}
     groups = {name: group_numbers(trained.optimizer) for name, trained in state.trained.items()}
-    tensors, numbers = kept_state(groups)
-    loose |= {f"groups/{name}": each for name, each in tensors.items()}
-    files["state"] = {name: copied(each) for name, each in loose.items()}
+    loose = {"precision": whole.precision.tensors(), "meter": whole.meter.tensors()}
+    loose["bad_in_a_row"] = {name: trained.bad_in_a_row for name, trained in state.trained.items()}
+    loose |= {f"clipping/{name}": trained.clipping.remembered for name, trained in state.trained.items()}
+    loose["kept"], kept = kept_state(whole.kept.objects)
+    loose["optimizer"], optimizer = kept_state(optimizer)
+    loose["groups"], numbers = kept_state(groups)
+    files["state"] = {
+        f"{prefix}/{name}": copied(each) for prefix, tensors in loose.items() for name, each in tensors.items()
+    }
     saved = SavedState(
         **facts,
         aliases={name: models[file_name("model", name)].aliases for name in state.models},
@@ -106,7 +100,10 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         optimizer=optimizer,
         groups=numbers,
         trainable=state.trainable.state(),
-        evaluating={name: _evaluating(model) for name, model in state.models.items()},
+        evaluating={
+            name: [part for part, module in model.named_modules() if not module.training]
+            for name, model in state.models.items()
+        },
         watch=None if whole.watch is None else whole.watch.state(),
         plateau=None if whole.feedback is None else whole.feedback.state(),
         skipped_in_a_row=whole.bad_steps.in_a_row,
@@ -158,19 +155,17 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
     state.trainable.load_state(saved.trainable, where=where)  # first: averages of what joins begin anew
     checks = load_models(state, found, where=where)
     for name, model in state.models.items():
-        evaluating = set(saved.evaluating[name])
         for part, module in model.named_modules():
-            module.training = part not in evaluating
+            module.training = part not in saved.evaluating[name]
     for name, trained in state.trained.items():
-        tensors = found.files[file_name("optimizer", name)]
-        names = parameter_names(state.models[name])
         plain = join_state(saved.optimizer[name], _under("optimizer/", loose))
-        load_optimizer(trained.optimizer, tensors, plain, names)
+        file, names = file_name("optimizer", name), parameter_names(state.models[name])
+        load_optimizer(trained.optimizer, found.files[file], plain, names)
         load_group_numbers(trained.optimizer, saved.groups[name], _under("groups/", loose))
         decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
-        remembered = _under(f"clipping/{name}/", loose)
-        trained.clipping.remembered = {key: held.to(decided_on) for key, held in remembered.items()}
+        remembered = _under(f"clipping/{name}/", loose).items()
+        trained.clipping.remembered = {key: held.to(decided_on) for key, held in remembered}
     for check in checks:
         check()
     whole.precision.load_tensors(_under("precision/", loose))
@@ -202,10 +197,6 @@ def restore_known(objects: Mapping[str, Any], found: Contents) -> None:
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
-
-
-def _evaluating(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if not module.training]
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

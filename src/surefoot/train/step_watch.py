@@ -20,15 +20,12 @@ class Watch(Protocol):
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
         """The loss as it is to be called for each of the micro-batches of one pass over the step."""
-        ...
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
         """These optimizers are about to step: their gradients are whole, and neither limited nor multiplied by `factor`."""
-        ...
 
     def after(self, names: Iterable[str]) -> None:
         """These optimizers have taken their step, or were made to skip it."""
-        ...
 
 
 class Unwatched:

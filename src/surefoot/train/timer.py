@@ -10,8 +10,8 @@ from time import perf_counter
 from surefoot.checkpoint.state_json import Seconds
 from surefoot.tracking.record import PHASES, Phase
 
-"""What is recorded. "starting" is what comes once: the first step of a session, its data too, in which kernels, buffers and
-workers are made; and of a new run the second step, which is watched as well for state that no checkpoint holds."""
+# "starting" is what comes once: the first step of a session, its data too, in which kernels, buffers and workers are made; and of
+# a new run the second step, which is watched as well for state that no checkpoint holds.
 
 
 class Clock:
@@ -46,8 +46,7 @@ class Clock:
         """Seconds in each phase since the last call, as `training_s` and so on; starts a new window."""
         self.enter(self.phase)
         seconds = {f"{phase}_s": self.window_s.get(phase, 0.0) for phase in PHASES}
-        for phase, spent in self.window_s.items():
-            self.total_s[phase] = self.total_s.get(phase, 0.0) + spent
+        self.total_s |= {phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()}
         self.window_s, self.first_steps = {}, []
         return seconds
 
@@ -59,11 +58,10 @@ class Clock:
     def state(self) -> Seconds:
         """What a checkpoint holds: seconds in each phase over all sessions, and those since the last record, with their first steps."""
         self.enter(self.phase)
-        phases = {**self.total_s, **self.window_s}
-        total_s = {phase: self.total_s.get(phase, 0.0) + self.window_s.get(phase, 0.0) for phase in phases}
+        total_s = {phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()}
         return {
-            "total_s": _written(total_s),
-            "window_s": _written(self.window_s),
+            "total_s": {phase: repr(spent) for phase, spent in (self.total_s | total_s).items()},
+            "window_s": {phase: repr(spent) for phase, spent in self.window_s.items()},
             "first_steps": list(self.first_steps),
         }
 
@@ -95,7 +93,3 @@ class Deadline:
             self.longest_s = max(self.longest_s, now - self.looked_at)
         self.looked_at = now
         return now + self.longest_s + keep_free_s > self.end
-
-
-def _written(seconds: dict[str, float]) -> dict[str, str]:
-    return {phase: repr(spent) for phase, spent in seconds.items()}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from surefoot.tracking.record import PHASES, Record
-from surefoot.train.early_stopping import Watch
+from surefoot.train.patience import EarlyStopping, Watch
 from surefoot.verify.files import Checkpoint
 from surefoot.verify.metrics_log import FILE, Line, Log, curve
 from surefoot.verify.verdict import Kind, Problem
@@ -80,7 +80,7 @@ def watched(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     early, saved = checkpoint.described.get("early_stopping"), checkpoint.found.saved.watch
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
-    watch = Watch(early["watch"], minimum_improvement=early["minimum_improvement"], patience=early["patience"])
+    watch = Watch(early["watch"], EarlyStopping(**early))
     for line in curve(log.up_to(checkpoint.manifest.log[0])):
         if line.kind == "scores" and watch.score in line.record:
             watch.improved(line.step, _number(line.record, watch.score))

@@ -12,9 +12,8 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 from surefoot.memory import peak
 from surefoot.optim import newton_schulz as orthogonal_module
 from surefoot.optim.kinds.muon import BatchedMuon
-from surefoot.optim.memory import update_bytes
 from surefoot.optim.newton_schulz import NewtonSchulz, orthogonal
-from surefoot.optim.skip_step import skipping
+from surefoot.optim.skip_step import skipping, update_bytes
 
 SHAPES = [(16, 48), (16, 16), (48, 16), (16, 48), (7, 3), (1, 5), (32, 32)]
 

@@ -82,7 +82,7 @@ def test_accuracy_while_training_counts_both_labels_by_their_shares(monkeypatch:
 
 
 def test_the_loss_of_a_batch_is_the_mean_that_it_must_be() -> None:
-    from surefoot.train.loss_contract import loss_contract
+    from surefoot.train.state_check import loss_contract
 
     asked = config(**{"augmentation.mixup": 0.4, "augmentation.cutmix": 0.4, "model.dropout": 0.5})
     run = images.build(asked)

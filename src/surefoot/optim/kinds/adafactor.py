@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.optim.in_place import by_group, made_steps, replace, subtract
-from surefoot.optim.registry import OptimizerKind, Shapes
+from surefoot.optim.kinds.kind import OptimizerKind
 
 
 class Adafactor(Optimizer):
@@ -76,10 +76,6 @@ def _root_mean_square(tensor: Tensor) -> Tensor:
     return norm
 
 
-def _state_bytes(_: Adafactor, shapes: Shapes) -> int:
-    return sum(_rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes)
-
-
 def _rows_and_columns(shape: Sequence[int]) -> int:
     numbers = prod(shape)
     return numbers if len(shape) < 2 or not numbers else numbers // shape[-1] + numbers // shape[-2]
@@ -89,7 +85,7 @@ KINDS = (
     OptimizerKind(
         name="adafactor",
         made=Adafactor,
-        state_bytes=_state_bytes,
+        state_bytes=lambda _, shapes: sum(_rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes),
         shardable=False,
         on_shards="its means over rows and columns, and the size of its steps, need whole matrices",
         skip="own arithmetic",

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import by_group, made_steps, replace, subtract
-from surefoot.optim.registry import OptimizerKind, Shapes
+from surefoot.optim.kinds.kind import OptimizerKind
 
 BLOCK = 256
 SMALLEST = 4096  # numbers; what is smaller keeps 32 bits: norms and biases need them and cost nothing
@@ -37,13 +37,12 @@ class AdamW8bit(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self.quantisation = quantisation()
-        signed, unsigned = (self.quantisation.create_dynamic_map(signed=signed) for signed in (True, False))
         devices = {parameter.device for group in self.param_groups for parameter in group["params"]}
         # the 256 numbers that codes stand for, from -1 to 1, or from 0 for squares
         self.maps: dict[tuple[str, torch.device], Tensor] = {
-            (key, device): code.to(device)
+            (key, device): self.quantisation.create_dynamic_map(signed=is_signed).to(device)
             for device in devices
-            for key, code in (("exp_avg", signed), ("exp_avg_sq", unsigned))
+            for key, is_signed in (("exp_avg", True), ("exp_avg_sq", False))
         }
 
     @by_group
@@ -96,8 +95,7 @@ class AdamW8bit(Optimizer):
 
     def _codes(self, key: str, value: Tensor) -> tuple[Tensor, Tensor]:
         """A moment in 8 bits, and the largest magnitude of each block."""
-        code = self.maps[key, value.device]
-        codes, blocks = self.quantisation.quantize_blockwise(value, code=code, blocksize=BLOCK)
+        codes, blocks = self.quantisation.quantize_blockwise(value, code=self.maps[key, value.device], blocksize=BLOCK)
         return codes, blocks.absmax
 
 
@@ -123,15 +121,11 @@ def _in_8_bits(numbers: int) -> int:
     return numbers * 4 if numbers < SMALLEST else numbers + 4 * -(-numbers // BLOCK)
 
 
-def _state_bytes(_: AdamW8bit, shapes: Shapes) -> int:
-    return sum(2 * _in_8_bits(prod(shape)) for shape, _ in shapes)
-
-
 KINDS = (
     OptimizerKind(
         name="adamw8bit",
         made=AdamW8bit,
-        state_bytes=_state_bytes,
+        state_bytes=lambda _, shapes: sum(2 * _in_8_bits(prod(shape)) for shape, _ in shapes),
         shardable=False,
         on_shards="its blocks of 256 numbers would end where a rank's rows end, and hold other numbers on other ranks",
         skip="own arithmetic",

@@ -1,6 +1,6 @@
 """Muon for hidden matrices, whole or of shards, and torch's AdamW for all else, as one optimizer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as with_changes
 from typing import Any
 
@@ -12,16 +12,15 @@ from torch.optim._muon import _adjust_lr
 from surefoot.distributed.shards import Shard
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import loss_of, replace
+from surefoot.optim.kinds.kind import OptimizerKind, Settings, copies
 from surefoot.optim.newton_schulz import (
     NewtonSchulz,
     batches,
-    most_bytes_of_a_rank,
     orthogonal,
     orthogonal_rows,
-    working_bytes,
+    update_bytes,
 )
 from surefoot.optim.param_groups import Group, hidden_matrices, split_hidden, with_rates
-from surefoot.optim.registry import OptimizerKind, Settings, Shape, copies
 
 
 class MuonWithAdamW(Optimizer):
@@ -67,14 +66,11 @@ class MuonWithAdamW(Optimizer):
         super().__init__(own, {"lr": lr})
 
     def hand_over(self) -> None:
-        inner_groups = [inner for part in self.parts for inner in part.param_groups]
-        for inner, group in zip(inner_groups, self.param_groups, strict=True):
-            inner |= {key: value for key, value in group.items() if key not in ("params", "by")}
-        muon = self.parts[0]
         for part in self.parts:
             part.state.clear()
-        for inner, group in zip(inner_groups, self.param_groups, strict=True):
-            part = muon if group["by"] == "Muon" else self.parts[-1]
+        inner_groups = [(part, inner) for part in self.parts for inner in part.param_groups]
+        for (part, inner), group in zip(inner_groups, self.param_groups, strict=True):
+            inner |= {key: value for key, value in group.items() if key not in ("params", "by")}
             for held, parameter in zip(inner["params"], group["params"], strict=True):
                 part.state[held] = self.state[parameter]
                 if held is not parameter:
@@ -122,16 +118,14 @@ class BatchedMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = loss_of(closure)
-        found_inf: Tensor | None = vars(self).get("found_inf")
+        loss, found_inf = loss_of(closure), vars(self).get("found_inf")
         held = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
         if not held:
             return loss
         how = [NewtonSchulz(group["ns_steps"], tuple(group["ns_coefficients"]), group["eps"]) for _, group in held]
-        if isinstance(held[0][0], Shard):  # two exchanges for all
-            self._step(held, how, found_inf)
-            return loss
-        for places in batches([each.shape for each, _ in held], how):
+        shapes = [each.shape for each, _ in held]
+        together = [list(range(len(held)))] if isinstance(held[0][0], Shard) else batches(shapes, how)
+        for places in together:  # of shards two exchanges for all
             self._step([held[place] for place in places], [how[place] for place in places], found_inf)
         return loss
 
@@ -199,20 +193,12 @@ def _built(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
     return MuonWithAdamW(rated, lr=lr, **own)
 
 
-def _split(model: nn.Module, groups: Sequence[Group], settings: Mapping[str, Any]) -> list[Group]:
-    return split_hidden(groups, hidden_matrices(model, excepted=settings["adamw_for"]))
-
-
-def _update_bytes(shapes: Sequence[Shape], ranks: int) -> int:
-    return working_bytes(shapes) if ranks == 1 else most_bytes_of_a_rank(tuple(shapes), ranks)
-
-
 KINDS = (
     OptimizerKind(
         name="muon",
         made=MuonWithAdamW,
         build=_built,
-        split=_split,
+        split=lambda model, groups, own: split_hidden(groups, hidden_matrices(model, excepted=own["adamw_for"])),
         shardable=True,
         on_shards="hidden matrices are gathered whole, each by one rank, made orthogonal there and spread again",
         skip="part by part",
@@ -220,7 +206,7 @@ KINDS = (
     OptimizerKind(
         made=BatchedMuon,
         state_bytes=copies(1),
-        update_bytes=_update_bytes,
+        update_bytes=update_bytes,
         shardable=False,
         on_shards="it trains a part of what muon does",
         skip="own arithmetic off the CPU",

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from surefoot.optim.clipping import present
 from surefoot.optim.ema import Twin, copy_buffers
 from surefoot.optim.in_place import add_to_each, by_group, made_steps, move_towards, subtract
-from surefoot.optim.registry import OptimizerKind, copies
+from surefoot.optim.kinds.kind import OptimizerKind, copies
 
 
 class ScheduleFree(Optimizer):

@@ -10,8 +10,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from surefoot.optim.in_place import fused_sgd_writes
-from surefoot.optim.param_groups import Group, with_rates
-from surefoot.optim.registry import (
+from surefoot.optim.kinds.kind import (
     NUMBER_BY_NUMBER,
     Build,
     OptimizerKind,
@@ -21,6 +20,7 @@ from surefoot.optim.registry import (
     WaysToSkip,
     copies,
 )
+from surefoot.optim.param_groups import Group, with_rates
 
 
 def _build(made: Callable[..., Optimizer], flag: str, fits: Callable[[Tensor], bool], **fixed: bool) -> Build:
@@ -43,10 +43,6 @@ def _capturable(made: type[Optimizer]) -> Build:
     return _build(made, "capturable", lambda held: held.is_cuda or held.is_meta, decoupled_weight_decay=True)
 
 
-def _bytes_of_sgd(optimizer: optim.SGD, shapes: Shapes) -> int:
-    return copies(1 if optimizer.param_groups[0]["momentum"] else 0)(optimizer, shapes)
-
-
 def _other(made: type[Optimizer], *, count: int | None = None, why_whole: str | None = None) -> OptimizerKind:
     """One without a name: how many copies of its parameters it keeps, if that is known, and why it needs whole parameters."""
     return OptimizerKind(
@@ -64,6 +60,10 @@ def _named(
     return OptimizerKind(
         name=name, made=made, build=build, takes_complex=True, state_bytes=state_bytes, shardable=True, skip=skip
     )
+
+
+def _bytes_of_sgd(optimizer: optim.SGD, shapes: Shapes) -> int:
+    return copies(bool(optimizer.param_groups[0]["momentum"]))(optimizer, shapes)
 
 
 KINDS = (

@@ -248,5 +248,4 @@ def named(
     return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain, rates=several)
 
 
-OPTIMIZERS: Mapping[str, Declaration] = DECLARED
-"""All of the above, by name."""
+OPTIMIZERS: Mapping[str, Declaration] = DECLARED  # all of the above, by name

@@ -23,7 +23,7 @@ from surefoot.cli.main import main
 from surefoot.plan import summary
 from surefoot.recipes import images
 from surefoot.tracking.jsonl import records
-from surefoot.train.plateau import Feedback, Plateau, Standing, following
+from surefoot.train.patience import Feedback, Plateau, Standing, following
 
 NEVER_BETTER = Plateau("min held-out/same", patience=2)
 SETTINGS: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """What surefoot knows of an optimizer by its class: how it is built, what it keeps, how it runs on shards and skips a step.
 
-Each `OptimizerKind` stands beside its class in a file of `kinds/`; its name and settings are declared in `specs.py`.
+Each `OptimizerKind` stands beside its class in a file of `kinds/`; its name and settings are declared in `optimizers.py`.
 """
 
 import math
@@ -12,16 +12,16 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from torch import nn
 from torch.optim import Optimizer
 
+from surefoot.distributed.shards import shard_shape
 from surefoot.errors import ConfigError
 from surefoot.optim.ema import Averages, Twin
+from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.optim.param_groups import Group
-from surefoot.optim.specs import OPTIMIZERS
 
 Settings = Mapping[str, Any]
 Build = Callable[[Sequence[Group], float, Settings], Optimizer]
 Shape = tuple[int, ...]
-Shapes = Sequence[tuple[Shape, int]]
-"""Of each parameter its shape on this rank, and the bytes of one of its numbers."""
+Shapes = Sequence[tuple[Shape, int]]  # of each parameter its shape on this rank, and the bytes of one of its numbers
 StateBytes = Callable[[Any, Shapes], int]
 WaysToSkip = Literal["fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"]
 
@@ -45,27 +45,22 @@ class Composite(Protocol):
 class OptimizerKind:
     """One optimizer. Without a `name` it is one that a function of the user's may build, or a part of another."""
 
-    made: type[Any]
-    """Its class."""
+    made: type[Any]  # its class
     name: str | None = None
-    build: Build | None = None
-    """From groups, the base rate and settings. None: `made`, with all settings as keywords."""
-    takes_complex: bool = False
-    """Whether it trains complex parameters."""
+    build: Build | None = None  # from groups, the base rate and settings. None: `made`, with all settings as keywords.
+    takes_complex: bool = False  # whether it trains complex parameters
+    # Bytes of state on this rank, without step counters, of an optimizer of this class. None: not known before its
+    # first step.
     state_bytes: StateBytes | None = None
-    """Bytes of state on this rank, without step counters, of an optimizer of this class. None: not known before its first step."""
+    # Bytes that an update takes for its time, of whole shapes and a number of ranks. None: what `skip` copies.
     update_bytes: Callable[[Sequence[Shape], int], int] | None = None
-    """Bytes that an update takes for its time, of whole shapes and a number of ranks. None: what `skip` copies."""
-    shardable: bool
-    """Whether it may run where each rank holds some rows of every parameter."""
-    on_shards: str = NUMBER_BY_NUMBER
-    """How it does, or why it may not."""
-    skip: WaysToSkip
-    """How it leaves a bad step undone."""
+    shardable: bool  # whether it may run where each rank holds some rows of every parameter
+    on_shards: str = NUMBER_BY_NUMBER  # how it does, or why it may not
+    skip: WaysToSkip  # how it leaves a bad step undone
+    # Cuts the groups by what parameters are. None: they stay as they are.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
-    """Cuts the groups by what parameters are. None: they stay as they are."""
+    # A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none.
     average: Callable[[Twin, Any], Averages] | None = None
-    """A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none."""
 
 
 def copies(count: int) -> StateBytes:
@@ -78,7 +73,7 @@ def copies(count: int) -> StateBytes:
 
 
 def all_kinds() -> list[OptimizerKind]:
-    """Those with a name, in the order of `specs.py`, and what is known of others of torch's."""
+    """Those with a name, in the order of `optimizers.py`, and what is known of others of torch's."""
     files = dict.fromkeys(declaration.file for declaration in OPTIMIZERS.values())
     return [kind for file in files for kind in import_module(file, package="surefoot.optim.kinds").KINDS]
 
@@ -95,6 +90,29 @@ def kind_named(name: str) -> OptimizerKind:
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
     """What is known of an optimizer; None of one of another class, which a subclass is too: it may do more."""
     return next((kind for kind in all_kinds() if kind.made is type(optimizer)), None)
+
+
+def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
+    """Bytes of state on this rank, without step counters; None for an optimizer of which that is not known.
+
+    With `shards` those of the first of so many ranks that each hold some rows of every parameter, as FSDP2 spreads them.
+
+    >>> import torch
+    >>> from surefoot.optim.kinds.lion import Lion
+    >>> lion = Lion([torch.nn.Parameter(torch.zeros(10))])
+    >>> state_bytes(lion), state_bytes(lion, shards=4)
+    (40, 12)
+    """
+    if isinstance(optimizer, Composite):
+        return sum(state_bytes(part, shards=shards) or 0 for part in optimizer.parts)
+    kind = kind_of(optimizer)
+    known = None if kind is None else kind.state_bytes
+    return None if known is None else known(optimizer, shapes_of(optimizer, shards))
+
+
+def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return [(shard_shape(each.shape, shards), each.element_size()) for each in parameters]
 
 
 def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:

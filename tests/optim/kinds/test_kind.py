@@ -16,13 +16,12 @@ import small_runs
 import surefoot as sf
 from optim import heavy_ball
 from rank_processes import Ranks
-from surefoot.optim.memory import state_bytes
-from surefoot.optim.registry import all_kinds
-from surefoot.optim.specs import OPTIMIZERS
+from surefoot.optim.kinds.kind import all_kinds, state_bytes
+from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.plan.summary import sections
 from surefoot.recipes.optimizer_settings import Optimizer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_each_optimizer_that_is_declared_has_a_kind_of_its_name() -> None:

@@ -13,8 +13,8 @@ from torch import nn
 from in_one import in_one
 from surefoot.errors import ConfigError
 from surefoot.optim.build import build_optimizer
+from surefoot.optim.optimizers import OptimizerSpec, adam, adamw, nadam, named, radam, sgd
 from surefoot.optim.param_groups import parameter_groups
-from surefoot.optim.specs import OptimizerSpec, adam, adamw, nadam, named, radam, sgd
 
 
 def gradients(steps=7, shape=(3, 4)):

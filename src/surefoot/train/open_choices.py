@@ -1,0 +1,96 @@
+"""What a run may leave open until it begins: how images lie in memory, and whether its models are compiled.
+
+What "auto" comes to is looked up in `train/auto_precision.py`. Convolutions keep to the layout of what they are given, and on
+processors that multiply bfloat16 in hardware, and on GPUs, they are much faster with the channels of a pixel side by side (torch's
+`channels_last`). Weights stay as they are, so nothing that is saved changes.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.errors import ConfigError
+
+
+@dataclass
+class Layout:
+    """Whether images are laid out with their channels last before a model has them; `open` until a run begins or goes on."""
+
+    channels_last: bool = False
+    open: bool = False
+
+    def settle(self, channels_last: bool) -> None:
+        """Lay them out so from now on, or do not, if that was left open; else nothing changes."""
+        if self.open:
+            self.channels_last, self.open = channels_last, False
+
+    def before(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What a model is called with: images (B, C, H, W) in the layout that was chosen, all else as it is."""
+        if not self.channels_last:
+            return None
+        from surefoot.models.layers import channels_side_by_side
+
+        return tuple(
+            channels_side_by_side(each)
+            if isinstance(each, Tensor) and each.ndim == 4 and torch.is_floating_point(each)
+            else each
+            for each in inputs
+        )
+
+
+def layout(asked: object, models: Iterable[nn.Module]) -> Layout:
+    """The layout that a run's models will find their images in; "auto" is looked up beside the precision, else as they come.
+
+    It is open too where the precision is named: a run that began with both left open may go on so. Models without a
+    2-dimensional convolution are left alone.
+
+    >>> convolution = nn.Conv2d(2, 3, 1)
+    >>> layout(True, [convolution]).channels_last, convolution(torch.zeros(1, 2, 4, 5)).stride()
+    (True, (60, 1, 15, 3))
+    """
+    if not isinstance(asked, bool) and asked != "auto":
+        raise ConfigError(
+            f"channels_last = {asked!r}: True, False, or 'auto', which is looked up beside precision = 'auto'"
+        )
+    with_images = [model for model in models if asked and any(isinstance(part, nn.Conv2d) for part in model.modules())]
+    found = Layout(asked is True and bool(with_images), open=asked == "auto" and bool(with_images))
+    for model in with_images if found.channels_last or found.open else ():
+        model.register_forward_pre_hook(found.before)
+    return found
+
+
+@dataclass
+class Compiling:
+    """Whether a run's models are compiled; `open` until a run begins or goes on."""
+
+    on: bool = False
+    open: bool = False
+    late: bool = False  # the models were put together as they are, and are to be compiled when it is settled
+
+    def settle(self, on: bool) -> None:
+        """Compile from now on, or do not, if that was left open; else nothing changes."""
+        if self.open:
+            self.on, self.late, self.open = on, on, False
+
+
+def compiling(asked: object) -> Compiling:
+    """What the setting `compile` means: True, False, or "auto".
+
+    >>> compiling(True).on, compiling("auto").on, compiling("auto").open
+    (True, False, True)
+    """
+    if not isinstance(asked, bool) and asked != "auto":
+        raise ConfigError(f"compile = {asked!r}: True, False, or 'auto', which looks it up in a table")
+    return Compiling(on=asked is True, open=asked == "auto")
+
+
+def compiled(models: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """The models as torch compiles them for training; their random numbers are those of the models as they are.
+
+    The compiler's own generator draws by how a graph falls to pieces, and FSDP2 cuts it at every block.
+    """
+    as_uncompiled: dict[str, Any] = {"fallback_random": True}
+    return {name: torch.compile(model, dynamic=False, options=as_uncompiled) for name, model in models.items()}

@@ -1,0 +1,259 @@
+"""Waiting for a better score: which step was the best so far, when to stop early, and when to lower the learning rate."""
+
+import math
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from surefoot.checkpoint.state_json import Lowered, Watched
+from surefoot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """End a run whose watched score has not improved for `patience` evaluations.
+
+    `watch` is "min SPLIT/SCORE" or "max SPLIT/SCORE"; only a change of more than `minimum_improvement` counts as one.
+    """
+
+    watch: str
+    patience: int
+    minimum_improvement: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ConfigError(f"early stopping: patience = {self.patience}: how many evaluations to wait, 1 or more")
+        if not 0 <= self.minimum_improvement < math.inf:
+            raise ConfigError(f"early stopping: minimum_improvement = {self.minimum_improvement}: a number from 0 on")
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Multiply every learning rate by `factor` whenever the watched score has not improved for `patience` evaluations.
+
+    `watch` is "min SPLIT/SCORE" or "max SPLIT/SCORE"; only a change of more than `minimum_improvement` counts as one. A step's
+    rate is its schedule's times all reductions so far, which together are never less than `floor`. After a reduction
+    `cooldown` evaluations use up no patience. As torch's ReduceLROnPlateau with threshold_mode="abs" and a patience one less.
+    """
+
+    watch: str
+    patience: int
+    factor: float = 0.5
+    floor: float = 0.01
+    cooldown: int = 0
+    minimum_improvement: float = 0.0
+
+    def __post_init__(self) -> None:
+        parsed(self.watch)
+        least = self.minimum_improvement
+        needs = {
+            f"patience = {self.patience}: how many evaluations to wait, 1 or more": self.patience >= 1,
+            f"factor = {self.factor}: what the learning rate is multiplied by, between 0 and 1": 0 < self.factor < 1,
+            f"floor = {self.floor}: the lowest factor on the schedule, from 0 to below 1": 0 <= self.floor < 1,
+            f"cooldown = {self.cooldown}: how many evaluations, 0 or more": self.cooldown >= 0,
+            f"minimum_improvement = {least}: a number from 0 on": 0 <= least < math.inf,
+        }
+        if problems := [f"plateau: {problem}" for problem, is_met in needs.items() if not is_met]:
+            raise ConfigError("\n".join(problems))
+
+    @property
+    def score(self) -> str:
+        """The name of the watched score."""
+        return parsed(self.watch)[1]
+
+    @property
+    def in_words(self) -> str:
+        """What it does, in a line.
+
+        >>> print(Plateau("max held-out/accuracy", patience=3).in_words)
+        times 0.5 after 3 evaluations without a better held-out/accuracy, and again, down to 0.01 of these
+        """
+        return f"times {self.factor:g} after {self.evaluations} without a better {self.score}, and again, down to {self.floor:g} of these"
+
+    @property
+    def evaluations(self) -> str:
+        """How many it waits, in words."""
+        return "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
+
+
+class Watch:
+    """The best value of one score, the step it was seen at, and the evaluations since.
+
+    A score that is not a number is neither an improvement nor a failed attempt: it uses up no patience.
+
+    >>> watch = Watch("min held-out/loss")
+    >>> [watch.improved(step, loss) for step, loss in enumerate([2.0, 1.5, math.nan, 1.7])]
+    [True, True, False, False]
+    >>> watch.step, watch.value, watch.waited
+    (1, 1.5, 1)
+    """
+
+    def __init__(self, text: str, early_stopping: EarlyStopping | None = None) -> None:
+        self.direction, self.score = parsed(text)
+        self.patience = None if early_stopping is None else early_stopping.patience
+        self.minimum_improvement = 0.0 if early_stopping is None else early_stopping.minimum_improvement
+        self.value: float | None = None
+        self.step: int | None = None
+        self.waited = 0
+
+    @property
+    def exhausted(self) -> bool:
+        return self.patience is not None and self.waited >= self.patience
+
+    def improved(self, step: int, value: float) -> bool:
+        """Take notice of the score after `step` steps; true where it is the best so far."""
+        if math.isnan(value):
+            return False
+        gain = math.inf if self.value is None else (self.value - value) * (1 if self.direction == "min" else -1)
+        if gain > self.minimum_improvement:
+            self.value, self.step, self.waited = value, step, 0
+            return True
+        self.waited += 1
+        return False
+
+    def state(self) -> Watched:
+        value = None if self.value is None else repr(self.value)
+        return Watched(direction=self.direction, score=self.score, value=value, step=self.step, waited=self.waited)
+
+    def load_state(self, state: Watched | None) -> None:
+        """Put back what `state` gave; where another score was watched, what was best of it says nothing of this one."""
+        if state is None or (state["direction"], state["score"]) != (self.direction, self.score):
+            return
+        self.value = None if state["value"] is None else float(state["value"])
+        self.step, self.waited = state["step"], state["waited"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the scores so far have come to."""
+
+    factor: float = 1.0
+    best: float | None = None
+    waited: int = 0  # evaluations without a better score, since the best or the last reduction
+    cooling: int = 0  # evaluations to come that use up no patience
+    not_numbers: int = 0  # scores that were NaN
+    step: int = 0  # of the last score
+
+
+def following(plateau: Plateau, before: Standing, *, step: int, score: float) -> Standing:
+    """Where a plateau stands after one more score: a pure function of the recorded scores.
+
+    They are equal on every rank, and so is the decision, without asking anybody. A score that is not a number leaves all as it
+    was: it is no improvement, and uses up neither patience nor cool-down; it is counted.
+
+    >>> plateau, standing = Plateau("min held-out/loss", patience=2), Standing()
+    >>> for step, loss in enumerate([2.0, 2.5, math.nan, 3.0, 1.0], start=1):
+    ...     standing = following(plateau, standing, step=step, score=loss)
+    ...     print(standing.factor, standing.waited, standing.not_numbers)
+    1.0 0 0
+    1.0 1 0
+    1.0 1 1
+    0.5 0 1
+    0.5 0 1
+    """
+    if math.isnan(score):
+        return replace(before, step=step, not_numbers=before.not_numbers + 1)
+    sign = 1.0 if parsed(plateau.watch)[0] == "min" else -1.0
+    best = sign * math.inf if before.best is None else before.best
+    improved = sign * (best - score) > plateau.minimum_improvement  # never for infinity against infinity, which is NaN
+    waited = 0 if improved or before.cooling else before.waited + 1
+    seen = replace(before, step=step, best=score if improved else before.best)
+    if waited < plateau.patience:
+        return replace(seen, waited=waited, cooling=max(0, before.cooling - 1))
+    lowered = max(before.factor * plateau.factor, plateau.floor)
+    return replace(seen, waited=0, cooling=plateau.cooldown, factor=lowered)
+
+
+@dataclass
+class Feedback:
+    """A plateau over a run: where it stands now, in words and in a checkpoint; `State.rate_factor` takes it to the optimizers."""
+
+    plateau: Plateau
+    standing: Standing = Standing()
+
+    def saw(self, step: int, score: float) -> str | None:
+        """Take notice of the score after `step` steps; what there is to tell of it, in one line."""
+        before, plateau = self.standing, self.plateau
+        self.standing = now = following(plateau, before, step=step, score=score)
+        if now.not_numbers > before.not_numbers:
+            return (
+                f"warning: {plateau.score} after step {step:,} is not a number ({now.not_numbers} so far):"
+                " neither better nor worse, and no patience is used up"
+            )
+        if now.factor == before.factor:
+            return None
+        how = "halved" if now.factor == 0.5 * before.factor else f"multiplied by {now.factor / before.factor:.3g}"
+        floor = ", its floor" if now.factor == plateau.floor else ""
+        return (
+            f"learning rate {how} after {plateau.evaluations} without a better {plateau.score}:"
+            f" {now.factor:.3g} of the schedule's from step {step:,} on{floor}"
+        )
+
+    def state(self) -> Lowered:
+        best = self.standing.best
+        return {**asdict(self.standing), "best": None if best is None else repr(best)}  # type: ignore[typeddict-item]
+
+    def load_state(self, state: Lowered | None) -> None:
+        if state is not None:
+            best = None if state["best"] is None else float(state["best"])
+            self.standing = Standing(**{**state, "best": best})  # type: ignore[arg-type]
+
+
+def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]) -> Watch | None:
+    """The one score that a run watches, for what is best or for stopping early; None for neither."""
+    if early_stopping is not None and best not in (None, early_stopping.watch):
+        raise ConfigError(
+            f"best = {best!r} and early stopping watches {early_stopping.watch!r}: a run watches one score"
+        )
+    text = best if early_stopping is None else early_stopping.watch
+    if text is None:
+        return None
+    watch = Watch(text, early_stopping)
+    _refuse_unknown_split(watch.score, splits)
+    return watch
+
+
+def feedback(
+    plateau: Plateau | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]
+) -> Feedback | None:
+    """The plateau of a run that scores these splits; `ConfigError` for one that could never lower a rate."""
+    if plateau is not None:
+        _refuse_unknown_split(plateau.score, splits, by="plateau: ")
+    if plateau is not None and early_stopping is not None:
+        refuse_end_before_reduction(plateau, early_stopping)
+    return None if plateau is None else Feedback(plateau)
+
+
+def refuse_end_before_reduction(plateau: Plateau, early_stopping: EarlyStopping) -> None:
+    """Raise `ConfigError` where early stopping ends the run no later than its learning rate is lowered for the first time."""
+    same = plateau.watch == early_stopping.watch and early_stopping.patience <= plateau.patience
+    if same and early_stopping.minimum_improvement >= plateau.minimum_improvement:
+        waits, several = early_stopping.patience, early_stopping.patience != 1
+        shorter = f"--plateau {max(1, waits // 3)}, or " if several else ""  # nothing is shorter than 1
+        raise ConfigError(
+            f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same score:"
+            " the run would end before its learning rate is ever lowered\n"
+            f"  try: {shorter}--early-stopping {3 * plateau.patience}"
+        )
+
+
+def parsed(text: str) -> tuple[Literal["min", "max"], str]:
+    """Direction and score of "min SPLIT/SCORE"; anything else is a `ConfigError`.
+
+    >>> parsed("max held-out/accuracy")
+    ('max', 'held-out/accuracy')
+    """
+    match text.split(maxsplit=1):
+        case ["min", score]:
+            return "min", score
+        case ["max", score]:
+            return "max", score
+    raise ConfigError(
+        f"cannot watch {text!r}: say which way is better, as in 'min held-out/loss' or 'max held-out/accuracy'"
+    )
+
+
+def _refuse_unknown_split(score: str, splits: Collection[str], *, by: str = "") -> None:
+    if score.split("/", maxsplit=1)[0] not in splits:
+        names = ", ".join(splits) or "none"
+        raise ConfigError(f"{by}cannot watch {score!r}: no split of that name; there are: {names}")
