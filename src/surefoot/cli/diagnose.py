@@ -31,10 +31,9 @@ class Diagnose(RunOption):
 
 def diagnose(arguments: list[str]) -> None:
     options = only_options(Diagnose, arguments, verb="diagnose")
-    from surefoot.diagnose.checks import verdicts
+    from surefoot.diagnose.checks import told, verdicts
     from surefoot.diagnose.finding import Finding, Unclear, Well, worst_first
     from surefoot.diagnose.reading import history_in
-    from surefoot.diagnose.text import told
 
     run = find_run(options.run)
     history = history_in(run)

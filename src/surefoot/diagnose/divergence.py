@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well, check, wrong
-from surefoot.diagnose.history import History, Table
+from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well, check, listed, wrong
+from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST, level, levels, noise, spread
-from surefoot.diagnose.text import listed
 
 LOST = 0.5
 """Of what was gained: half of it lost is no fluctuation, and no restart of a schedule either, which costs a tenth or so."""
@@ -171,32 +170,23 @@ def _divergence(history: History, begun: int, message: str, evidence: str, *, ba
 
 def _first_to_grow(history: History, begun: int) -> str:
     """Which layer's gradient or update was the first to be far above what it was, from shortly before the beginning on."""
-    earliest: list[tuple[int, float, str]] = []
+    grown: list[tuple[int, float, str]] = []  # the step, how many times, and a sentence
     for kind, quantity in (("gradient_norm", "gradient"), ("update_norm", "update"), ("activation_norm", "output")):
-        earliest += _grown(history.watched(kind), begun, quantity)
-    if not earliest:
+        for name, series in history.watched(kind).items():
+            before, later = series.value[series.step < begun], series.since(begun - 2)
+            usual = level(before)
+            large = later.where(~np.isfinite(later.value) | (later.value > GREW * usual))
+            if len(before) < 3 or not usual > 0 or not len(large):
+                continue
+            times = float(large.value[0] / usual) if math.isfinite(large.value[0]) else math.inf
+            words = f"{times:.3g} times its median before" if math.isfinite(times) else "not finite"
+            step = int(large.step[0])
+            grown.append((step, times, f"the {quantity} of {name}, {words}, at step {step:,}"))
+    if not grown:
         return ""
-    step, _, words = min(earliest, key=lambda grown: (grown[0], -grown[1]))
-    others = len({words for at, _, words in earliest if at == step}) - 1
+    first, _, words = min(grown, key=lambda each: (each[0], -each[1]))
+    others = len({words for step, _, words in grown if step == first}) - 1
     return f"first to grow: {words}" + (f"; so did {others} more then" if others else "")
-
-
-def _grown(table: Table, begun: int, quantity: str) -> list[tuple[int, float, str]]:
-    """For each column that grew: the step, how many times, and a sentence."""
-    before, later = table.step < begun, np.flatnonzero(table.step >= begun - 1)
-    if before.sum() < 3:
-        return []
-    grown = []
-    for parameter, column in zip(table.names, table.value.T, strict=True):
-        usual = level(column[before])
-        large = later[~np.isfinite(column[later]) | (column[later] > GREW * usual)]
-        if usual > 0 and large.size:
-            step, value = int(table.step[large[0]]), column[large[0]]
-            finite = math.isfinite(value)
-            words = f"{value / usual:.3g} times its median before" if finite else "not finite"
-            text = f"the {quantity} of {parameter}, {words}, at step {step:,}"
-            grown.append((step, float(value / usual) if finite else math.inf, text))
-    return grown
 
 
 def _bad_at_the_end(history: History) -> int:

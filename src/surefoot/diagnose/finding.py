@@ -112,3 +112,13 @@ def worst_first(found: list[Finding]) -> list[Finding]:
     ['b', 'a']
     """
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def listed(names: Sequence[object], *, most: int = 4) -> str:
+    """Names in a line, and how many more there are.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(str(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Severity, Unclear, Verdict, Well, check, worst_first, wrong
+from surefoot.diagnose.finding import Finding, Severity, Unclear, Verdict, Well, check, listed, worst_first, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level, noise
-from surefoot.diagnose.text import listed
 
 EVALUATIONS = 4
 """The fewest: a best one, a first, and two after it that agree."""

@@ -5,11 +5,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.diagnose.finding import Unclear, Verdict, Well, check, wrong
-from surefoot.diagnose.history import History, Table
+from surefoot.diagnose.finding import Unclear, Verdict, Well, check, listed, wrong
+from surefoot.diagnose.history import History, Series
+from surefoot.diagnose.layers import WATCHED, matrices
 from surefoot.diagnose.statistics import first_and_last_third, level, trend
-from surefoot.diagnose.text import listed
-from surefoot.diagnose.weights import WATCHED, matrices
 
 FEWEST = 12
 """Records: thirds of four, whose medians one record does not move."""
@@ -100,7 +99,7 @@ def vanishing_gradient(history: History) -> Verdict:
     """Gradients of layers, each times its weight, against the largest; and a gradient that is 0 altogether."""
     norms = history.column("norm").finite
     quarter = len(norms) // 4
-    gradients, weights = (_settled(history, history.watched(kind)) for kind in ("gradient_norm", "weight_norm"))
+    gradients, weights = (_settled(history, kind) for kind in ("gradient_norm", "weight_norm"))
     if len(norms) >= FEWEST and not norms.value[-quarter:].any():
         return wrong(
             "error",
@@ -114,12 +113,12 @@ def vanishing_gradient(history: History) -> Verdict:
             step=int(norms.step[-quarter]),
             numbers={"smallest": 0.0},
         )
-    names = [parameter for parameter in matrices(history, gradients.names) if parameter in weights.names]
-    if len(gradients) < WATCHED or len(names) < 2:
-        counts = f"{len(gradients)} watched steps of {len(names)} matrices after the warm-up"
+    names = [parameter for parameter in matrices(history, gradients) if parameter in weights]
+    watched = max(map(len, gradients.values()), default=0)
+    if watched < WATCHED or len(names) < 2:
+        counts = f"{watched} watched steps of {len(names)} matrices after the warm-up"
         return Unclear(f"{counts} are too few (at least {WATCHED}, of 2)")
-    gradient_columns, weight_columns = gradients.columns(), weights.columns()
-    relative = {name: level(gradient_columns[name]) * level(weight_columns[name]) for name in names}
+    relative = {name: level(gradients[name].value) * level(weights[name].value) for name in names}
     relative = {name: part for name, part in relative.items() if part > 0}
     if len(relative) < 2:
         return Unclear("fewer than two matrices have gradients")
@@ -207,16 +206,16 @@ def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], 
     return gradient, (small_squared - big_squared) / (1 / small - 1 / big)
 
 
-def _settled(history: History, table: Table) -> Table:
+def _settled(history: History, kind: str) -> dict[str, Series]:
     """The watched steps after the warm-up, without the first: until then what starts at 0 has hardly left it."""
-    return table.rows((table.step >= history.described.warmup) & (np.arange(len(table)) > 0))
+    warmup = history.described.warmup
+    watched = history.watched(kind).items()
+    return {name: series.where((series.step >= warmup) & (series.step > series.step[0])) for name, series in watched}
 
 
 def _layers_that_grew(history: History) -> str:
-    table = history.watched("gradient_norm")
-    if len(table) < 2 * WATCHED:
-        return ""
-    thirds = {name: first_and_last_third(column) for name, column in zip(table.names, table.value.T, strict=True)}
+    watched = history.watched("gradient_norm").items()
+    thirds = {name: first_and_last_third(series.value) for name, series in watched if len(series) >= 2 * WATCHED}
     grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
     shown = [f"{parameter} ({grew[parameter]:.3g} times)" for parameter in sorted(grew, key=lambda each: -grew[each])]
     return f"most in {listed(shown)}" if shown else ""

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from surefoot.diagnose.activations import died
-from surefoot.diagnose.finding import Severity, Unclear, Verdict, Well, check, wrong
+from surefoot.diagnose.finding import Severity, Unclear, Verdict, Well, check, listed, wrong
 from surefoot.diagnose.history import History, Series
+from surefoot.diagnose.layers import died, ratio_at_full_rate, unmoved
 from surefoot.diagnose.statistics import level, levels, noise
-from surefoot.diagnose.text import listed
-from surefoot.diagnose.weights import ratio_at_full_rate, unmoved
 
 FEWEST = 12
 """Records of a loss: quarters of three, the fewest that have a median apart from their extremes."""
@@ -24,7 +22,7 @@ STRAIGHT = 0.6
 """What the second half of all rate gains over what the first half gains. A loss that falls as a power or an exponential of the
 steps, as a trained one does (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361), is far below a half; a straight line has 1."""
 WILD = 0.1
-"""Of a weight's norm in one step: ten times the upper end of the usual range of updates (`weights.USUAL`)."""
+"""Of a weight's norm in one step: ten times the upper end of the usual range of updates (`layers.USUAL`)."""
 TIMID = 1e-5
 """Of a weight's norm in one step: a tenth of the lower end of the usual range, and 10,000 steps to move by a tenth."""
 MOVED = 0.1

@@ -4,20 +4,16 @@ Settings are those that its newest checkpoint notes, whatever program made the r
 A damaged or missing file leaves settings out: the records alone say much.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import local_path
-from surefoot.diagnose.history import History, history_of, loss_of_applied
+from surefoot.diagnose.history import History, loss_of_applied
 from surefoot.diagnose.run_settings import Described, kinds_of_models
 from surefoot.errors import ConfigError
 from surefoot.tracking.record import PHASES, Record
 from surefoot.tracking.run_reader import Session, read_records, read_run, standing_of
-
-_TIMES = 5  # as many records as a run that trains keeps in memory: of training none is thinned out up to 10,000
 
 
 def history_in(path: Path | str) -> History:
@@ -28,18 +24,13 @@ def history_in(path: Path | str) -> History:
             f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
             "  a run's directory is what --out, or Run(out=...), was given"
         )
-    collected = collecting()
+    collected = Collected()
     try:
         for record in read_records(run) if (run / "metrics.jsonl").is_file() else ():
             collected.add(record)
     except OSError as problem:
         raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
     return collected.history(described_in(run))
-
-
-def collecting() -> Collected:
-    """Takes the records of a run that is read, of which there may be any number."""
-    return Collected(times=_TIMES)
 
 
 def described_in(run: Path) -> Described:
@@ -68,9 +59,12 @@ _INDEXES = 20
 
 
 class Collected:
-    """Takes records as they are written, and makes a history of them; `times` as many as `MOST` are kept of each kind."""
+    """Takes records as they are written, and makes a history of them.
 
-    def __init__(self, records: Iterable[Record] = (), *, times: int = 1) -> None:
+    `times` as many as `MOST` are kept of each kind: 1 of a run that trains; by 5, of training none is thinned out up to 10,000.
+    """
+
+    def __init__(self, records: Iterable[Record] = (), *, times: int = 5) -> None:
         self.kinds: dict[str, list[Record]] = {}
         self.times = times
         for record in records:
@@ -90,7 +84,18 @@ class Collected:
             kept[:older] = thinned(kept[:older])
 
     def history(self, described: Described) -> History:
-        return history_of([record for kept in self.kinds.values() for record in kept], described)
+        train, scores, layers, data, events, resumed = (
+            tuple(self.kinds.get(kind, ())) for kind in ("train", "scores", "layers", "data", "event", "resumed")
+        )
+        return History(
+            described,
+            train=train,
+            scores=scores,
+            layers=layers,
+            last_event=events[-1] if events else None,
+            data=data[-1] if data else {},
+            resumed=tuple(record["step"] for record in resumed),
+        )
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:

@@ -112,10 +112,6 @@ class Described:
         limit = _whole(self.made.get("max_bad_steps"))
         return TrainSettings.max_bad_steps if limit is None else limit
 
-    def kind(self, module: str) -> str:
-        """The class of a module, or "" where that is not known."""
-        return self.kinds.get(module, "")
-
     def present(self, name: str) -> Any:
         """The value of a setting by its dotted name; None where that is not known."""
         if name == "optimizer.lr":

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.diagnose.checks import verdicts
+from surefoot.diagnose.checks import in_a_line, verdicts
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
 from surefoot.diagnose.reading import Collected
 from surefoot.diagnose.run_settings import Described, kinds_of_models
-from surefoot.diagnose.text import in_a_line
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.jsonl import streamed
@@ -47,7 +46,7 @@ class Remarks:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.described, self.say, self.command, self.now = described, say, command, now
-        self.collected = Collected()
+        self.collected = Collected(times=1)
         self.said: dict[str, _Said] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
@@ -90,7 +89,7 @@ class Remarks:
     def _go_on(self) -> None:
         """Read what earlier sittings wrote: when it is first needed, so that no first step waits for it."""
         earlier, self.earlier = self.earlier or (), None
-        before = Collected(earlier)
+        before = Collected(earlier, times=1)
         if before.kinds:
             self.collected = before
             self._take_as_said()
