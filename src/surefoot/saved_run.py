@@ -288,8 +288,8 @@ class SavedRun:
         """
         from surefoot.verify.compare import TOLERANCE
         from surefoot.verify.files import checked
+        from surefoot.verify.rerun import WINDOWS
         from surefoot.verify.verify import verify, verify_files, verify_without_data
-        from surefoot.verify.windows import WINDOWS
 
         files = checked(self.path)
         if self.built is None and (windows == 0 or self._read().files.config.script):

@@ -18,9 +18,9 @@ from surefoot.verify.compare import drawn_anew, judged, numbers, tensor, tensors
 from surefoot.verify.files import Checkpoint, Files
 from surefoot.verify.metrics_log import Log, Noted, read
 from surefoot.verify.records import rates
+from surefoot.verify.rerun import cost_steps, gaps, planned
 from surefoot.verify.text import of_records
 from surefoot.verify.verdict import Kind, Problem, Verdict, Window
-from surefoot.verify.windows import cost_steps, gaps, planned
 from written_runs import state_json
 
 # --- windows -----------------------------------------------------------------------------------------------------

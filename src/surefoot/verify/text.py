@@ -7,8 +7,8 @@ from surefoot.tracking.format import counted, duration
 from surefoot.verify.files import Files
 from surefoot.verify.metrics_log import FILE, line_numbers
 from surefoot.verify.records import has_best, has_times
+from surefoot.verify.rerun import cost_steps, gaps
 from surefoot.verify.verdict import Outcome, Window, steps_in_words
-from surefoot.verify.windows import cost_steps, gaps
 
 _OTHERS = {
     "scores": "scores",
@@ -24,7 +24,7 @@ def of_files(files: Files) -> list[str]:
     """What the files prove of themselves."""
     checkpoints = list(files.checkpoints.values())
     number = sum(len(checkpoint.manifest.files) + 1 for checkpoint in checkpoints)
-    size = in_words(sum(checkpoint.size_bytes for checkpoint in checkpoints))
+    size = in_words(sum(length for checkpoint in checkpoints for length, _ in checkpoint.manifest.files.values()))
     said = []
     if checkpoints:
         steps = steps_in_words(sorted(files.checkpoints))
@@ -131,7 +131,7 @@ def _proved(outcome: Outcome) -> list[str]:
     for kind, held in sorted(outcome.largest.items()):
         what = "number" if kind == "records" else "tensor"
         said.append(
-            f"  largest relative difference of a {what}: {held.difference:.2g}, {held.where}: {held.saved}, now {held.computed}"
+            f"  largest relative difference of a {what}: {held.relative:.2g}, {held.where}: {held.saved}, now {held.computed}"
         )
     if not outcome.exact:
         said.append(f"  {outcome.unlike}")

@@ -33,9 +33,6 @@ class Problem:
     saved: str | None = None
     computed: str | None = None
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass(frozen=True)
 class Window:
@@ -52,16 +49,6 @@ class Window:
         50
         """
         return self.stop - self.start
-
-
-@dataclass(frozen=True)
-class Largest:
-    """The largest difference of a kind, relative to what was saved, and where it is."""
-
-    difference: float
-    where: str
-    saved: str
-    computed: str
 
 
 @dataclass(frozen=True)
@@ -87,12 +74,6 @@ def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
     return Problem("differs", text, step, f"{what}/{file}", quantity.removeprefix(" "), saved, now)
 
 
-def as_largest(difference: Difference, *, what: str) -> Largest:
-    """A difference that is rounding, to tell of it."""
-    together = f" {difference.more}" if difference.more.startswith("with") else ""
-    return Largest(difference.relative, f"{what}, {difference.where}{together}", difference.saved, difference.computed)
-
-
 @dataclass
 class Outcome:
     """What a window came to: records and checkpoints, by step, that came out as they were saved.
@@ -108,7 +89,7 @@ class Outcome:
     checkpoints: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     met_records: int = 0  # on the way, comparable or not
-    largest: dict[str, Largest] = field(default_factory=dict)  # "records", "tensors"
+    largest: dict[str, Difference] = field(default_factory=dict)  # "records", "tensors"
     unknown: set[str] = field(default_factory=set)
     loss_counts: bool = False  # its targets itself: how many a step has is known only when it is made
     kept: bool = False  # a checkpoint holds objects of the user's, which were not compared
@@ -139,8 +120,8 @@ class Verdict:
         >>> Verdict("runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]).exit_status
         3
         """
-        kinds = {problem.kind for problem in self.problems}
-        return next((status for kind, status in _STATUS.items() if kind in kinds), 0)
+        statuses = [status for kind, status in _STATUS.items() if any(each.kind == kind for each in self.problems)]
+        return next(iter(statuses), 0)
 
     @property
     def sentence(self) -> str:
@@ -153,8 +134,8 @@ class Verdict:
         return f"{self.run} is proved {how}{'' if self.whole else ', in part'}"
 
     def __str__(self) -> str:
-        titles: dict[str, Sequence[object]]
-        titles = {"proved": self.proved, "not proved": self.not_proved, "WRONG": self.problems, "why": self.hints}
+        wrong = [problem.text for problem in self.problems]
+        titles = {"proved": self.proved, "not proved": self.not_proved, "WRONG": wrong, "why": self.hints}
         lines = [line for title, said in titles.items() if said for line in [title, *(f"  {each}" for each in said)]]
         return "\n".join([*lines, self.sentence])
 
@@ -176,7 +157,11 @@ class Verdict:
                     "unlike": outcome.unlike,
                     "records": outcome.records,
                     "checkpoints": outcome.checkpoints,
-                    "largest": {name: asdict(held) for name, held in outcome.largest.items()},
+                    "largest": {
+                        name: {"difference": largest.relative}
+                        | {key: getattr(largest, key) for key in ("where", "saved", "computed")}
+                        for name, largest in outcome.largest.items()
+                    },
                 }
                 for outcome in self.outcomes
             ],

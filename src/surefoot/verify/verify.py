@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Literal
 
 from surefoot.checkpoint.changes import CHANGES
@@ -20,9 +20,8 @@ from surefoot.verify import records as consistency
 from surefoot.verify import text as sentences
 from surefoot.verify.compare import TOLERANCE
 from surefoot.verify.files import Files, checked
-from surefoot.verify.rerun import made_again
+from surefoot.verify.rerun import STEPS, WINDOWS, made_again, planned
 from surefoot.verify.verdict import Outcome, Problem, Verdict, Window
-from surefoot.verify.windows import STEPS, WINDOWS, add_beginning, planned
 
 Steps = int | Literal["auto", "all"]
 Watching = Callable[[int, int], None]
@@ -70,8 +69,8 @@ def verify(
             verdict.not_proved.append(f"no step was made again: {why}")
             return verdict
         _add_rates(verdict, parts, files)
-        add_beginning(verdict, parts, files)
-        since = max((each["step"] for each in files.newest.accepted), default=0)
+        consistency.add_beginning(verdict, parts, files)
+        since = max((each["step"] for each in files.newest.found.saved.fingerprints["accepted"]), default=0)
         if since:
             changed = "another program made them; it was changed then, and the change accepted"
             verdict.not_proved.append(f"steps 0 to {since:,}: {changed}")
@@ -87,8 +86,7 @@ def verify(
             windows=windows,
             seed=seed,
         )
-        chosen, frozen = _without_freezing(chosen, files)
-        verdict.not_proved.extend(frozen)
+        chosen = _without_freezing(verdict, chosen, files)
         if chosen and say is not None:
             say(sentences.cost(chosen, files, end=end, step_s=step_s))
         outcomes: list[Outcome] = []
@@ -142,9 +140,13 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
     problems += others
     if any(problem.quantity == "training data" for problem in others):
         return "the training data are others"
-    misfit = _misfit(parts, files)
-    if misfit is not None:
-        problems.append(misfit)
+    try:  # a setting, of config.toml or of the script, or a part of a model
+        parts.continue_from(files.newest.found)
+        parts.refuse_another_architecture(files.newest.found)
+    except CheckpointError as problem:
+        text = first_line(problem).partition(": ")[2] or first_line(problem)
+        what = f"config.toml, or the program, makes another run than {files.newest.path.name}"
+        problems.append(Problem("inconsistent", f"{what}: {text}"))
         return "what is built now is another run"
     if parts.task.loss is None:
         return "this run has no loss of its own, its script makes each step itself"
@@ -168,58 +170,42 @@ def _of_data(lines: Sequence[str], what: str) -> Problem:
     return Problem("data", f"{what}: {'; '.join(lines)}", quantity=what)
 
 
-def _misfit(parts: RunComponents, files: Files) -> Problem | None:
-    """A setting, of config.toml or of the script, or a part of a model that is not that of the run in the checkpoints."""
-    try:
-        parts.continue_from(files.newest.found)
-        parts.refuse_another_architecture(files.newest.found)
-    except CheckpointError as problem:
-        text = first_line(problem).partition(": ")[2] or first_line(problem)
-        what = f"config.toml, or the program, makes another run than {files.newest.path.name}"
-        return Problem("inconsistent", f"{what}: {text}")
-    return None
-
-
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     """Compare the learning rates on the record with the schedule."""
     factors = parts.task.factors
     group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
     rates = consistency.rates(files.log, lambda step, lowered: group["initial_lr"] * (factors(step) * lowered))
     wrong = consistency.shortened(rates)
-    count = sum("learning_rate" in record for record in files.log.of("train"))
+    recorded = sum("learning_rate" in record for record in files.log.of("train"))
     verdict.problems.extend(wrong)
-    if count and not wrong:
-        verdict.proved.append(f"learning rates of {count:,} records: those of the schedule")
+    if recorded and not wrong:
+        verdict.proved.append(f"learning rates of {recorded:,} records: those of the schedule")
 
 
-def _without_freezing(chosen: Sequence[Window], files: Files) -> tuple[list[Window], list[str]]:
-    """The windows without stretches on which a loop's own body has frozen or unfrozen parameters, and a line for each of these."""
-    windows, doubts = list(chosen), []
+def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files) -> list[Window]:
+    """The windows without stretches on which a loop's own body has frozen or unfrozen parameters, each of which is not proved."""
     for start, stop in pairwise(sorted(files.checkpoints)):
         if files.checkpoints[start].found.saved.trainable != files.checkpoints[stop].found.saved.trainable:
-            before = [Window(each.start, min(each.stop, start)) for each in windows]
-            after = [Window(max(each.start, stop), each.stop) for each in windows]
-            both = [each for pair in zip(before, after, strict=True) for each in pair]
-            windows = [each for each in both if each.start < each.stop]
+            cut = [
+                (Window(each.start, min(each.stop, start)), Window(max(each.start, stop), each.stop))
+                for each in windows
+            ]
+            windows = [part for parts in cut for part in parts if part.start < part.stop]
             why = "the loop's own body froze or unfroze parameters, which is not done again"
-            doubts.append(f"steps {start:,} to {stop:,}: {why}")
-    return windows, doubts
+            verdict.not_proved.append(f"steps {start:,} to {stop:,}: {why}")
+    return list(windows)
 
 
 def _made(
     parts: RunComponents, files: Files, chosen: Sequence[Window], *, tolerance: float, watch: Watching | None
 ) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    of, before = sum(window.steps for window in chosen), 0
-    for window in chosen:
+    done, of = count(1), sum(window.steps for window in chosen)
 
-        def seen(done: int, window: Window = window, before: int = before) -> None:
-            if watch is not None:
-                watch(before + done - window.start, of)
+    def made_one() -> None:
+        if watch is not None:
+            watch(next(done), of)
 
-        outcomes.append(made_again(parts, files, window, tolerance=tolerance, watch=seen, workers=parts.supply.workers))
-        before += window.steps
-    return outcomes
+    return [made_again(parts, files, window, tolerance=tolerance, watch=made_one) for window in chosen]
 
 
 def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
