@@ -65,7 +65,7 @@ def test_windows_are_the_records_of_training(trained: Path) -> None:
 
 
 def test_workers_change_no_step(trained: Path) -> None:
-    with execution(build(trained).parts, Store(trained / "checkpoints").at(8), workers=1) as again:
+    with execution(build(trained, workers=1).parts, Store(trained / "checkpoints").at(8)) as again:
         with_workers = [each.numbers() for each in again.steps(11)]
     made, _ = made_again(trained, 8, 11)
     assert with_workers == [each.numbers() for each in made]

@@ -10,8 +10,8 @@ import torch
 from surefoot.checkpoint.format import Contents, DamageError
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
-from surefoot.replay.replay import cost
-from surefoot.replay.rerun import Made, execution, nearest
+from surefoot.replay.replay import tell_cost
+from surefoot.replay.rerun import execution, nearest
 from surefoot.tracking.record import Record
 from surefoot.train.components import Components
 
@@ -49,17 +49,16 @@ def first_bad(parts: Components, known: Sequence[Record], *, out: Path, say: Cal
     """
     store = Store(out / "checkpoints")
     logged = max((int(record["step"]) for record in known if record["kind"] == "train"), default=0)
-    reached = min(max([logged, *store.steps(), *(step + 1 for step in _crashed(out))]), parts.length.steps)
+    reached = min(max([logged, *store.steps(), *_after_crashes(out)]), parts.length.steps)
     stretches = [*_skipped(known), *_weights(store, say)]
     if reached > logged:
         stretches.append((logged, reached, "made again: no record tells of it"))
     for first, until, how in sorted(stretches):
         found = _in_stretch(parts, known, store, first, min(until, parts.length.steps), say)
         if found is not None:
-            step, of_weights = found
-            return Searched(step, reached, of_weights, how)
-    scaled = parts.whole.precision.loss_scale is not None  # which skips steps that a smaller one cures
-    return Searched(None, reached, told=bool(_skipped(known)) and not scaled)
+            return Searched(found[0], reached, found[1], how)
+    unscaled = parts.whole.precision.loss_scale is None  # a scale skips steps that a smaller one cures
+    return Searched(None, reached, told=bool(_skipped(known)) and unscaled)
 
 
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
@@ -128,28 +127,20 @@ def _in_stretch(
     found, damaged = nearest(store, first)
     while not weights_finite(found) and found.step > 0:
         found, damaged = nearest(store, found.step - 1)
-    for damage in damaged:
-        say(f"warning: {damage}: an older checkpoint is taken")
-    say(cost(found.step, until, known))
-    with execution(parts, found, records=known, workers=parts.supply.workers) as again:
+    tell_cost(found.step, until, damaged, known, say)
+    with execution(parts, found, records=known) as again:
         scale = again.parts.whole.precision.loss_scale
-        before = None if scale is None else float(scale.scale)
+        scale_before = None if scale is None else float(scale.scale)
         for made in again.steps(until):
-            if not _cured(made, before) and not made.numbers().finite:
+            numbers, curable = made.numbers(), scale_before is not None and scale_before > 1
+            if not math.isfinite(numbers.loss) or not (curable or math.isfinite(numbers.norm)):
                 return made.index, False
             if not all(bool(torch.isfinite(held).all()) for held in again.parts.state.parameters):
                 return made.index, True
-            before = None if scale is None else float(scale.scale)
+            scale_before = None if scale is None else float(scale.scale)
     return None
 
 
-def _cured(made: Made, scale: float | None) -> bool:
-    """Whether a step was skipped for an overflow that a smaller loss scale may cure, as the loop has it."""
-    numbers = made.numbers()
-    return scale is not None and scale > 1 and math.isfinite(numbers.loss) and not math.isfinite(numbers.norm)
-
-
-def _crashed(out: Path) -> list[int]:
-    return [
-        int(digits) for path in (out / "crash").glob("step-*.json") if (digits := path.stem.split("-")[1]).isdigit()
-    ]
+def _after_crashes(out: Path) -> list[int]:
+    digits = [path.stem.split("-")[1] for path in (out / "crash").glob("step-*.json")]
+    return [int(step) + 1 for step in digits if step.isdigit()]

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from surefoot.errors import first_line
-from surefoot.replay.findings import First, Look
+from surefoot.replay.findings import First, Look, sections
 from surefoot.replay.inspect_step import MOST_GRADIENTS, look
-from surefoot.replay.text import sections
 from surefoot.seeding import untouched
 from surefoot.train.components import Components
 from surefoot.train.loop import Step
@@ -78,8 +77,7 @@ def _own(parts: Components, step: int) -> Look | str:
 
 def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
     """What every rank has seen, the same on all of them; collective."""
-    told = {"why": own} if isinstance(own, str) else _told(own)
-    heard: list[dict[str, Any]] = parts.world.gathered(told)
+    heard: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _told(own))
     looked = [one for one in heard if "why" not in one]
     if not looked:
         return str(heard[0]["why"])
@@ -89,19 +87,19 @@ def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
     first = First(**shown["first"] | {"samples": tuple(shown["first"]["samples"])}) if faults else None
     plain, whose = shown["plain"], ""
     if len(heard) > 1:
-        plain = {**plain, "ranks": [_of_rank(one) for one in heard]}
+        names = {"why": "not_looked_at", "verdict": "verdict", "finite": "finite", "first": "first"}
+        plain = {**plain, "ranks": [{name: one[key] for key, name in names.items() if key in one} for one in heard]}
         whose = f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
     finite = all(one["finite"] for one in looked)
     return Seen(step, finite, first, plain, text=f"step {step}{whose}\n{shown['text']}")
 
 
 def _told(own: Look) -> dict[str, Any]:
-    first = None if own.first is None else asdict(own.first)
     lines = [f"  {own.verdict}", *(f"  note: {note}" for note in own.notes), *sections(own, samples=_SAMPLES)]
-    return {"first": first, "finite": own.finite, "plain": own.plain(), "text": "\n".join(lines)}
-
-
-def _of_rank(told: dict[str, Any]) -> dict[str, Any]:
-    if "why" in told:
-        return {"not_looked_at": told["why"]}
-    return {"verdict": told["plain"]["verdict"], "finite": told["finite"], "first": told["first"]}
+    return {
+        "verdict": own.verdict,
+        "first": None if own.first is None else asdict(own.first),
+        "finite": own.finite,
+        "plain": own.plain(),
+        "text": "\n".join(lines),
+    }

@@ -7,7 +7,7 @@ plateau has lowered meanwhile: that follows from the scores on the record. What 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,22 +24,12 @@ from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import differences
 
 
-@dataclass(frozen=True)
-class Numbers:
+class Numbers(NamedTuple):
     """What a step came to, on the host."""
 
     loss: float
     norm: float
     skipped: bool
-
-    @property
-    def finite(self) -> bool:
-        """Whether loss and gradient were.
-
-        >>> Numbers(1.0, float("inf"), True).finite
-        False
-        """
-        return all(abs(value) < float("inf") for value in (self.loss, self.norm))
 
 
 @dataclass(frozen=True)
@@ -74,8 +64,8 @@ class Execution:
     as it was, a line each.
     """
 
-    def __init__(self, parts: Components, found: Contents, *, records: Sequence[Record], workers: int) -> None:
-        self.parts, self.found, self.workers = parts, found, workers
+    def __init__(self, parts: Components, found: Contents, records: Sequence[Record]) -> None:
+        self.parts = parts
         self.logged = {int(record["step"]) for record in records if record["kind"] == "train"}
         self.scored = {int(record["step"]): record for record in records if record["kind"] == "scores"}
         self.notes = _notes(parts, found)
@@ -92,7 +82,7 @@ class Execution:
         parts, state = self.parts, self.parts.state
         if self.done >= until:
             return
-        with closing(parts.supply.feed(workers=self.workers)) as feed:
+        with closing(parts.supply.feed(workers=parts.supply.workers)) as feed:
             feed.start(self.done, stop=until)
             while self.done < until:
                 step = Step(state.step, feed.micro_batches(state.step), parts.task, state)
@@ -143,9 +133,7 @@ class Execution:
 
 
 @contextmanager
-def execution(
-    parts: Components, found: Contents, *, records: Sequence[Record] = (), workers: int = 0
-) -> Iterator[Execution]:
+def execution(parts: Components, found: Contents, *, records: Sequence[Record] = ()) -> Iterator[Execution]:
     """The steps of a run made again from a checkpoint of it; afterwards torch's settings and generators are as they were.
 
     `parts` are those of a run that is built and not open: its models are changed, its directory is neither locked nor read nor
@@ -167,7 +155,7 @@ def execution(
             clear(parts.state.parameters)
             parts.state.buffers.undo()
             parts.make_ready()
-            yield Execution(parts, found, records=records, workers=workers)
+            yield Execution(parts, found, records)
     finally:
         torch.set_num_threads(threads)
 

@@ -133,7 +133,7 @@ class _Remaking:
     def made_from(self, start: Checkpoint) -> Checkpoint | None:
         """Make steps from a checkpoint on; where it is to be gone on from another one, that."""
         records = [line.record for line in self.files.log.curve]
-        with execution(self.parts, start.found, records=records, workers=self.parts.supply.workers) as stand:
+        with execution(self.parts, start.found, records=records) as stand:
             self._on(stand, start.step, start.found)
             for made in stand.steps(self.window.stop):
                 self.outcome.loss_counts |= isinstance(made.step.count, torch.Tensor)
