@@ -226,7 +226,7 @@ def test_thinned_records_have_the_loss_of_what_was_applied(lost: tuple[bool, boo
 def test_thinned_records_have_the_same_findings() -> None:
     records = train(lambda place: falling(place) if place < 40 else 9.0)
     held = Collected(times=1)
-    held.kinds = {"train_data": thinned(records)}
+    held.kinds = {"train": thinned(records)}
     assert "diverged" in [finding.name for finding in findings(held.history(described()))]
 
 

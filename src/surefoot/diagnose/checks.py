@@ -1,6 +1,7 @@
 """All findings of a run: which there are, what each comes to, and what was looked at."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from textwrap import TextWrapper
 
 from surefoot.diagnose import (
@@ -85,13 +86,8 @@ def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) 
     blocks += [_block(finding) for finding in found]
     if every or not found:
         well = [verdict for verdict in verdicts if isinstance(verdict, Well)]
-        if well:
-            blocks.append(
-                "\n".join(["looked at, and found well", *_rows([(each.name, each.message) for each in well])])
-            )
-        if unclear:
-            rows = _rows([(each.name, each.message) for each in unclear])
-            blocks.append("\n".join(["not known, for too little is recorded of it", *rows, *_more_records(history)]))
+        blocks += _rows("looked at, and found well", well)
+        blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
     return "\n\n".join(blocks)
 
 
@@ -135,12 +131,13 @@ def _block(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _rows(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    wide = max(len(name) for name, _ in pairs)
-    return [line for name, message in pairs for line in _wrapped(message, f"  {name:<{wide}}  ", wide + 4)]
+def _rows(title: str, verdicts: Sequence[Well | Unclear], after: Sequence[str] = ()) -> list[str]:
+    """A block of a line for each, with a line after them; none where there are none."""
+    wide = max((len(verdict.name) for verdict in verdicts), default=0)
+    rows = [_wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]
+    return ["\n".join([title, *chain.from_iterable(rows), *after])] if rows else []
 
 
 def _wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
     """A text in lines; commands and paths in it stay whole."""
-    wrapper = TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False)
-    return wrapper.wrap(text)
+    return TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False).wrap(text)

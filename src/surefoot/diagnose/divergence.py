@@ -36,7 +36,7 @@ def diverged(history: History) -> Verdict:
     ended = (history.ended_by or "").startswith("diverged")
     if ended or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
-        begun = _first_in_a_row(skipped) if skipped else history.step
+        begun = next((step for step in reversed(skipped) if step - 1 not in skipped), history.step)
         last_loss = f"the last loss before: {loss.value[-1]:.4g} after step {loss.step[-1]:,}" if len(loss) else ""
         message = f"The run diverged: from step {begun:,} on no loss or gradient was finite."
         return _divergence(history, begun, message, last_loss or "no step was finite", bad=True)
@@ -106,9 +106,8 @@ def loss_spikes(history: History) -> Verdict:
             continue
         around = np.concatenate([before, series.value[row + 1 : row + 1 + NEIGHBOURS]])
         middle = level(around)
-        if here - middle < NOTHING * series.value[0]:
-            continue
-        if here > max(middle + SIGMAS * spread(around), middle + ABOVE * abs(middle)):
+        matters = here - middle >= NOTHING * series.value[0]
+        if matters and here > max(middle + SIGMAS * spread(around), middle + ABOVE * abs(middle)):
             spikes.append((int(series.step[row]), float(here), middle))
     if not spikes:
         return Well("no loss stands out from those around it")
@@ -198,16 +197,6 @@ def _bad_at_the_end(history: History) -> int:
         if skipped < window:
             break
     return count
-
-
-def _first_in_a_row(skipped: list[int]) -> int:
-    """The first of the last skipped steps that follow each other."""
-    first = skipped[-1]
-    for step in reversed(skipped[:-1]):
-        if step != first - 1:
-            break
-        first = step
-    return first
 
 
 def _passes(history: History, indexes: list[int]) -> str:

@@ -115,29 +115,34 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
     part = known < trained_on and not counts.get("among_all")
     among = f" among the {known:,} of {trained_on:,} training samples looked at" if part else ""
-    few, mostly_seen = severity == "note", 2 * known >= trained_on
+    few = severity == "note"
+    where = "training text too, as in most texts: its score is hardly touched"
+    where = where if 2 * known >= trained_on else "part of the training text that was looked at"
+    of_samples = "take duplicates out before splitting; split by source (document, patient, speaker), not by sample"
+    texts = {  # of text, and of few: what is found, and what to try
+        (False, False): (f"{'At least ' * part}{share:.0%} of {split} are samples of the training data.", of_samples),
+        (False, True): (f"A few samples of {split} are training data too.", of_samples),
+        (True, False): (
+            f"At least {share:.0%} of {split} share a passage with the training text, so its score says less of new text.",
+            "take copied documents out before splitting; split by document, not by place in the text",
+        ),
+        (True, True): (
+            f"A few passages of {split} stand in the {where}.",
+            "nothing need be done; for a stricter score take copied documents out",
+        ),
+    }
+    message, cure = texts[of_text, few]
     causes: tuple[str, ...] = (
         "a split that was taken after the data were copied or augmented",
         "duplicates in the data",
         "the same file given for both",
     )
-    message = f"{'At least ' * part}{share:.0%} of {split} are samples of the training data."
-    cure = "take duplicates out before splitting; split by source (document, patient, speaker), not by sample"
-    if few:
-        message = f"A few samples of {split} are training data too."
     if of_text:
         causes = (
             "what many files have in common: licences, headers, code or phrases that were copied",
             "" if few else "the same file given for both",
             "" if few else "documents that are in the data twice",
         )
-        message = f"At least {share:.0%} of {split} share a passage with the training text, so its score says less of new text."
-        cure = "take copied documents out before splitting; split by document, not by place in the text"
-    if of_text and few:
-        where = "training text too, as in most texts: its score is hardly touched"
-        where = where if mostly_seen else "part of the training text that was looked at"
-        message = f"A few passages of {split} stand in the {where}."
-        cure = "nothing need be done; for a stricter score take copied documents out"
     evidence = f"{split}: {same:,} of {looked_at:,} {'windows' if of_text else 'looked at'}{among}"
     return wrong(severity, message, (evidence,), causes=causes, try_=(cure,), numbers={"share": share})
 
@@ -238,12 +243,11 @@ def _fell_since(history: History, step: int) -> bool:
     loss = history.loss
     if len(loss) < EVALUATIONS:
         return False
-    surely = 1.6 * noise(loss.value)  # two standard errors of the difference of two medians of five
-    return _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - surely
+    # two standard errors of the difference of two medians of five
+    return _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - 1.6 * noise(loss.value)
 
 
 def _level_near(loss: Series, step: int) -> float:
     """The level of the five records about a step."""
-    place = int(np.searchsorted(loss.step, step))
-    first = max(0, min(place - 2, len(loss) - 5))
+    first = max(0, min(int(np.searchsorted(loss.step, step)) - 2, len(loss) - 5))
     return level(loss.value[first : first + 5])

@@ -103,8 +103,8 @@ class History:
     def splits(self) -> dict[str, Series]:
         """The losses of the splits that are scored while it trains, by name."""
         names = dict.fromkeys(name for record in self.scores for name in record if name.endswith("/loss"))
-        found = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
-        return {name: series for name, series in found.items() if len(series)}
+        losses = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
+        return {name: series for name, series in losses.items() if len(series)}
 
     @cached_property
     def score_names(self) -> tuple[str, ...]:

@@ -68,16 +68,16 @@ def _error(wobble: float, count: int) -> float:
     return 1.2533 * wobble / math.sqrt(count)
 
 
-def _enough_records(history: History) -> str:
-    enough = len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup
-    return "" if enough else _too_few(history)
-
-
 def _too_few(history: History) -> str:
     return f"{len(history.loss)} records of the loss in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up)"
 
 
-@check("loss-not-falling", needs=_enough_records)
+def _lacking(history: History) -> str:
+    few = len(history.loss) < FEWEST or history.step <= 2 * history.described.warmup
+    return _too_few(history) if few else ""
+
+
+@check("loss-not-falling", needs=_lacking)
 def loss_not_falling(history: History) -> Verdict:
     """The level of the loss in any later quarter of the run against that at its start."""
     loss = course(history.loss)
