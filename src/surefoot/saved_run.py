@@ -306,11 +306,11 @@ class SavedRun:
             raise ConfigError(f"what made {self.path} builds a run without a directory now: was `out` changed?")
         return verify(
             run,
+            files,
             steps=steps,
             windows=WINDOWS if windows is None else windows,
             seed=seed,
             tolerance=TOLERANCE if tolerance is None else tolerance,
-            files=files,
             say=say,
             watch=watch,
         )

@@ -95,10 +95,8 @@ def program_notes(path: Path) -> list[str]:
         held = read_settings(path).program
         file, digest = held.get("path"), held.get("sha256")
         if isinstance(file, str) and isinstance(digest, str) and user_code.digest(Path(file)) != digest:
-            if not Path(file).is_file():
-                return [f"{file} is not there any more"]
-            changed = "has changed since the run last began or went on"
-            return [f"{file} {changed}: what is made again is made by it as it is now"]
+            changed = "has changed since the run last began or went on: what is made again is made by it as it is now"
+            return [f"{file} {changed if Path(file).is_file() else 'is not there any more'}"]
     return []
 
 

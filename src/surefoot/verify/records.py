@@ -39,10 +39,8 @@ def in_order(log: Log) -> Iterator[Problem]:
 def speeds(log: Log) -> Iterator[Problem]:
     """Targets per second times seconds must be the targets, both without first steps: exactly, as the speed was computed."""
     name = "targets_per_s"
-    for line in log.curve:
+    for line in log.lines_of("train", name):
         record = line.record
-        if line.kind != "train" or name not in record:
-            continue
         took_s = _number(record, "training_s") + _number(record, "waiting_s")
         starting = _number(record, "starting_targets") if "starting_targets" in record else 0.0
         speed = (_number(record, "targets") - starting) / took_s if took_s > 0 else math.nan
@@ -153,11 +151,10 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         file = file_name("model", name)
         saved = start.found.tensors(file) if file in start.found.files else {}
         for key, built in state_dict.model_tensors(model)[0].items():
-            difference = tensor(f"{file}.safetensors, {key}", saved[key], built) if key in saved else None
+            difference = tensor(f"{file}.safetensors, {key}", saved.get(key, built), built)
             if difference is None:
                 continue
-            rounded = bool(other) and difference.relative <= TOLERANCE
-            if rounded or drawn_anew(saved[key], built):
+            if (other and difference.relative <= TOLERANCE) or drawn_anew(saved[key], built):
                 drawn = True
             else:
                 problems.append(as_problem(difference, step=0, what=start.path.name))

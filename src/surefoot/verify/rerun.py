@@ -124,7 +124,7 @@ class _Remaking:
     ) -> None:
         self.parts, self.files, self.window = parts, files, window
         self.tolerance, self.watch = tolerance, watch
-        self.lines = {line.step: line for line in files.log.curve if line.kind == "train"}
+        self.lines = {line.step: line for line in files.log.lines_of("train")}
         self.known = {name for line in self.lines.values() for name in line.record}
         self.resumed = {int(record["step"]) for record in files.log.of("resumed")}
         self.outcome = Outcome(window, exact=True)

@@ -18,9 +18,8 @@ from surefoot.train import state_dict
 from surefoot.train.run_identity import differences
 from surefoot.verify import records as consistency
 from surefoot.verify import text as sentences
-from surefoot.verify.compare import TOLERANCE
-from surefoot.verify.files import Files, checked
-from surefoot.verify.rerun import STEPS, WINDOWS, made_again, planned
+from surefoot.verify.files import Files
+from surefoot.verify.rerun import STEPS, made_again, planned
 from surefoot.verify.verdict import Outcome, Problem, Verdict, Window
 
 Steps = int | Literal["auto", "all"]
@@ -32,34 +31,29 @@ _SOON_S = 120.0  # so long all steps of a run may take for "auto" to make all of
 
 def verify(
     run: Run,
+    files: Files,
     *,
-    steps: Steps = "auto",
-    windows: int = WINDOWS,
-    seed: int | None = None,
-    tolerance: float = TOLERANCE,
-    files: Files | None = None,
-    say: Callable[[str], None] | None = None,
-    watch: Watching | None = None,
+    steps: Steps,
+    windows: int,
+    seed: int | None,
+    tolerance: float,
+    say: Callable[[str], None] | None,
+    watch: Watching | None,
 ) -> Verdict:
     """Check all files of a run's directory, make steps of it again from its checkpoints, and compare every bit.
 
     `run` is built as the one in its directory was, and not open; it comes out as it went in, and nothing is written. Made again
     are `windows` times `steps` steps, the first, the last and evenly spread ones, or such as `seed` draws; "all" of them; "auto" all
     where the records let expect two minutes at most, else 100 each. With 0 windows files and records alone are checked. On
-    another machine numbers may differ by `tolerance`, relative to what was saved. `files` are those already checked; `say` is
+    another machine numbers may differ by `tolerance`, relative to what was saved. `files` are those of its directory, checked; `say` is
     told beforehand what it costs.
 
     Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
     `CheckpointError` where there is no checkpoint, `ConfigError` for a run that is open, has no directory, or is of several ranks.
     """
     parts = replace(run.parts, accept_change=CHANGES)  # a checkpoint of before a change is where what followed begins
-    if parts.directory is None:
-        raise ConfigError("this run has no directory, so nothing of it is there to be verified: give Run(out=...)")
-    if run.sitting is not None:
-        raise ConfigError("this run is open: verify it after `with run:`, or before")
     if parts.world.size > 1:
         raise ConfigError("a run is verified by one process: start it without torchrun or srun")
-    files = files or checked(parts.directory.path)
     verdict = _of_files(files)
     if not files.checkpoints:
         return verdict
@@ -99,7 +93,7 @@ def verify(
         known = {(problem.step, problem.quantity) for problem in verdict.problems}
         more = _of_targets(parts, files, outcomes)
         verdict.problems.extend(problem for problem in more if (problem.step, problem.quantity) not in known)
-        verdict.proved.extend(sentences.of_windows(outcomes))
+        verdict.proved.extend(line for outcome in outcomes for line in sentences.of_window(outcome))
         verdict.not_proved.extend(sentences.not_of_windows(outcomes, files, end=end, step_s=step_s))
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
     whole = bool(outcomes) and covered == end and end in files.checkpoints
@@ -155,15 +149,16 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
 
 def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
     """The training data and the splits that are others now."""
-    told, now = files.newest, json.loads(json.dumps(parts.described["data"]))
-    found = differences({"data": told.described["data"]}, {"data": now})
-    problems = [_of_data(found[:3], "training data")] if found else []
-    scored = json.loads(json.dumps(parts.scored))
-    for name, before in told.found.saved.scored.items():
-        unlike = [f"{name} is not scored any more"] if name not in scored else differences(before, scored[name])
-        if unlike:
-            problems.append(_of_data(unlike[:3], f"data of split {name}"))
-    return problems
+    saved, now = (
+        files.newest.found.saved,
+        json.loads(json.dumps({"data": parts.described["data"], "scored": parts.scored})),
+    )
+    unlike = {"training data": differences({"data": saved.described["data"]}, {"data": now["data"]})}
+    for name, before in saved.scored.items():
+        there = name in now["scored"]
+        lines = differences(before, now["scored"][name]) if there else [f"{name} is not scored any more"]
+        unlike[f"data of split {name}"] = lines
+    return [_of_data(lines[:3], what) for what, lines in unlike.items() if lines]
 
 
 def _of_data(lines: Sequence[str], what: str) -> Problem:
