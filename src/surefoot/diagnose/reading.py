@@ -4,7 +4,7 @@ Settings are those that its newest checkpoint notes, whatever program made the r
 A damaged or missing file leaves settings out: the records alone say much.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,16 +112,11 @@ def _as_one(first: Record, second: Record) -> Record:
     """Two neighbouring records of training as that of all their steps: sums, means over targets, and what is largest."""
     merged: dict[str, Any] = first | second
     share, of_other = first.get("targets", 1), second.get("targets", 1)
-    ways: Sequence[tuple[Sequence[str], Callable[[float, float], float]]] = (
-        (_SUMMED, lambda one, other: one + other),
-        (_LARGEST, max),
-        (_AVERAGED, lambda one, other: (one * share + other * of_other) / (share + of_other or 1)),
-    )
-    for names, joined in ways:
-        for name in names:
-            one, other = first.get(name), second.get(name)
-            if isinstance(one, int | float) and isinstance(other, int | float):
-                merged[name] = joined(one, other)
+    for name in (*_SUMMED, *_LARGEST, *_AVERAGED):
+        one, other = first.get(name), second.get(name)
+        if isinstance(one, int | float) and isinstance(other, int | float):
+            mean = (one * share + other * of_other) / (share + of_other or 1)
+            merged[name] = one + other if name in _SUMMED else max(one, other) if name in _LARGEST else mean
     if (first.get("loss_max") or 0) > (second.get("loss_max") or 0):
         merged |= {name: first[name] for name in ("loss_max", "loss_max_step") if name in first}
     if "loss_of_applied" in merged:

@@ -63,16 +63,16 @@ def first_bad(parts: Components, known: Sequence[Record], *, out: Path, say: Cal
 
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
     """Stretches of steps in which some were skipped, by the records: those that they name, or all since the record before."""
-    found, before = list[tuple[int, int, str]](), 0
+    stretches, before = list[tuple[int, int, str]](), 0
     for record in (record for record in known if record["kind"] == "train"):
-        named = record.get("skipped_steps") or []
+        named, step = record.get("skipped_steps") or [], int(record["step"])
         if named:
-            found.append((int(min(named)), int(min(named)) + 1, "the records name it, and it was made again"))
-        if record.get("skipped") and (not named or len(named) > 1):
-            begin = int(min(named)) + 1 if named else before
-            found.append((begin, int(record["step"]), "the records tell of skipped steps, which were made again"))
-        before = int(record["step"])
-    return found
+            before = int(min(named)) + 1
+            stretches.append((before - 1, before, "the records name it, and it was made again"))
+        if record.get("skipped") and len(named) != 1:
+            stretches.append((before, step, "the records tell of skipped steps, which were made again"))
+        before = step
+    return stretches
 
 
 def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, str]]:

@@ -46,13 +46,13 @@ class First:
         return said.get(self.what, f"{self.what} of {self.name or 'the model'}{kind}") + self._whose()
 
     def _whose(self) -> str:
-        rank = "" if self.rank is None else f" (rank {self.rank})"
+        rank, count = "" if self.rank is None else f" (rank {self.rank})", len(self.samples)
         if self.every_sample:
-            return f", from each of the {len(self.samples)} samples of micro-batch {self.micro_batch}{rank}"
-        if not self.samples:
-            return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}{rank}"
-        shown = ", ".join(map(str, self.samples[:5])) + (" ..." if len(self.samples) > 5 else "")
-        return f", from sample{'s' * (len(self.samples) != 1)} {shown}{rank}"
+            return f", from each of the {count} samples of micro-batch {self.micro_batch}{rank}"
+        if self.samples:
+            shown = ", ".join(map(str, self.samples[:5])) + " ..." * (count > 5)
+            return f", from sample{'s' * (count > 1)} {shown}{rank}"
+        return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}{rank}"
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,12 @@ class Look:
         >>> Look(3, 2.0, 1.0, None).verdict
         'everything in this step is finite'
         """
-        if self.first is not None and not self.finite:
-            reaches = f"; the first module that it reaches: {self.first.reaches}" if self.first.reaches else ""
-            return f"first non-finite: {self.first}{reaches}"
         if self.finite:
             return "everything in this step is finite"
-        return "loss or gradient is not finite, and nothing that was looked at is: what the loss computes beside the models"
+        if self.first is None:
+            return "loss or gradient is not finite, and nothing that was looked at is: what the loss computes beside the models"
+        reaches = f"; the first module that it reaches: {self.first.reaches}" if self.first.reaches else ""
+        return f"first non-finite: {self.first}{reaches}"
 
     def plain(self) -> dict[str, Any]:
         """As JSON: what is not finite is null beside `nonfinite`, which says what it was."""
@@ -145,9 +145,9 @@ def as_json(value: Any) -> Any:
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
     """
     if isinstance(value, Mapping):
-        numbers = {str(name): held for name, held in value.items() if isinstance(held, float)}
+        numbers = {name: held for name, held in value.items() if isinstance(held, float)}
         strange = {name: repr(held) for name, held in numbers.items() if not math.isfinite(held)}
-        plain = {str(name): None if str(name) in strange else as_json(held) for name, held in value.items()}
+        plain = {name: None if name in strange else as_json(held) for name, held in value.items()}
         return plain | ({"nonfinite": strange} if strange else {})
     if isinstance(value, list | tuple):
         return [as_json(held) for held in value]
@@ -196,14 +196,13 @@ def _samples(look: Look, most: int) -> list[str]:
         own = "-" if sample.gradient_norm is None else number(sample.gradient_norm)
         lines.append(f"{sample.id:<13} {loss:<11} {f'{own:<14} ' * norms}{sample.micro_batch}")
         lines += [f"    {line}"[:WIDE] for line in visible(sample.shown or "").splitlines()]
-    steepest = sorted(
-        (sample for sample in look.samples if math.isfinite(sample.gradient_norm or math.nan)),
-        key=lambda sample: -(sample.gradient_norm or 0.0),
-    )
-    if steepest:
-        named = ", ".join(f"{sample.id} ({number(sample.gradient_norm or 0.0)})" for sample in steepest[:5])
-        lines.append(f"largest gradients of single samples: {named}")
-    return lines
+    finite = [
+        (sample.gradient_norm or 0.0, sample.id)
+        for sample in look.samples
+        if math.isfinite(sample.gradient_norm or math.nan)
+    ]
+    named = ", ".join(f"{name} ({number(norm)})" for norm, name in sorted(finite, key=lambda each: -each[0])[:5])
+    return [*lines, f"largest gradients of single samples: {named}"] if named else lines
 
 
 def _modules(look: Look) -> list[str]:

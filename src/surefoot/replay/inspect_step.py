@@ -121,10 +121,10 @@ def _before(models: Mapping[str, nn.Module]) -> First | None:
 def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParameter]:
     found = []
     for name, parameter in parameters_of(models).items():
-        if parameter.grad is None:
-            continue
-        seen, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
-        found.append(OfParameter(name, shape, wide_norm(parameter), norm, seen.largest * factor, seen.nonfinite, None))
+        if parameter.grad is not None:
+            seen, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
+            largest = seen.largest * factor
+            found.append(OfParameter(name, shape, wide_norm(parameter), norm, largest, seen.nonfinite, None))
     whole = math.hypot(*(held.norm for held in found))
     shared = math.isfinite(whole) and whole > 0
     return [replace(held, share=(held.norm / whole) ** 2) for held in found] if shared else found

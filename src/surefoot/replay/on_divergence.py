@@ -42,12 +42,15 @@ def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
     optimizers or the user's own code make a step, the state at hand is not the one before it. Whatever goes wrong in looking
     is told in the same way: why a run ended must not be hidden by it.
     """
-    if parts.task.loss is None or len(parts.state.trained) > 1:
-        return "the state at hand is not that before the step"
-    if parts.parallel.kind == "fsdp":
-        return "its models are sharded: surefoot replay looks at it in one process"
-    if parts.world.size > 1 and parts.settings.sync_batch_norm:
-        return "its batch statistics are those of all ranks: surefoot replay looks at it in one process"
+    alone = "surefoot replay looks at it in one process"
+    why_not = {
+        "the state at hand is not that before the step": parts.task.loss is None or len(parts.state.trained) > 1,
+        f"its models are sharded: {alone}": parts.parallel.kind == "fsdp",
+        f"its batch statistics are those of all ranks: {alone}": parts.world.size > 1
+        and parts.settings.sync_batch_norm,
+    }
+    if any(why_not.values()):
+        return next(why for why, holds in why_not.items() if holds)
     parts.doing(f"looking at step {bad[0]}")
     found: Seen | str = "no step was skipped"
     for step in dict.fromkeys((bad[0], bad[-1])):

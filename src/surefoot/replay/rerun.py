@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from surefoot.checkpoint.format import Contents, Damage, DamageError
+from surefoot.checkpoint.format import Contents, Damage
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.clipping import clear
@@ -60,8 +60,8 @@ class Made:
 class Execution:
     """Where the steps that are made again stand. `parts` are those of the run as it went on from the checkpoint.
 
-    exact: whether equal bits are promised: the same machine, the same build of torch, one process. `notes` say what is not
-    as it was, a line each.
+    notes: what is not as it was, a line each. Where there are none, equal bits are promised: the same machine, the same build of
+    torch, one process.
     """
 
     def __init__(self, parts: Components, found: Contents, records: Sequence[Record]) -> None:
@@ -69,7 +69,6 @@ class Execution:
         self.logged = {int(record["step"]) for record in records if record["kind"] == "train"}
         self.scored = {int(record["step"]): record for record in records if record["kind"] == "scores"}
         self.notes = _notes(parts, found)
-        self.exact = not self.notes
         self._steer()  # by an evaluation that was owed when the checkpoint was written
 
     @property
@@ -196,17 +195,11 @@ def nearest(store: Store, step: int) -> tuple[Contents, list[Damage]]:
 
     Raises `CheckpointError` where there is none.
     """
-    damaged: list[Damage] = []
-    there = store.steps()
-    for found in reversed([each for each in there if each <= step]):
-        try:
-            return store.at(found), damaged
-        except DamageError as error:
-            damaged.append(error.damage)
-    if damaged:
-        raise store.nothing_intact(damaged)
-    shown = ", ".join(str(each) for each in there) or "none"
-    raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
+    found = store.newest_intact(there=[each for each in store.all() if each[0] <= step])
+    if found is None:
+        shown = ", ".join(map(str, store.steps())) or "none"
+        raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
+    return found
 
 
 @contextmanager

@@ -124,19 +124,15 @@ def _checkpoints(store: Store) -> tuple[dict[int, Checkpoint], list[Problem]]:
 
 def _other_runs(checkpoints: Mapping[int, Checkpoint]) -> list[Problem]:
     """Checkpoints of one run tell the same settings, all but those that may change when it goes on."""
-    newest = checkpoints[max(checkpoints)]
-    now = _lasting(newest.described)
-    problems = []
+    newest, problems = checkpoints[max(checkpoints)], []
     for step, checkpoint in sorted(checkpoints.items()):
-        then = _lasting(checkpoint.described)
+        then, now = _lasting(checkpoint.described), _lasting(newest.described)
         if any(
             "data" in each["changed"] and each["step"] >= step for each in newest.found.saved.fingerprints["accepted"]
         ):
             then["data"] = now["data"]
         if checkpoint.found.saved.machine["torch"] == newest.found.saved.machine["torch"]:
             then["architecture"], now["architecture"] = (each.found.saved.architecture for each in (checkpoint, newest))
-        else:
-            now.pop("architecture", None)
         what = f"{checkpoint.path.name} is of another run than {newest.path.name}"
         problems += [Problem("inconsistent", f"{what}: {line}", step=step) for line in differences(then, now)[:1]]
     return problems

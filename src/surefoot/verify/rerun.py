@@ -49,10 +49,8 @@ def planned(
         return possible
     if seed is not None:
         return sorted(random.Random(seed).sample(possible, windows), key=lambda window: window.start)
-    if windows == 1:
-        return possible[-1:]
-    places = [round(place * (len(possible) - 1) / (windows - 1)) for place in range(windows)]
-    return [possible[place] for place in places]
+    last = len(possible) - 1
+    return [possible[round(place * last / (windows - 1))] for place in range(windows)] if windows > 1 else possible[-1:]
 
 
 def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
@@ -61,12 +59,9 @@ def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
     >>> gaps([Window(0, 20), Window(80, 100)], end=110)
     [Window(start=20, stop=80), Window(start=100, stop=110)]
     """
-    found, reached = [], 0
-    for window in sorted(windows, key=lambda window: window.start):
-        if window.start > reached:
-            found.append(Window(reached, window.start))
-        reached = max(reached, window.stop)
-    return found + ([Window(reached, end)] if end > reached else [])
+    in_order = sorted(windows, key=lambda window: window.start)
+    begins, ends = [0, *(window.stop for window in in_order)], [*(window.start for window in in_order), end]
+    return [Window(begin, stop) for begin, stop in zip(begins, ends, strict=True) if stop > begin]
 
 
 def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
@@ -75,14 +70,13 @@ def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
     >>> cost_steps(Window(20, 80), [0, 10, 80])
     70
     """
-    before = [start for start in starts if start <= gap.start]
-    return gap.stop - max(before) if before else None
+    before = max((start for start in starts if start <= gap.start), default=None)
+    return None if before is None else gap.stop - before
 
 
 def _from(start: int, points: Sequence[int], steps: int) -> Window:
     later = [point for point in points if point > start]
-    within = [point for point in later if point <= start + steps]
-    return Window(start, max(within) if within else min(later))
+    return Window(start, max((point for point in later if point <= start + steps), default=min(later)))
 
 
 def _apart(possible: Sequence[Window], *, end: int) -> list[Window]:
