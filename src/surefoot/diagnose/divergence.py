@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well, check, listed, wrong
+from surefoot.diagnose.finding import Finding, Verdict, Well, check, listed, need, wrong
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST, level, levels, noise, spread
 
@@ -40,8 +40,7 @@ def diverged(history: History) -> Verdict:
         last_loss = f"the last loss before: {loss.value[-1]:.4g} after step {loss.step[-1]:,}" if len(loss) else ""
         message = f"The run diverged: from step {begun:,} on no loss or gradient was finite."
         return _divergence(history, begun, message, last_loss or "no step was finite", bad=True)
-    if len(loss) < FEWEST:
-        return Unclear(f"{len(loss)} records of the loss are too few (at least {FEWEST})")
+    need(len(loss) >= FEWEST, f"{len(loss)} records of the loss are too few (at least {FEWEST})")
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     start = max(float(course[0]), float(loss.value[0]))
@@ -59,7 +58,7 @@ def diverged(history: History) -> Verdict:
     return _divergence(history, middle, message, evidence, bad=False)
 
 
-@check("non-finite-steps", needs=lambda history: "" if history.train else "no step was recorded yet")
+@check("non-finite-steps", needs=lambda history: need(history.train, "no step was recorded yet"))
 def non_finite_steps(history: History) -> Verdict:
     """Steps that were not applied, for a loss or gradient that was not finite."""
     described, skipped = history.described, int(history.total("skipped"))
@@ -97,8 +96,7 @@ def loss_spikes(history: History) -> Verdict:
     """The largest loss of a step in each record against those of its neighbours."""
     series = history.column("loss_max").finite
     series = series if len(series) >= FEWEST else history.loss
-    if len(series) < FEWEST:
-        return Unclear(f"{len(series)} records of the loss are too few (at least {FEWEST})")
+    need(len(series) >= FEWEST, f"{len(series)} records of the loss are too few (at least {FEWEST})")
     spikes = []
     for row in range(3, len(series)):
         here, before = series.value[row], series.value[max(0, row - NEIGHBOURS) : row]

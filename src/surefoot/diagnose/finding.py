@@ -65,20 +65,34 @@ class Unclear:
 
 
 Verdict = Finding | Well | Unclear
-Needs = Callable[["History"], str]
+Needs = Callable[["History"], None]
+
+
+class UnclearError(Exception):
+    """What a check raises by `need`, and a `Check` turns into `Unclear`."""
+
+
+def need(holds: object, lacking: str) -> None:
+    """End a check here unless it holds: the records do not tell, and `lacking` says what is missing in them."""
+    if not holds:
+        raise UnclearError(lacking)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A look at a run: what it is called, what the records lack for it ("" if nothing), and what it comes to."""
+    """A look at a run: what it is called, what it looks for first (`need`) that others look for too, and what it comes to."""
 
     name: str
     needs: Needs | None
     measure: Callable[[History], Verdict]
 
     def __call__(self, history: History) -> Verdict:
-        lacking = "" if self.needs is None else self.needs(history)
-        return replace(Unclear(lacking) if lacking else self.measure(history), name=self.name)
+        try:
+            if self.needs is not None:
+                self.needs(history)
+            return replace(self.measure(history), name=self.name)
+        except UnclearError as lacking:
+            return Unclear(str(lacking), self.name)
 
 
 def check(name: str, needs: Needs | None = None) -> Callable[[Callable[[History], Verdict]], Check]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Severity, Unclear, Verdict, Well, check, listed, worst_first, wrong
+from surefoot.diagnose.finding import Finding, Severity, Verdict, Well, check, listed, need, worst_first, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level, noise
 
@@ -36,8 +36,10 @@ _MOST_SCORES = 3  # that are told beside a loss
 @check("overfitting")
 def overfitting(history: History) -> Verdict:
     """A split's loss that rises while that of training falls, since its best evaluation."""
-    if not any(len(series) >= EVALUATIONS for series in history.splits.values()):
-        return Unclear(f"no split was scored {EVALUATIONS} times yet")
+    need(
+        any(len(series) >= EVALUATIONS for series in history.splits.values()),
+        f"no split was scored {EVALUATIONS} times yet",
+    )
     rises = [(_rise(history, series), split) for split, series in history.splits.items()]
     rise, split = max(rises, key=lambda pair: pair[0])
     if rise <= WORSE:
@@ -98,8 +100,7 @@ def overlap(history: History) -> Verdict:
         for split, counts in (recorded.items() if isinstance(recorded, dict) else ())
         if isinstance(counts, dict) and counts.get("looked_at") and not counts.get("same")  # which is on purpose
     }
-    if not splits:
-        return Unclear("the records do not say how many samples are in both parts")
+    need(splits, "the records do not say how many samples are in both parts")
     verdicts = [_overlap_of(split, counts, history) for split, counts in splits.items() if counts.get("found")]
     if not verdicts:
         looked_at = sum(int(counts["looked_at"]) for counts in splits.values())
@@ -152,8 +153,7 @@ def constant_targets(history: History) -> Verdict:
     """Targets that are all, or nearly all, the same."""
     distinct = int(history.targets.get("distinct") or 0)
     share = float(history.targets.get("most_common_fraction") or 0.0)
-    if not distinct:
-        return Unclear("the records do not say which targets there are")
+    need(distinct, "the records do not say which targets there are")
     if distinct > 1 and share < NEARLY_ALL:
         return Well(f"{distinct:,} different targets, the commonest is {share:.0%} of them")
     return wrong(

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.diagnose.finding import Unclear, Verdict, Well, check, listed, wrong
+from surefoot.diagnose.finding import Verdict, Well, check, listed, need, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.layers import WATCHED, matrices
 from surefoot.diagnose.statistics import first_and_last_third, level, trend
@@ -41,8 +41,7 @@ def often_clipped(history: History) -> Verdict:
             "the gradient is not limited" if kind == "off" else "the limit follows the gradient's norm by itself"
         )
     late = history.column("clipped").finite.since(max(history.step // 2, described.warmup))
-    if len(late) < FEWEST // 2:
-        return Unclear(f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
+    need(len(late) >= FEWEST // 2, f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
     share, norm = float(late.value.mean()), level(history.column("norm").since(int(late.step[0]) - 1).value)
     if share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit):
         return Well(f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""))
@@ -69,8 +68,7 @@ def often_clipped(history: History) -> Verdict:
 def growing_gradient(history: History) -> Verdict:
     """The norm of the gradient in the last third of the run against the first, and in which layers it grew most."""
     norms = history.column("norm").finite.since(history.described.warmup)
-    if len(norms) < FEWEST:
-        return Unclear(f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
+    need(len(norms) >= FEWEST, f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
     before, now = first_and_last_third(norms.value)
     if not (before > 0 and now > GREW * before and trend(norms.value) > SURE):
         return Well(f"the gradient's norm went from {before:.3g} to {now:.3g}")
@@ -115,13 +113,11 @@ def vanishing_gradient(history: History) -> Verdict:
         )
     names = [parameter for parameter in matrices(history, gradients) if parameter in weights]
     watched = max(map(len, gradients.values()), default=0)
-    if watched < WATCHED or len(names) < 2:
-        counts = f"{watched} watched steps of {len(names)} matrices after the warm-up"
-        return Unclear(f"{counts} are too few (at least {WATCHED}, of 2)")
+    counts = f"{watched} watched steps of {len(names)} matrices after the warm-up"
+    need(watched >= WATCHED and len(names) >= 2, f"{counts} are too few (at least {WATCHED}, of 2)")
     relative = {name: level(gradients[name].value) * level(weights[name].value) for name in names}
     relative = {name: part for name, part in relative.items() if part > 0}
-    if len(relative) < 2:
-        return Unclear("fewer than two matrices have gradients")
+    need(len(relative) >= 2, "fewer than two matrices have gradients")
     largest = max(relative, key=lambda parameter: relative[parameter])
     smallest = min(relative, key=lambda parameter: relative[parameter])
     gone = [parameter for parameter, part in relative.items() if part < GONE * relative[largest]]
@@ -152,9 +148,8 @@ def noisy_batch(history: History) -> Verdict:
     keys = ("small_count", "small_squared", "big_count", "big_squared")
     rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(-1, 4)
     rows = rows[np.isfinite(rows).all(axis=1) & (rows[:, 2] > rows[:, 0])]
-    if len(rows) < 2 * WATCHED:
-        lacking = f"{len(rows)} watched steps of several micro-batches are too few (at least {2 * WATCHED})"
-        return Unclear(f"{lacking}: give micro_batch_size for them")
+    lacking = f"{len(rows)} watched steps of several micro-batches are too few (at least {2 * WATCHED})"
+    need(len(rows) >= 2 * WATCHED, f"{lacking}: give micro_batch_size for them")
     batch = float(np.median(rows[:, 2]))
     gradients, noises = gradient_and_noise(rows)
     gradient, error = float(gradients.mean()), float(gradients.std(ddof=1)) / math.sqrt(len(rows))
@@ -162,8 +157,7 @@ def noisy_batch(history: History) -> Verdict:
     known = gradient > 2 * error
     scale = noise_scale(rows) if known else at_least
     if not at_least > NOISY * batch:
-        if not known:
-            return Unclear("the noise of the gradient is not known well enough yet")
+        need(known, "the noise of the gradient is not known well enough yet")
         return Well(f"noise scale {scale:.3g} targets, batch {batch:.3g}")
     described = history.described
     times = 2 ** max(1, math.floor(math.log2(min(scale / batch, 16))))

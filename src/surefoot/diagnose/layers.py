@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from surefoot.diagnose.finding import Unclear, Verdict, Well, check, listed, wrong
+from surefoot.diagnose.finding import Verdict, Well, check, listed, need, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level
 
@@ -29,10 +29,9 @@ is below 1/100 (Glorot and Bengio 2010, section 3, https://proceedings.mlr.press
 SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmoid")
 
 
-def watched_steps(history: History) -> str:
-    """What a check of layers lacks."""
+def watched_steps(history: History) -> None:
     count = len(history.layers)
-    return f"{count} watched steps are too few (at least {WATCHED})" if count < WATCHED else ""
+    need(count >= WATCHED, f"{count} watched steps are too few (at least {WATCHED})")
 
 
 @check("never-updated", needs=watched_steps)
@@ -69,8 +68,7 @@ def never_updated(history: History) -> Verdict:
 def unusual_updates(history: History) -> Verdict:
     """The median of update over weight, for each matrix, at the higher rates of the run."""
     medians, watched = _ratios(history)
-    if not medians:
-        return Unclear(f"{watched} watched steps at the higher rates are too few (at least {WATCHED})")
+    need(medians, f"{watched} watched steps at the higher rates are too few (at least {WATCHED})")
     low, middle, high = USUAL[0] / FAR, math.sqrt(USUAL[0] * USUAL[1]), USUAL[1] * FAR
     small = [parameter for parameter in medians if medians[parameter] < low]
     large = [parameter for parameter in medians if medians[parameter] > high]
@@ -189,8 +187,7 @@ def saturated_units(history: History) -> Verdict:
     if not flat:
         return Well("no module squashes its input (tanh, sigmoid), as far as the records tell")
     watched = max(map(len, flat.values()))
-    if watched < WATCHED:
-        return Unclear(f"{watched} watched steps are too few (at least {WATCHED})")
+    need(watched >= WATCHED, f"{watched} watched steps are too few (at least {WATCHED})")
     saturated = _above(flat, FLAT)
     if not saturated:
         return Well(f"less than half of what {listed(list(flat))} give is at a flat end")

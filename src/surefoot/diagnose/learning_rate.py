@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from surefoot.diagnose.finding import Severity, Unclear, Verdict, Well, check, listed, wrong
+from surefoot.diagnose.finding import Severity, Verdict, Well, check, listed, need, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.layers import died, ratio_at_full_rate, unmoved
 from surefoot.diagnose.statistics import level, levels, noise
@@ -72,12 +72,11 @@ def _too_few(history: History) -> str:
     return f"{len(history.loss)} records of the loss in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up)"
 
 
-def _lacking(history: History) -> str:
-    few = len(history.loss) < FEWEST or history.step <= 2 * history.described.warmup
-    return _too_few(history) if few else ""
+def _enough_records(history: History) -> None:
+    need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
 
 
-@check("loss-not-falling", needs=_lacking)
+@check("loss-not-falling", needs=_enough_records)
 def loss_not_falling(history: History) -> Verdict:
     """The level of the loss in any later quarter of the run against that at its start."""
     loss = course(history.loss)
@@ -110,8 +109,7 @@ def rate_too_high(history: History) -> Verdict:
     """Updates of a tenth of the weights and more, or a loss above where it began."""
     loss, described = history.loss, history.described
     ratio = ratio_at_full_rate(history)
-    if len(loss) < FEWEST and math.isnan(ratio):
-        return Unclear(_too_few(history))
+    need(len(loss) >= FEWEST or not math.isnan(ratio), _too_few(history))
     evidence: list[str] = []
     severity: Severity | None = None
     if ratio > WILD:
@@ -170,8 +168,7 @@ def rate_too_low(history: History) -> Verdict:
     described = history.described
     ratio = ratio_at_full_rate(history)
     curve = None if len(history.loss) < FEWEST else _halves(history)
-    if curve is None and math.isnan(ratio):
-        return Unclear(_too_few(history))
+    need(curve is not None or not math.isnan(ratio), _too_few(history))
     evidence = [_RATIO.format(ratio)] if ratio < TIMID else []
     if curve is not None:
         start, first, second, error = curve

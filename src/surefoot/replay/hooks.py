@@ -43,7 +43,9 @@ class Glass:
         self.step = step
         self.models: Mapping[str, nn.Module] = step.state.models
         self.modules = {
-            module: name for model, held in self.models.items() for name, module in _named(model, held, self.models)
+            module: ".".join(filter(None, (model, name))) if len(self.models) > 1 else name
+            for model, held in self.models.items()
+            for name, module in held.named_modules()
         }
         self.events: list[Event] = []
         self.of_modules: dict[str, OfModule] = {}
@@ -175,8 +177,3 @@ def parameters_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
         for model, held in models.items()
         for name, parameter in held.named_parameters()
     }
-
-
-def _named(model: str, held: nn.Module, models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in held.named_modules():
-        yield (".".join(filter(None, (model, name))) if len(models) > 1 else name), module

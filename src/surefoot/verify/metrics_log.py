@@ -47,7 +47,6 @@ class Noted:
 class Log:
     """All lines; those that no resume has superseded; how many bytes are proved, and what is wrong with them."""
 
-    data: bytes
     lines: list[Line]
     proved_bytes: int = 0
     problems: tuple[Problem, ...] = ()
@@ -74,7 +73,7 @@ def read(data: bytes, noted: Iterable[Noted]) -> Log:
     """The lines of the file, checked against what checkpoints have noted of it, and whether each of them is one."""
     lines = split(data)
     changed, proved = _changed(data, lines, sorted(noted, key=lambda each: each.length))
-    return Log(data, lines, proved, (*changed, *_unreadable(lines)))
+    return Log(lines, proved, (*changed, *_unreadable(lines)))
 
 
 def split(data: bytes) -> list[Line]:
