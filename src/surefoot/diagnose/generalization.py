@@ -178,22 +178,20 @@ def smoothed_perplexity(history: History) -> Verdict:
     """A score called perplexity while the training loss is smoothed: the exponential of a smoothed loss is none."""
     described, smoothing = history.described, history.described.label_smoothing
     scores = [score for score in history.score_names if "perplexity" in score.lower() or score.lower().endswith("ppl")]
-    if not scores:
-        return Well("no score is called perplexity")
-    if smoothing == 0.0:
-        return Well("no label smoothing is among the settings")
-    if described.program == "recipe":
-        return Well("the recipes score the loss without smoothing")
     trained_on = history.data.get("scored_by_training_loss")
-    if isinstance(trained_on, list):
-        scores = [score for score in scores if score.rpartition("/")[0] in trained_on]
-    if not scores:
-        return Well("it is not of the loss that is trained on")
+    of_loss = [score for score in scores if not isinstance(trained_on, list) or score.rpartition("/")[0] in trained_on]
+    reasons = {
+        "no score is called perplexity": not scores,
+        "no label smoothing is among the settings": smoothing == 0.0,
+        "the recipes score the loss without smoothing": described.program == "recipe",
+        "it is not of the loss that is trained on": not of_loss,
+    }
+    if any(reasons.values()):
+        return Well(next(reason for reason, holds in reasons.items() if holds))
     distinct = int(history.targets.get("distinct") or 0)
-    floor = (
-        smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
-    )  # below which a smoothed loss cannot fall
-    for score in scores:
+    # below which a smoothed loss cannot fall
+    floor = smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
+    for score in of_loss:
         values = [record[score] for record in history.scores if isinstance(record.get(score), int | float)]
         lowest = min(values, default=math.inf)
         if lowest < 0.98 * math.exp(floor):
@@ -202,9 +200,9 @@ def smoothed_perplexity(history: History) -> Verdict:
     bound = f"with {distinct:,} different targets a smoothed loss cannot fall below {floor:.3g}"
     return wrong(
         "warning",
-        f"{scores[0]} may be of a smoothed loss, and then is no perplexity.",
+        f"{of_loss[0]} may be of a smoothed loss, and then is no perplexity.",
         (
-            f"label smoothing {smoothing:g}, scored as {listed(scores)}",
+            f"label smoothing {smoothing:g}, scored as {listed(of_loss)}",
             f"{bound}, nor its exponential below {math.exp(floor):.3g}" if known else "",
         ),
         causes=("the split is scored by the loss that is trained on",),

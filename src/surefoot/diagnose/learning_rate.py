@@ -110,11 +110,9 @@ def rate_too_high(history: History) -> Verdict:
     loss, described = history.loss, history.described
     ratio = ratio_at_full_rate(history)
     need(len(loss) >= FEWEST or not math.isnan(ratio), _too_few(history))
-    evidence: list[str] = []
-    severity: Severity | None = None
+    signs: list[tuple[Severity, str]] = []
     if ratio > WILD:
-        evidence.append(_RATIO.format(ratio))
-        severity = "warning"
+        signs.append(("warning", _RATIO.format(ratio)))
     if len(loss) >= FEWEST:
         quarters = course(loss)
         began = level(loss.value[:3])
@@ -122,15 +120,13 @@ def rate_too_high(history: History) -> Verdict:
             began = float(loss.value[0])
         worst = max(quarters.quarters)
         if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:
-            evidence.append(f"the loss rose above where it began: from {began:.4g} to a level of {worst:.4g}")
-            severity = "warning" if quarters.quarters[-1] < began else "error"
+            text = f"the loss rose above where it began: from {began:.4g} to a level of {worst:.4g}"
+            signs.append(("warning" if quarters.quarters[-1] < began else "error", text))
         elif rebound := _rebound(history):
-            evidence.append(rebound)
-            severity = "warning"
-        elif severity is not None and not quarters.fallen:
-            evidence.append(f"the loss has not fallen below {quarters.start:.4g}, where it began")
-            severity = "error"
-    if severity is None:
+            signs.append(("warning", rebound))
+        elif signs and not quarters.fallen:
+            signs.append(("error", f"the loss has not fallen below {quarters.start:.4g}, where it began"))
+    if not signs:
         return Well(
             "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else "")
         )
@@ -138,10 +134,10 @@ def rate_too_high(history: History) -> Verdict:
     dead = died(history)
     clipped = level(history.column("clipped").value[-max(1, len(loss) // 2) :])
     return wrong(
-        severity,
+        signs[-1][0],
         f"The learning rate{described.lr_in_text} seems to be too high.",
         (
-            *evidence,
+            *(text for _, text in signs),
             f"units that were alive at first are dead, as steps that are too large leave them: {listed(dead)}"
             if dead
             else "",

@@ -42,8 +42,7 @@ class Described:
     @property
     def schedule_steps(self) -> int | None:
         """The length that the schedule was made for."""
-        found = self.made.get("schedule_of_steps")
-        return found if isinstance(found, int) else self.steps
+        return _whole(self.made.get("schedule_of_steps")) or self.steps
 
     @property
     def shape(self) -> str | None:
@@ -57,8 +56,7 @@ class Described:
         schedule = _mapping(self.made.get("schedule"))
         while "first" in schedule:
             schedule = _mapping(schedule["first"])
-        found = schedule.get("warmup")
-        return found if isinstance(found, int) else 0
+        return _whole(schedule.get("warmup")) or 0
 
     @property
     def optimizer(self) -> Mapping[str, Any]:

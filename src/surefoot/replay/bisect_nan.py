@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,35 +15,12 @@ from surefoot.tracking.record import Record
 from surefoot.train.components import Components
 
 
-@dataclass(frozen=True)
-class Searched:
-    """What the search came to: the first bad `step`, None where the steps before `until` are finite, on the record or made again.
+def first_bad(
+    parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]
+) -> tuple[int | None, str]:
+    """The first bad step of the run in a directory, as far as it has come, and a sentence; steps are made again with `parts`.
 
-    Its loss or gradient is not finite, or (`of_weights`) a weight after it; `how` says how it was found. `told`: the records tell
-    of skipped steps.
-    """
-
-    step: int | None
-    until: int
-    of_weights: bool = False
-    how: str = ""
-    told: bool = False
-
-    def __str__(self) -> str:
-        if self.step is not None:
-            what = "the update leaves a weight that" if self.of_weights else "loss or gradient"
-            return f"first bad step: {self.step}, {what} is not finite ({self.how})"
-        if not self.told:
-            return f"no bad step: loss and gradient of steps 0 to {self.until - 1} were finite, and so are the weights"
-        return (
-            "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
-            "  checkpoint holds (code of yours between steps, a model's own attributes), or on the machine"
-        )
-
-
-def first_bad(parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]) -> Searched:
-    """The first bad step of the run in a directory, as far as it has come; the steps that this takes are made with `parts`.
-
+    Loss or gradient of a bad step are not finite, or a weight after it. None where there is no such step, on the record or made again.
     A step that a loss scale has skipped for an overflow which a smaller scale cures is none.
     """
     store = Store(out / "checkpoints")
@@ -56,9 +32,13 @@ def first_bad(parts: Components, known: Sequence[Record], *, out: Path, say: Cal
     for first, until, how in sorted(stretches):
         found = _in_stretch(parts, known, store, first, min(until, parts.length.steps), say)
         if found is not None:
-            return Searched(found[0], reached, found[1], how)
-    unscaled = parts.whole.precision.loss_scale is None  # a scale skips steps that a smaller one cures
-    return Searched(None, reached, told=bool(_skipped(known)) and unscaled)
+            return found[0], f"first bad step: {found[0]}, {found[1]} is not finite ({how})"
+    if _skipped(known) and parts.whole.precision.loss_scale is None:  # which skips steps that a smaller one cures
+        return None, (
+            "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
+            "  checkpoint holds (code of yours between steps, a model's own attributes), or on the machine"
+        )
+    return None, f"no bad step: loss and gradient of steps 0 to {reached - 1} were finite, and so are the weights"
 
 
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
@@ -120,8 +100,8 @@ def weights_finite(contents: Contents) -> bool:
 
 def _in_stretch(
     parts: Components, known: Sequence[Record], store: Store, first: int, until: int, say: Callable[[str], None]
-) -> tuple[int, bool] | None:
-    """The first bad step before `until`, from the nearest checkpoint at or before step `first` on."""
+) -> tuple[int, str] | None:
+    """The first bad step before `until`, from the nearest checkpoint at or before step `first` on, and what is not finite."""
     if first >= until:
         return None
     found, damaged = nearest(store, first)
@@ -134,9 +114,9 @@ def _in_stretch(
         for made in again.steps(until):
             numbers, curable = made.numbers(), scale_before is not None and scale_before > 1
             if not math.isfinite(numbers.loss) or not (curable or math.isfinite(numbers.norm)):
-                return made.index, False
+                return made.index, "loss or gradient"
             if not all(bool(torch.isfinite(held).all()) for held in again.parts.state.parameters):
-                return made.index, True
+                return made.index, "the update leaves a weight that"
             scale_before = None if scale is None else float(scale.scale)
     return None
 

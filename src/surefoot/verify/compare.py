@@ -172,13 +172,10 @@ def judged(
         own = apart.nan_to_num(nan=math.inf)[~_driven(saved, file, name, one, sizes)]
         distance = float(own.max()) if own.numel() else 0.0
         scale = float(one[one.isfinite()].double().abs().max()) if bool(one.isfinite().any()) else 0.0
-        if file.startswith("optimizer"):
-            scale = max(scale, sizes[kind])
+        scale = max(scale, sizes[kind]) if file.startswith("optimizer") else scale
         if kind[1] != _BUFFERS:
             told.append(replace(difference, relative=_ratio(distance, scale)))
-        held = largest_of.get(kind)
-        if held is None or difference.relative > held.relative:
-            largest_of[kind] = difference
+        largest_of[kind] = max(largest_of.get(kind, difference), difference, key=lambda each: each.relative)
     for kind, difference in largest_of.items():
         size, distance = _together(saved, computed, *kind, buffers)
         relative = _ratio(distance, size)

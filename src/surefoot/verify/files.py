@@ -82,8 +82,7 @@ def checked(path: Path) -> Files:
     notes: list[str] = []
     if checkpoints:
         with interpreted(checkpoints[max(checkpoints)].path):
-            problems += _other_runs(checkpoints)
-            problems += _misplaced(checkpoints, sittings, log)
+            problems += [*_other_runs(checkpoints), *_misplaced(checkpoints, sittings, log)]
             problems += _script(path, checkpoints[max(checkpoints)])
             notes += _other_scores(checkpoints)
     return Files(path, checkpoints, log, sittings, problems, notes + program_notes(path))

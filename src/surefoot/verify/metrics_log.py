@@ -146,12 +146,9 @@ def _meant(lines: Sequence[Line], wrong: Noted, proved: int) -> list[Line]:
 
 def _of_steps(lines: Sequence[Line]) -> str:
     steps = [line.step for line in lines if line.record]
-    if not steps:
-        return ""
-    if len(lines) == 1:
-        return f", the record of step {steps[0]}"
-    of = f"step {steps[0]}" if min(steps) == max(steps) else f"steps {min(steps)} to {max(steps)}"
-    return f", {counted(len(steps), 'record')} of {of}"
+    of = f"step {steps[0]}" if len({*steps}) == 1 else f"steps {min(steps, default=0)} to {max(steps, default=0)}"
+    records = "the record" if len(lines) == 1 else counted(len(steps), "record")
+    return f", {records} of {of}" if steps else ""
 
 
 def line_numbers(lines: Sequence[Line]) -> str:
