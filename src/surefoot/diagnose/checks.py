@@ -85,8 +85,7 @@ def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) 
     blocks = [_headline(history, found, else_said=f"nothing found{of_all}")]
     blocks += [_block(finding) for finding in found]
     if every or not found:
-        well = [verdict for verdict in verdicts if isinstance(verdict, Well)]
-        blocks += _rows("looked at, and found well", well)
+        blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Well)])
         blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
     return "\n\n".join(blocks)
 
@@ -126,8 +125,7 @@ def _block(finding: Finding) -> str:
     lines = [f"{finding.severity.upper()}  {finding.name}", *_wrapped(finding.message, "  ", 2, width=_WIDE - 2)]
     for head, texts in (("evidence", finding.evidence), ("causes", finding.causes), ("try", finding.try_)):
         for place, text in enumerate(texts):
-            first = f"  {head if place == 0 else '':<{_HEAD - 2}}"
-            lines += _wrapped(text, first, _HEAD + 2)
+            lines += _wrapped(text, f"  {head if place == 0 else '':<{_HEAD - 2}}", _HEAD + 2)
     return "\n".join(lines)
 
 

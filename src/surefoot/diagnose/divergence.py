@@ -33,8 +33,7 @@ ABOVE = 0.25
 def diverged(history: History) -> Verdict:
     """A loss that has lost half of what it had gained and stays there, or a run that ended in steps that are not finite."""
     loss = history.loss
-    ended = (history.ended_by or "").startswith("diverged")
-    if ended or _bad_at_the_end(history) > history.described.max_bad_steps:
+    if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
         begun = next((step for step in reversed(skipped) if step - 1 not in skipped), history.step)
         last_loss = f"the last loss before: {loss.value[-1]:.4g} after step {loss.step[-1]:,}" if len(loss) else ""

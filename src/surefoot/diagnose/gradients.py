@@ -45,11 +45,10 @@ def often_clipped(history: History) -> Verdict:
     share, norm = float(late.value.mean()), level(history.column("norm").since(int(late.step[0]) - 1).value)
     if share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit):
         return Well(f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""))
-    written = str(described.made.get("clip", "the limit"))
-    known_limit = "" if math.isnan(limit) else f", limit {limit:g}"
+    known_limit, setting = "" if math.isnan(limit) else f", limit {limit:g}", described.made.get("clip", "the limit")
     return wrong(
         "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
-        f"The gradient was limited in {share:.0%} of the later steps: the limit, {written}, sets their size.",
+        f"The gradient was limited in {share:.0%} of the later steps: the limit, {setting}, sets their size.",
         (f"norm of the gradient {norm:.3g} in the middle of them{known_limit}",),
         causes=(
             "a limit that is too small for this model, whose gradient grows with the number of its parameters",
@@ -121,10 +120,9 @@ def vanishing_gradient(history: History) -> Verdict:
     largest = max(relative, key=lambda parameter: relative[parameter])
     smallest = min(relative, key=lambda parameter: relative[parameter])
     gone = [parameter for parameter, part in relative.items() if part < GONE * relative[largest]]
-    if not gone:
-        apart = relative[largest] / relative[smallest]
-        return Well(f"gradients of all {len(relative)} matrices are within {apart:.2g} of each other")
     of_largest = relative[smallest] / relative[largest]
+    if not gone:
+        return Well(f"gradients of all {len(relative)} matrices are within {1 / of_largest:.2g} of each other")
     return wrong(
         "warning",
         f"The gradient vanishes on its way to {listed(gone)}.",
@@ -202,9 +200,10 @@ def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], 
 
 def _settled(history: History, kind: str) -> dict[str, Series]:
     """The watched steps after the warm-up, without the first: until then what starts at 0 has hardly left it."""
-    warmup = history.described.warmup
-    watched = history.watched(kind).items()
-    return {name: series.where((series.step >= warmup) & (series.step > series.step[0])) for name, series in watched}
+    return {
+        name: series.where((series.step >= history.described.warmup) & (series.step > series.step[0]))
+        for name, series in history.watched(kind).items()
+    }
 
 
 def _layers_that_grew(history: History) -> str:

@@ -40,8 +40,7 @@ def never_updated(history: History) -> Verdict:
     without = [str(parameter) for parameter in history.layers[-1].get("never_updated") or ()]
     moved = history.watched("update_norm")
     still = [parameter for parameter in unmoved(history) if parameter not in without]
-    learning = [record for record in history.train if record.get("learning_rate")]
-    if not without and (not still or not learning):
+    if not without and (not still or not any(record.get("learning_rate") for record in history.train)):
         return Well(f"all {len(moved)} trainable parameters have gradients and move")
     count = len(without) + len(still)
     return wrong(
@@ -150,12 +149,9 @@ def _ratios(history: History) -> tuple[dict[str, float], int]:
 @check("dead-units", needs=watched_steps)
 def dead_units(history: History) -> Verdict:
     """Rows of a matrix without any gradient, and rectifiers that give 0 for almost everything."""
-    unused = {str(parameter) for parameter in history.layers[-1].get("never_updated") or ()}
-    rows = {
-        name: series
-        for name, series in history.watched("zero_rows").items()
-        if name not in unused and not _is_lookup(history, name)
-    }
+    unused = history.layers[-1].get("never_updated") or ()
+    rows = {name: series for name, series in history.watched("zero_rows").items() if name not in unused}
+    rows = {name: series for name, series in rows.items() if not _is_lookup(history, name)}
     dead, silent = _above(rows, DEAD), _above(_flat(history, squashing=False), ALL_FLAT)
     if not dead and not silent:
         return Well("in every layer most units are reached by some sample of each batch")

@@ -83,12 +83,13 @@ def loss_not_falling(history: History) -> Verdict:
     if loss.fallen:
         return Well(f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
     trained = history.described.made.get("init") is not None or _knows_already(history, loss.start)
-    error = f"noise of a level {loss.error:.2g}"
     later = ", ".join(f"{quarter:.4g}" for quarter in loss.quarters[1:])
     return wrong(
         "warning" if trained else "error",
         f"The training loss has not fallen in {history.step:,} steps.",
-        (f"level of the loss at the start {loss.start:.4g}, in the later quarters {later}; {error}",),
+        (
+            f"level of the loss at the start {loss.start:.4g}, in the later quarters {later}; noise of a level {loss.error:.2g}",
+        ),
         causes=(
             "targets that do not belong to their inputs (shuffled, or off by one), or are the same for all inputs",
             "a learning rate that is far too high or far too low",
@@ -214,8 +215,9 @@ def _rebound(history: History) -> str:
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     third = len(course) // 3
-    rises_on_purpose = history.described.shape in ("restarts", "one-cycle", "joined")
-    if third < 2 or rises_on_purpose or not len(rates):
+    if (
+        third < 2 or not len(rates) or history.described.shape in ("restarts", "one-cycle", "joined")
+    ):  # which rise on purpose
         return ""
     lowest = int(np.argmin(course[:third]))
     early, error = float(course[lowest]), _error(noise(loss.value), width)

@@ -153,9 +153,8 @@ class Described:
         leaf = name.rpartition(".")[2]
         flag = name if self.program == "recipe" or name in self.written else leaf if leaf in self.written else None
         if flag is not None and self.program != "script":
-            text = as_typed(value)
-            shown = f'"{text}"' if " " in text else text
-            return f"--{flag.replace('_', '-')} {shown}{said}"
+            quote = '"' * (" " in as_typed(value))
+            return f"--{flag.replace('_', '-')} {quote}{as_typed(value)}{quote}{said}"
         if name.startswith("optimizer."):
             return f"{self.optimizer.get('name', 'the optimizer')}({leaf}={value!r}){said}"
         if name == "schedule.name":
@@ -204,9 +203,11 @@ def kinds_of_modules(printed: str) -> dict[str, str]:
 
 def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
     """The same of a run's models by name: where there are several, their modules are called MODEL.MODULE, as in its records."""
-    before = {model: f"{model}." if len(printed) > 1 else "" for model in printed}
-    kinds = {model: kinds_of_modules(text) for model, text in printed.items()}
-    return {before[model] + name: kind for model, of_model in kinds.items() for name, kind in of_model.items()}
+    return {
+        f"{model}.{name}" if len(printed) > 1 else name: kind
+        for model, text in printed.items()
+        for name, kind in kinds_of_modules(text).items()
+    }
 
 
 def _leaves(written: str) -> list[str]:

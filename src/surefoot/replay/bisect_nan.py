@@ -62,17 +62,14 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
     while low < high:
         middle = (low + high) // 2
         try:
-            contents = store.at(there[middle])
+            finite = weights_finite(store.at(there[middle]))
         except DamageError as error:
             say(f"warning: {error.damage}")
             del there[middle]
             high -= 1
             continue
-        if weights_finite(contents):
-            sound.append(there[middle])
-            low = middle + 1
-        else:
-            high = middle
+        sound += [there[middle]] if finite else []
+        low, high = (middle + 1, high) if finite else (low, middle)
     if low == len(there):
         return []
     if not sound and there[low] == 0:

@@ -145,8 +145,8 @@ def as_json(value: Any) -> Any:
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
     """
     if isinstance(value, Mapping):
-        numbers = {name: held for name, held in value.items() if isinstance(held, float)}
-        strange = {name: repr(held) for name, held in numbers.items() if not math.isfinite(held)}
+        floats = {name: held for name, held in value.items() if isinstance(held, float)}
+        strange = {name: repr(held) for name, held in floats.items() if not math.isfinite(held)}
         plain = {name: None if name in strange else as_json(held) for name, held in value.items()}
         return plain | ({"nonfinite": strange} if strange else {})
     if isinstance(value, list | tuple):
@@ -192,8 +192,7 @@ def _samples(look: Look, most: int) -> list[str]:
         f"sample        loss        {'its gradient   ' * norms}micro-batch",
     ]
     for sample in shown:
-        loss = "-" if sample.loss is None else number(sample.loss)
-        own = "-" if sample.gradient_norm is None else number(sample.gradient_norm)
+        loss, own = ("-" if value is None else number(value) for value in (sample.loss, sample.gradient_norm))
         lines.append(f"{sample.id:<13} {loss:<11} {f'{own:<14} ' * norms}{sample.micro_batch}")
         lines += [f"    {line}"[:WIDE] for line in visible(sample.shown or "").splitlines()]
     finite = [

@@ -117,7 +117,7 @@ def replayed(
             )
         logged = _logged(again, known, path, step)
         rate = again.parts.task.factors(step) * again.parts.state.rate_factor
-    first = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
+    group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
     return Replay(
         run=str(path),
         look=replace(seen, notes=notes + seen.notes),
@@ -125,7 +125,7 @@ def replayed(
         start=found.step,
         logged=logged,
         notes=tuple(notes),
-        learning_rate=float(first["initial_lr"]) * rate,
+        learning_rate=float(group["initial_lr"]) * rate,
         samples=samples,
     )
 
@@ -189,9 +189,7 @@ def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> 
         names = [name for name in ("loss", "norm") if name in record and name in made.window]
         return _logged_as("the record", names, record, made.window)
     store = Store(out / "checkpoints")
-    for later in store.steps():
-        if later <= step:
-            continue
+    for later in (each for each in store.steps() if each > step):
         try:
             rows = store.at(later, only=("state",)).tensors("state")["meter/rows"].tolist()
         except (CheckpointError, LookupError):

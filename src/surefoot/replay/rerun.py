@@ -225,8 +225,7 @@ def _notes(parts: Components, found: Contents) -> list[str]:
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = counted(then["ranks"], "rank")
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
-    of_ranks = {"ranks": now["ranks"], "parallel": now["parallel"]}  # of which all is said
-    other = unlike({**then, **of_ranks}, now)
+    other = unlike({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now)  # of which all is said
     if other:
         notes.append(f"{other}: equal to rounding, and not bit for bit")
     return notes

@@ -74,11 +74,11 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
     """The largest difference between two tensors, its place and both values; None where every bit is equal.
 
     >>> tensor("weight", torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.5]]))
-    Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='')
+    Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='', differing=0.5)
     """
     if (saved.dtype, saved.shape) != (computed.dtype, computed.shape):
         kinds = [f"{str(held.dtype).removeprefix('torch.')} {list(held.shape)}" for held in (saved, computed)]
-        return Difference(where, math.inf, *kinds)
+        return Difference(where, math.inf, kinds[0], kinds[1])
     unlike = _bits(saved) != _bits(computed)
     count = int(unlike.sum())
     if count == 0:
@@ -92,18 +92,9 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
         where += str([int(each) for each in torch.unravel_index(torch.tensor(place), saved.shape)])
     relative = _ratio(float(apart[place]), largest) if saved.is_floating_point() or saved.is_complex() else math.inf
     value, again = (repr(held.reshape(-1)[place].item()) for held in (saved, computed))
-    return Difference(where, relative, value, again, f"{count:,} of {saved.numel():,} values")
-
-
-def drawn_anew(saved: Tensor, computed: Tensor) -> bool:
-    """Whether more than half of two tensors differs: they are from two drawings, and not one of them changed in places.
-
-    >>> drawn_anew(torch.zeros(4), torch.tensor([0.0, 0.0, 0.0, 1.0]))
-    False
-    """
-    if (saved.dtype, saved.shape) != (computed.dtype, computed.shape):
-        return True
-    return int((_bits(saved) != _bits(computed)).sum()) * 2 > saved.numel()
+    return Difference(
+        where, relative, value, again, f"{count:,} of {saved.numel():,} values", differing=count / saved.numel()
+    )
 
 
 def _bits(held: Tensor) -> Tensor:

@@ -196,16 +196,14 @@ def _script(path: Path, newest: Checkpoint) -> list[Problem]:
         return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
     if not settings.of_script:
         return []
-    then = {"settings": {}, **settings.of_script}
-    found = differences(_comparable(then), _comparable(newest.described))
+    found = differences(_comparable(settings.of_script), _comparable(newest.described))
     what = f"config.toml is not of the run in {newest.path.name}"
     return [Problem("inconsistent", f"{what}: {line}", file="config.toml") for line in found[:1]]
 
 
 def _comparable(described: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without what may change, and without what TOML cannot tell: what is None."""
-    plain: dict[str, Any] = _without_none(json.loads(json.dumps(_lasting(described))))
-    return plain
+    return dict(_without_none(json.loads(json.dumps(_lasting(described)))))
 
 
 def _without_none(value: Any) -> Any:

@@ -9,13 +9,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from surefoot.checkpoint import state_dict
 from surefoot.replay.rerun import unlike
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import PHASES, Record
 from surefoot.train.early_stopping import Watch
-from surefoot.train.model_weights import file_name
-from surefoot.verify.compare import TOLERANCE, drawn_anew, tensor
+from surefoot.verify.compare import TOLERANCE, tensors
 from surefoot.verify.files import Checkpoint, Files
 from surefoot.verify.metrics_log import FILE, Line, Log, curve
 from surefoot.verify.verdict import Kind, Problem, Verdict, as_problem
@@ -146,24 +144,20 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         return
     then = start.found.saved.machine
     other = unlike(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
-    problems, drawn = list[Problem](), False
-    for name, model in parts.state.models.items():
-        file = file_name("model", name)
-        saved = start.found.tensors(file) if file in start.found.files else {}
-        for key, built in state_dict.model_tensors(model)[0].items():
-            difference = tensor(f"{file}.safetensors, {key}", saved.get(key, built), built)
-            if difference is None:
-                continue
-            if (other and difference.relative <= TOLERANCE) or drawn_anew(saved[key], built):
-                drawn = True
-            else:
-                problems.append(as_problem(difference, step=0, what=start.path.name))
-    if drawn:
+    found = [
+        each for each in tensors(start.found, parts.packed(), exact=False) if each.file.partition("-")[0] == "model"
+    ]
+    changed = [
+        as_problem(each, step=0, what=start.path.name)
+        for each in found
+        if not (other and each.relative <= TOLERANCE) and each.differing <= 0.5
+    ]
+    if len(changed) < len(found):
         why = other or "a model that is not built under the run's seed, or from a file, or by code that has changed"
         what = "they are not those that are built now, and are taken as they are saved"
         verdict.not_proved.append(f"the weights of step 0: {what} ({why})")
-    elif problems:
-        verdict.problems.extend(problems)
+    elif changed:
+        verdict.problems.extend(changed)
     else:
         verdict.proved.append(f"step 0: the weights are those that seed {start.described['seed']} builds")
 

@@ -62,6 +62,7 @@ class Difference:
     more: str = ""  # how much else differs beside it
     file: str = ""  # of a checkpoint, as `Contents.files` names it
     name: str = ""  # of the tensor
+    differing: float = 1.0  # of its values, as a fraction
 
 
 def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
@@ -176,6 +177,7 @@ def steps_in_words(steps: Sequence[int], *, most: int = 3) -> str:
     """
     if len(steps) == 1:
         return f"step {steps[0]:,}"
-    shown = [f"{step:,}" for step in steps] if len(steps) <= most + 1 else [f"{step:,}" for step in steps[:most]]
-    last = shown.pop() if len(steps) <= most + 1 else f"{len(steps) - most} more"
-    return f"steps {', '.join(shown)} and {last}"
+    shown = [f"{step:,}" for step in steps]
+    if len(steps) > most + 1:
+        shown[most:] = [f"{len(steps) - most} more"]
+    return f"steps {', '.join(shown[:-1])} and {shown[-1]}"
