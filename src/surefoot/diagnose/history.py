@@ -33,7 +33,6 @@ class Series:
         return Series(self.step[chosen], self.value[chosen])
 
     def since(self, step: int) -> Series:
-        """What lies after so many steps."""
         return self.where(self.step > step)
 
     @property

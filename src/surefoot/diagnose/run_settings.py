@@ -46,7 +46,6 @@ class Described:
 
     @property
     def shape(self) -> str | None:
-        """The schedule's."""
         found = _mapping(self.made.get("schedule")).get("shape")
         return found if isinstance(found, str) else None
 
@@ -66,7 +65,6 @@ class Described:
 
     @property
     def lr(self) -> float | None:
-        """The base rate."""
         found = self.optimizer.get("lr")
         return float(found) if isinstance(found, int | float) else None
 
@@ -126,7 +124,6 @@ class Described:
         return f"surefoot find-lr {self.name} --checkpoint 0"
 
     def replay(self, step: int | str) -> str:
-        """What to type to look at one step."""
         if self.program == "script":
             return f"print(surefoot.load(run).replay({step})) where this run is built"
         return f"surefoot replay {self.name} --step {step}"

@@ -107,7 +107,7 @@ class Look:
 
     step: int
     loss: float
-    norm: float | None
+    norm: float
     first: First | None
     modules: list[OfModule] = field(default_factory=list)
     parameters: list[OfParameter] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Look:
 
     @property
     def finite(self) -> bool:
-        return math.isfinite(self.loss) and (self.norm is None or math.isfinite(self.norm))
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
 
     @property
     def verdict(self) -> str:

@@ -52,11 +52,10 @@ class Replay:
     def __str__(self) -> str:
         """The page, up to 100 columns wide."""
         look, made = self.look, counted(self.look.step - self.start + 1, "step")
-        norm = "" if look.norm is None else f", norm {number(look.norm)}"
         lines = [
             f"{self.run}, step {look.step} of {self.length}",
             f"  {look.verdict}",
-            f"  loss {number(look.loss)}{norm}, learning rate {number(self.learning_rate)}",
+            f"  loss {number(look.loss)}, norm {number(look.norm)}, learning rate {number(self.learning_rate)}",
             f"  made again from step-{self.start:08d}, {made}; {self.logged or 'the records do not hold this step by itself'}",
             *(f"  note: {note}" for note in look.notes),
         ]

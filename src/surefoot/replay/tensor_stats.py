@@ -73,22 +73,21 @@ def tally(tensor: Tensor) -> Tally:
     >>> found.numbers, round(found.mean, 3), found.largest, found.zeros, found.nans
     (4, -0.667, 3.0, 0.25, 1)
     """
-    with torch.no_grad():
-        held = tensor.detach()
-        if not held.numel():
-            return Tally()
-        if held.numel() > _TOGETHER:
-            return sum((tally(part) for part in torch.split(held.reshape(-1), _TOGETHER)), Tally())
-        good = torch.isfinite(held)
-        bad = held.numel() - int(good.sum())
-        nans, plus = (int(torch.isnan(held).sum()), int((held == math.inf).sum())) if bad else (0, 0)
-        wide = _wide(held)
-        finite = (held[good] if bad else held).to(wide)
-        if not finite.numel():
-            return Tally(numbers=held.numel(), nans=nans, plus=plus, minus=bad - nans - plus)
-        numbers = finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (held == 0).to(wide).mean()
-        mean, rms, largest, zeros = torch.stack(numbers).tolist()
-        return Tally(held.numel(), mean, rms, largest, zeros, nans, plus, bad - nans - plus)
+    held = tensor.detach()
+    if not held.numel():
+        return Tally()
+    if held.numel() > _TOGETHER:
+        return sum((tally(part) for part in torch.split(held.reshape(-1), _TOGETHER)), Tally())
+    good = torch.isfinite(held)
+    bad = held.numel() - int(good.sum())
+    nans, plus = (int(torch.isnan(held).sum()), int((held == math.inf).sum())) if bad else (0, 0)
+    wide = _wide(held)
+    finite = (held[good] if bad else held).to(wide)
+    if not finite.numel():
+        return Tally(numbers=held.numel(), nans=nans, plus=plus, minus=bad - nans - plus)
+    numbers = finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (held == 0).to(wide).mean()
+    mean, rms, largest, zeros = torch.stack(numbers).tolist()
+    return Tally(held.numel(), mean, rms, largest, zeros, nans, plus, bad - nans - plus)
 
 
 def wide_norm(tensor: Tensor) -> float:
@@ -108,8 +107,7 @@ def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
     """
     if tensor.ndim == 0 or len(tensor) != rows:
         return None
-    with torch.no_grad():
-        bad = ~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)
+    bad = ~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)
     return [int(row) for row in bad.nonzero()]
 
 
