@@ -69,7 +69,7 @@ def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | N
 
 def findings(history: History) -> list[Finding]:
     """What is wrong with a run, or worth knowing: errors first. A pure function of its records and settings."""
-    return worst_first([verdict for verdict in verdicts(history) if isinstance(verdict, Finding)])
+    return worst_first(verdicts(history))
 
 
 _WIDE = 80
@@ -79,7 +79,7 @@ _HEAD = 11  # columns of what stands before evidence, causes and things to try
 
 def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
     """One block for each finding, errors first; with `every`, and where nothing was found, also what was looked at."""
-    found = worst_first([verdict for verdict in verdicts if isinstance(verdict, Finding)])
+    found = worst_first(verdicts)
     unclear = [verdict for verdict in verdicts if isinstance(verdict, Unclear)]
     of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
     blocks = [_headline(history, found, else_said=f"nothing found{of_all}")]

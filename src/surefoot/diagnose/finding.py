@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -119,12 +119,13 @@ def wrong(
     return Finding("", severity, message, evidence, causes, try_, step, numbers)
 
 
-def worst_first(found: list[Finding]) -> list[Finding]:
-    """Errors, warnings, notes; within each in the order given.
+def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
+    """What was found: errors, warnings, notes; within each in the order given.
 
     >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
     ['b', 'a']
     """
+    found = [verdict for verdict in verdicts if isinstance(verdict, Finding)]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 

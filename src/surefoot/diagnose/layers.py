@@ -219,8 +219,11 @@ def died(history: History) -> list[str]:
 def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
     """Which part of the outputs of activations lies at a flat end."""
     kinds = history.described.kinds
-    flat = history.watched("saturated").items()
-    return {module: series for module, series in flat if (kinds.get(module, "") in SQUASHING) is squashing}
+    return {
+        module: series
+        for module, series in history.watched("saturated").items()
+        if (kinds.get(module, "") in SQUASHING) is squashing
+    }
 
 
 def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int, str]]:

@@ -211,9 +211,11 @@ def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
 
 def _notes(step: Step, told: Sequence[OfSample]) -> list[str]:
     passed = sum(sample.loss is not None for sample in told)
-    why = "no tensor has a row for each, or they cannot be passed one by one"
     notes = {
-        f"the batch cannot be cut by samples: {why}": bool(told) and not passed,
+        "the batch cannot be cut by samples: no tensor has a row for each, or they cannot be passed one by one": bool(
+            told
+        )
+        and not passed,
         f"of {len(told):,} samples {passed} were passed by themselves": 0 < passed < len(told),
         "micro-batches that count nothing are not passed": any(held.count == 0 for held in step.micro_batches),
     }

@@ -167,11 +167,12 @@ def pace_s(known: Sequence[Record]) -> float | None:
 
 def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> list[str]:
     reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
-    user_s = sum(record.get("user_s") or 0.0 for record in known if record["kind"] == "train")
     notes = {
         f"the run itself has made {reached} steps, as far as its records and checkpoints tell": step > reached,
         "the step is looked at uncompiled: equal to rounding": parts.compiled,
-        "code of yours ran between the steps; it is not repeated here, and what it changed is not either": user_s > 0,
+        "code of yours ran between the steps; it is not repeated here, and what it changed is not either": any(
+            record.get("user_s") for record in known if record["kind"] == "train"
+        ),
     }
     return [note for note, holds in notes.items() if holds]
 

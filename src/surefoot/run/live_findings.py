@@ -77,8 +77,7 @@ class Remarks:
         except Exception as problem:
             self._give_up(problem)
             return []
-        wrong = [each for each in found if isinstance(each, Finding) and each.severity != "note"]
-        return worst_first(wrong)
+        return [finding for finding in worst_first(found) if finding.severity != "note"]
 
     def sentence(self) -> str:
         return in_a_sentence(self.at_end(), self.command)
@@ -124,7 +123,7 @@ class Remarks:
         found = verdicts(history, broken=self._warn_of)
         ended = self.now()
         self.not_before = ended + _TIMES_AS_LONG * (ended - begun)
-        return history.step, worst_first([verdict for verdict in found if isinstance(verdict, Finding)])
+        return history.step, worst_first(found)
 
     def _take_as_said(self) -> None:
         _, found = self._asked()

@@ -198,9 +198,8 @@ class _Remaking:
         if last > checkpoint.step:  # it is that of the last good step: later ones were on record, and not applied
             return "meter/", "skipped_in_a_row"
         latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
-        if latched and not checkpoint.found.saved.skipped_in_a_row:
-            return "bad_in_a_row/", "skipped_in_a_row"
-        return ()
+        cleared = latched and not checkpoint.found.saved.skipped_in_a_row
+        return ("bad_in_a_row/", "skipped_in_a_row") if cleared else ()
 
     def _beyond(self, found: list[Difference], what: str, kind: str) -> list[Difference]:
         """The differences that rounding does not explain; the largest of the others is remembered."""

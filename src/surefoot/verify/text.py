@@ -141,8 +141,7 @@ def _gap(gap: Window, starts: Sequence[int], step_s: float | None) -> str:
     what = f"steps {gap.start:,} to {gap.stop:,}{at_end}: not made again"
     if takes is None:
         return f"{what}, and there is no checkpoint before them"
-    begin = f"from the checkpoint of step {gap.stop - takes:,}"
-    return f"{what}; that is {counted(takes, 'step')}, {begin}{_took(takes, step_s)}"
+    return f"{what}; that is {counted(takes, 'step')}, from the checkpoint of step {gap.stop - takes:,}{_took(takes, step_s)}"
 
 
 def _why(outcome: Outcome) -> list[str]:

@@ -66,8 +66,9 @@ def verify(
         consistency.add_beginning(verdict, parts, files)
         since = max((each["step"] for each in files.newest.found.saved.fingerprints["accepted"]), default=0)
         if since:
-            changed = "another program made them; it was changed then, and the change accepted"
-            verdict.not_proved.append(f"steps 0 to {since:,}: {changed}")
+            verdict.not_proved.append(
+                f"steps 0 to {since:,}: another program made them; it was changed then, and the change accepted"
+            )
         points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
         end, step_s = max(points), pace_s(files.log.of("train"))  # after the last point there is nothing to compare
         if steps == "auto":
