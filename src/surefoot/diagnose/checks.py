@@ -104,9 +104,9 @@ def in_a_line(finding: Finding, *, command: str | None) -> str:
 def _more_records(history: History) -> list[str]:
     """What to type for a run of these steps to have records enough."""
     every = history.step // (2 * FEWEST)
-    if len(history.train) >= FEWEST or every < 1 or not history.over:
-        return []
-    return [f"  a run like this one tells more with {history.described.typed('log_every', f'{every} steps')}"]
+    few = history.over and every >= 1 and len(history.train) < FEWEST
+    more = history.described.typed("log_every", f"{every} steps")
+    return [f"  a run like this one tells more with {more}"] if few else []
 
 
 def _headline(history: History, found: Sequence[Finding], *, else_said: str) -> str:

@@ -129,7 +129,6 @@ def _as_one(first: Record, second: Record) -> Record:
 
 def _better(first: Record, second: Record) -> Record:
     """Of two evaluations that with the lower first loss, so that the best is never lost; of all else the second."""
-    loss = next((name for name in second if name.endswith("/loss")), None)
-    if loss is None or not isinstance(first.get(loss), int | float) or not isinstance(second.get(loss), int | float):
-        return second
-    return first if first[loss] < second[loss] else second
+    name = next((name for name in second if name.endswith("/loss")), "")
+    one, other = first.get(name), second.get(name)
+    return first if isinstance(one, int | float) and isinstance(other, int | float) and one < other else second

@@ -119,14 +119,12 @@ class Described:
     @property
     def rate_test(self) -> str:
         """What to type to test rates from the run's start on; a finished run has no next steps to do it in."""
-        if self.program == "script":
-            return "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
-        return f"surefoot find-lr {self.name} --checkpoint 0"
+        in_script = "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
+        return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
     def replay(self, step: int | str) -> str:
-        if self.program == "script":
-            return f"print(surefoot.load(run).replay({step})) where this run is built"
-        return f"surefoot replay {self.name} --step {step}"
+        in_script = f"print(surefoot.load(run).replay({step})) where this run is built"
+        return in_script if self.program == "script" else f"surefoot replay {self.name} --step {step}"
 
     @property
     def lr_in_text(self) -> str:
