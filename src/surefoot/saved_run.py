@@ -288,8 +288,8 @@ class SavedRun:
         """
         from surefoot.verify.compare import TOLERANCE
         from surefoot.verify.files import checked
+        from surefoot.verify.rerun import WINDOWS
         from surefoot.verify.verify import verify, verify_files, verify_without_data
-        from surefoot.verify.windows import WINDOWS
 
         files = checked(self.path)
         if self.built is None and (windows == 0 or self._read().files.config.script):
@@ -305,11 +305,11 @@ class SavedRun:
             raise ConfigError(f"what made {self.path} builds a run without a directory now: was `out` changed?")
         return verify(
             run,
+            files,
             steps=steps,
             windows=WINDOWS if windows is None else windows,
             seed=seed,
             tolerance=TOLERANCE if tolerance is None else tolerance,
-            files=files,
             say=say,
             watch=watch,
         )

@@ -8,7 +8,8 @@ from typing import Any
 
 from surefoot.diagnose.checks import CHECKS
 from surefoot.diagnose.finding import Finding, Verdict
-from surefoot.diagnose.history import History, history_of
+from surefoot.diagnose.history import History
+from surefoot.diagnose.reading import Collected
 from surefoot.diagnose.run_settings import Described
 from surefoot.tracking.record import Record
 
@@ -112,7 +113,7 @@ def described(**changes: Any) -> Described:
 
 def history(*parts: Sequence[Record], **changes: Any) -> History:
     """Records together with the settings of the usual run, some of them changed."""
-    return history_of([record for part in parts for record in part], described(**changes))
+    return Collected(record for part in parts for record in part).history(described(**changes))
 
 
 def healthy(**changes: Any) -> History:

@@ -25,13 +25,12 @@ from diagnose.histories import (
     wobble,
 )
 from in_one import in_one
-from surefoot.diagnose.checks import CHECKS, findings, verdicts
+from surefoot.diagnose.checks import CHECKS, findings, told, verdicts
 from surefoot.diagnose.finding import Finding, Unclear, Well
 from surefoot.diagnose.generalization import smoothed_floor
 from surefoot.diagnose.gradients import noise_scale
 from surefoot.diagnose.history import History
 from surefoot.diagnose.run_settings import Described
-from surefoot.diagnose.text import told
 from surefoot.tracking.record import Record
 
 

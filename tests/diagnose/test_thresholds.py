@@ -471,10 +471,10 @@ PUBLISHED = [
         lambda x: is_told("jittering-throughput", train(targets_per_s=lambda p: 100 * (1 + x / OF_THREE * cycle(p)))),
     ),
     Threshold(
-        "activations.DEAD", 0.5, lambda x: is_told("dead-units", train(), layers(zero_rows=lambda _: {"2.weight": x}))
+        "layers.DEAD", 0.5, lambda x: is_told("dead-units", train(), layers(zero_rows=lambda _: {"2.weight": x}))
     ),
     Threshold(
-        "activations.ALIVE",
+        "layers.ALIVE",
         0.1,
         lambda x: (
             "units that were alive"
@@ -491,22 +491,20 @@ PUBLISHED = [
         above=False,
     ),
     Threshold(
-        "activations.ALL_FLAT",
+        "layers.ALL_FLAT",
         0.99,
         lambda x: is_told("dead-units", train(), layers(saturated=lambda _: {"1": min(x, 1.0)})),
     ),
+    Threshold("layers.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated=lambda _: {"3": x}))),
     Threshold(
-        "activations.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated=lambda _: {"3": x}))
-    ),
-    Threshold(
-        "weights.USUAL",
+        "layers.USUAL",
         1e-4,
         lambda x: is_told("unusual-updates", train(), layers(update=lambda name, _: x if name[0] == "2" else 0.01)),
         above=False,
         entry=0,
     ),
     Threshold(
-        "weights.USUAL",
+        "layers.USUAL",
         1e-2,
         lambda x: is_told(
             "unusual-updates", train(), layers(update=lambda name, _: 100 * x if name[0] == "2" else 0.01)
@@ -514,14 +512,14 @@ PUBLISHED = [
         entry=1,
     ),
     Threshold(
-        "weights.FAR",
+        "layers.FAR",
         10.0,
         lambda x: is_told(
             "unusual-updates", train(), layers(update=lambda name, _: 0.1 * x if name[0] == "2" else 0.01)
         ),
     ),
     Threshold(
-        "weights.WATCHED", 3, lambda count: is_clear("never-updated", train(), layers(watched=count)), counted=True
+        "layers.WATCHED", 3, lambda count: is_clear("never-updated", train(), layers(watched=count)), counted=True
     ),
 ]
 

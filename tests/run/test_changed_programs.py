@@ -22,7 +22,6 @@ from rank_processes import forks, on_ranks
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
 from surefoot.config.user_code import names_in
-from surefoot.verify.verify import verify
 
 PROGRAM = '''
 import torch
@@ -228,7 +227,7 @@ def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_the
     assert [(each["step"], each["changed"]) for each in fingerprints(place, 6)["accepted"]] == [(4, [name])]
     built(place, old, new, own=own).train()
     assert "accepted: " not in capsys.readouterr().out
-    verdict = verify(built(place, old, new, own=own))
+    verdict = sf.load(built(place, old, new, own=own)).verify()
     assert not verdict.problems
     assert "steps 0 to 4: another program made them; it was changed then, and the change accepted" in verdict.not_proved
     with pytest.raises(sf.CheckpointError, match="cannot resume step-00000008"):

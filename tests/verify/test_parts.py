@@ -14,13 +14,13 @@ import torch
 from in_one import in_one
 from surefoot.checkpoint import Contents, Manifest
 from surefoot.replay.replay import pace_s
-from surefoot.verify.compare import drawn_anew, judged, numbers, tensor, tensors
+from surefoot.verify.compare import judged, numbers, tensor, tensors
 from surefoot.verify.files import Checkpoint, Files
 from surefoot.verify.metrics_log import Log, Noted, read
 from surefoot.verify.records import rates
+from surefoot.verify.rerun import cost_steps, gaps, planned
 from surefoot.verify.text import of_records
 from surefoot.verify.verdict import Kind, Problem, Verdict, Window
-from surefoot.verify.windows import cost_steps, gaps, planned
 from written_runs import state_json
 
 # --- windows -----------------------------------------------------------------------------------------------------
@@ -224,8 +224,11 @@ def test_another_drawing_is_told_from_a_changed_entry() -> None:
     saved = torch.randn(50, generator=torch.Generator().manual_seed(0))
     changed = saved.clone()
     changed[3] += 1
-    assert not drawn_anew(saved, changed)
-    assert drawn_anew(saved, torch.randn(50, generator=torch.Generator().manual_seed(1)))
+    drawn = torch.randn(50, generator=torch.Generator().manual_seed(1))
+    one, all_of_them = tensor("w", saved, changed), tensor("w", saved, drawn)
+    assert one is not None
+    assert all_of_them is not None
+    assert (one.differing, all_of_them.differing) == (0.02, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -572,7 +572,7 @@ def test_on_another_machine_rounding_is_measured_and_is_no_fault(run: Path, else
         "hardware was 'x86_64', now 'another'".replace("x86_64", platform.machine()),
     )
     assert outcome.largest["records"].where == "the record of step 18, loss"
-    assert outcome.largest["records"].difference == pytest.approx(1e-6, rel=1e-3)
+    assert outcome.largest["records"].relative == pytest.approx(1e-6, rel=1e-3)
     assert outcome.largest["tensors"].where == "step-00000016, model.safetensors, 0.weight[3, 2]"
     assert verdict.sentence.endswith("is proved to rounding")
 

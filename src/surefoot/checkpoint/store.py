@@ -9,6 +9,7 @@ A kill leaves names with a dot behind; the next save clears them. What one check
 """
 
 import errno
+import math
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -76,15 +77,17 @@ class Store:
                     return step
         return None
 
-    def newest_intact(self, *, only: Only = None, world: World | None = None) -> tuple[Contents, list[Damage]] | None:
-        """The newest checkpoint that is whole, every byte of it checked, and the newer ones that are damaged.
+    def newest_intact(
+        self, *, only: Only = None, up_to: float = math.inf, world: World | None = None
+    ) -> tuple[Contents, list[Damage]] | None:
+        """The newest checkpoint of at most `up_to` steps that is whole, every byte of it checked, and the newer damaged ones.
 
         `only` as for `read`: what is not read is not checked. The ranks of a `world` find the same, each checks a share of the
         bytes, and tensors stay on disk until they are asked for; collective. None where there is no checkpoint; where all
         are damaged that is a `CheckpointError`.
         """
         damaged: list[Damage] = []
-        for step, path in self._seen_by_all(world):
+        for step, path in [each for each in self._seen_by_all(world) if each[0] <= up_to]:
             try:
                 return self._read(step, path, only, world), damaged
             except DamageError as error:

@@ -31,15 +31,14 @@ class Diagnose(RunOption):
 
 def diagnose(arguments: list[str]) -> None:
     options = only_options(Diagnose, arguments, verb="diagnose")
-    from surefoot.diagnose.checks import verdicts
-    from surefoot.diagnose.finding import Finding, Unclear, Well, worst_first
+    from surefoot.diagnose.checks import told, verdicts
+    from surefoot.diagnose.finding import Unclear, Well, worst_first
     from surefoot.diagnose.reading import history_in
-    from surefoot.diagnose.text import told
 
     run = find_run(options.run)
     history = history_in(run)
     all_verdicts = verdicts(history, broken=_warn_of)
-    findings = worst_first([verdict for verdict in all_verdicts if isinstance(verdict, Finding)])
+    findings = worst_first(all_verdicts)
     if options.json:
         report: dict[str, Any] = {
             "run": str(run),

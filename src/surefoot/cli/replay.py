@@ -53,12 +53,12 @@ def replay(arguments: list[str]) -> None:
     with redirect_stdout(sys.stderr):  # what a run that is built has to say is no part of the page
         program, config = saved_settings(path, options, flags, verb="replay")
         run = build_run(program, for_one_process(config, path), of=path)
-        searched = first_bad(run.parts, records_of(path), out=path, say=_note) if step is None else None
-        if searched is not None:
-            step = searched.step
+        searched = None
+        if step is None:
+            step, searched = first_bad(run.parts, records_of(path), out=path, say=_note)
         page = None if step is None else replayed(run.parts, step, samples=options.samples, say=_note, path=path)
     if options.json:
-        first = {} if searched is None else {"bisected": str(searched)}
+        first = {} if searched is None else {"bisected": searched}
         text = json.dumps(first | ({} if page is None else page.plain()), allow_nan=False, indent=1)
     else:
         text = "\n".join(str(part) for part in (searched, page) if part is not None)

@@ -75,7 +75,7 @@ def _asked(options: Verify) -> dict[str, Any]:
             raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")
         asked = {"steps": "all"}
     elif asked:
-        from surefoot.verify.windows import STEPS
+        from surefoot.verify.rerun import STEPS
 
         asked = {"steps": STEPS} | asked
     if options.tolerance is not None:

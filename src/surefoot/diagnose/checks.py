@@ -1,20 +1,22 @@
 """All findings of a run: which there are, what each comes to, and what was looked at."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
+from textwrap import TextWrapper
 
 from surefoot.diagnose import (
-    activations,
     divergence,
     generalization,
     gradients,
+    layers,
     learning_rate,
     memory,
     schedule,
     throughput,
-    weights,
 )
-from surefoot.diagnose.finding import Check, Finding, Verdict, worst_first
+from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Unclear, Verdict, Well, worst_first
 from surefoot.diagnose.history import History
+from surefoot.diagnose.statistics import FEWEST
 
 CHECKS: Sequence[Check] = (
     divergence.diverged,
@@ -22,7 +24,7 @@ CHECKS: Sequence[Check] = (
     learning_rate.loss_not_falling,
     generalization.constant_targets,
     generalization.overlap,
-    activations.dead_units,
+    layers.dead_units,
     gradients.vanishing_gradient,
     learning_rate.rate_too_high,
     learning_rate.rate_too_low,
@@ -30,9 +32,9 @@ CHECKS: Sequence[Check] = (
     divergence.loss_spikes,
     gradients.growing_gradient,
     gradients.often_clipped,
-    activations.saturated_units,
-    weights.never_updated,
-    weights.unusual_updates,
+    layers.saturated_units,
+    layers.never_updated,
+    layers.unusual_updates,
     gradients.noisy_batch,
     generalization.smoothed_perplexity,
     memory.growing_memory,
@@ -67,4 +69,73 @@ def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | N
 
 def findings(history: History) -> list[Finding]:
     """What is wrong with a run, or worth knowing: errors first. A pure function of its records and settings."""
-    return worst_first([verdict for verdict in verdicts(history) if isinstance(verdict, Finding)])
+    return worst_first(verdicts(history))
+
+
+_WIDE = 80
+
+_HEAD = 11  # columns of what stands before evidence, causes and things to try
+
+
+def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
+    """One block for each finding, errors first; with `every`, and where nothing was found, also what was looked at."""
+    found = worst_first(verdicts)
+    unclear = [verdict for verdict in verdicts if isinstance(verdict, Unclear)]
+    of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
+    blocks = [_headline(history, found, else_said=f"nothing found{of_all}")]
+    blocks += [_block(finding) for finding in found]
+    if every or not found:
+        blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Well)])
+        blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
+    return "\n\n".join(blocks)
+
+
+def in_a_line(finding: Finding, *, command: str | None) -> str:
+    """A finding as it is said while the run goes on; `command` is what explains it, None where nothing is saved.
+
+    >>> finding = Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",))
+    >>> in_a_line(finding, command="surefoot diagnose runs/a")
+    'WARNING loss-spikes: The loss jumped once. More: surefoot diagnose runs/a'
+    """
+    more = f" More: {command}" if command is not None else f" Try: {finding.try_[0]}" if finding.try_ else ""
+    return f"{finding.severity.upper()} {finding.name}: {finding.message}{more}"
+
+
+def _more_records(history: History) -> list[str]:
+    """What to type for a run of these steps to have records enough."""
+    every = history.step // (2 * FEWEST)
+    few = history.over and every >= 1 and len(history.train) < FEWEST
+    more = history.described.typed("log_every", f"{every} steps")
+    return [f"  a run like this one tells more with {more}"] if few else []
+
+
+def _headline(history: History, found: Sequence[Finding], *, else_said: str) -> str:
+    steps = history.described.steps
+    of_all = "" if steps is None else f" of {steps:,}"
+    standing = history.ended_by or ("finished" if history.complete else "not finished")
+    standing = "going on" if history.described.standing == "running" else standing
+    counts = [(severity, sum(finding.severity == severity for finding in found)) for severity in SEVERITIES]
+    said = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or else_said
+    times = len(history.resumed)
+    resumed = f", resumed {'once' if times == 1 else f'{times} times'}" if times else ""
+    return f"{history.described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{said}"
+
+
+def _block(finding: Finding) -> str:
+    lines = [f"{finding.severity.upper()}  {finding.name}", *_wrapped(finding.message, "  ", 2, width=_WIDE - 2)]
+    for head, texts in (("evidence", finding.evidence), ("causes", finding.causes), ("try", finding.try_)):
+        for place, text in enumerate(texts):
+            lines += _wrapped(text, f"  {head if place == 0 else '':<{_HEAD - 2}}", _HEAD + 2)
+    return "\n".join(lines)
+
+
+def _rows(title: str, verdicts: Sequence[Well | Unclear], after: Sequence[str] = ()) -> list[str]:
+    """A block of a line for each, with a line after them; none where there are none."""
+    wide = max((len(verdict.name) for verdict in verdicts), default=0)
+    rows = [_wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]
+    return ["\n".join([title, *chain.from_iterable(rows), *after])] if rows else []
+
+
+def _wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
+    """A text in lines; commands and paths in it stay whole."""
+    return TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False).wrap(text)

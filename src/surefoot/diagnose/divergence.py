@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well, check, wrong
-from surefoot.diagnose.history import History, Table
+from surefoot.diagnose.finding import Finding, Verdict, Well, check, listed, need, wrong
+from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST, level, levels, noise, spread
-from surefoot.diagnose.text import listed
 
 LOST = 0.5
 """Of what was gained: half of it lost is no fluctuation, and no restart of a schedule either, which costs a tenth or so."""
@@ -34,15 +33,13 @@ ABOVE = 0.25
 def diverged(history: History) -> Verdict:
     """A loss that has lost half of what it had gained and stays there, or a run that ended in steps that are not finite."""
     loss = history.loss
-    ended = (history.ended_by or "").startswith("diverged")
-    if ended or _bad_at_the_end(history) > history.described.max_bad_steps:
+    if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
-        begun = _first_in_a_row(skipped) if skipped else history.step
+        begun = next((step for step in reversed(skipped) if step - 1 not in skipped), history.step)
         last_loss = f"the last loss before: {loss.value[-1]:.4g} after step {loss.step[-1]:,}" if len(loss) else ""
         message = f"The run diverged: from step {begun:,} on no loss or gradient was finite."
         return _divergence(history, begun, message, last_loss or "no step was finite", bad=True)
-    if len(loss) < FEWEST:
-        return Unclear(f"{len(loss)} records of the loss are too few (at least {FEWEST})")
+    need(len(loss) >= FEWEST, f"{len(loss)} records of the loss are too few (at least {FEWEST})")
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     start = max(float(course[0]), float(loss.value[0]))
@@ -60,7 +57,7 @@ def diverged(history: History) -> Verdict:
     return _divergence(history, middle, message, evidence, bad=False)
 
 
-@check("non-finite-steps", needs=lambda history: "" if history.train else "no step was recorded yet")
+@check("non-finite-steps", needs=lambda history: need(history.train, "no step was recorded yet"))
 def non_finite_steps(history: History) -> Verdict:
     """Steps that were not applied, for a loss or gradient that was not finite."""
     described, skipped = history.described, int(history.total("skipped"))
@@ -98,8 +95,7 @@ def loss_spikes(history: History) -> Verdict:
     """The largest loss of a step in each record against those of its neighbours."""
     series = history.column("loss_max").finite
     series = series if len(series) >= FEWEST else history.loss
-    if len(series) < FEWEST:
-        return Unclear(f"{len(series)} records of the loss are too few (at least {FEWEST})")
+    need(len(series) >= FEWEST, f"{len(series)} records of the loss are too few (at least {FEWEST})")
     spikes = []
     for row in range(3, len(series)):
         here, before = series.value[row], series.value[max(0, row - NEIGHBOURS) : row]
@@ -107,9 +103,8 @@ def loss_spikes(history: History) -> Verdict:
             continue
         around = np.concatenate([before, series.value[row + 1 : row + 1 + NEIGHBOURS]])
         middle = level(around)
-        if here - middle < NOTHING * series.value[0]:
-            continue
-        if here > max(middle + SIGMAS * spread(around), middle + ABOVE * abs(middle)):
+        matters = here - middle >= NOTHING * series.value[0]
+        if matters and here > max(middle + SIGMAS * spread(around), middle + ABOVE * abs(middle)):
             spikes.append((int(series.step[row]), float(here), middle))
     if not spikes:
         return Well("no loss stands out from those around it")
@@ -171,32 +166,23 @@ def _divergence(history: History, begun: int, message: str, evidence: str, *, ba
 
 def _first_to_grow(history: History, begun: int) -> str:
     """Which layer's gradient or update was the first to be far above what it was, from shortly before the beginning on."""
-    earliest: list[tuple[int, float, str]] = []
+    grown: list[tuple[int, float, str]] = []  # the step, how many times, and a sentence
     for kind, quantity in (("gradient_norm", "gradient"), ("update_norm", "update"), ("activation_norm", "output")):
-        earliest += _grown(history.watched(kind), begun, quantity)
-    if not earliest:
+        for name, series in history.watched(kind).items():
+            before, later = series.value[series.step < begun], series.since(begun - 2)
+            usual = level(before)
+            large = later.where(~np.isfinite(later.value) | (later.value > GREW * usual))
+            if len(before) < 3 or not usual > 0 or not len(large):
+                continue
+            times = float(large.value[0] / usual) if math.isfinite(large.value[0]) else math.inf
+            words = f"{times:.3g} times its median before" if math.isfinite(times) else "not finite"
+            step = int(large.step[0])
+            grown.append((step, times, f"the {quantity} of {name}, {words}, at step {step:,}"))
+    if not grown:
         return ""
-    step, _, words = min(earliest, key=lambda grown: (grown[0], -grown[1]))
-    others = len({words for at, _, words in earliest if at == step}) - 1
+    first, _, words = min(grown, key=lambda each: (each[0], -each[1]))
+    others = len({words for step, _, words in grown if step == first}) - 1
     return f"first to grow: {words}" + (f"; so did {others} more then" if others else "")
-
-
-def _grown(table: Table, begun: int, quantity: str) -> list[tuple[int, float, str]]:
-    """For each column that grew: the step, how many times, and a sentence."""
-    before, later = table.step < begun, np.flatnonzero(table.step >= begun - 1)
-    if before.sum() < 3:
-        return []
-    grown = []
-    for parameter, column in zip(table.names, table.value.T, strict=True):
-        usual = level(column[before])
-        large = later[~np.isfinite(column[later]) | (column[later] > GREW * usual)]
-        if usual > 0 and large.size:
-            step, value = int(table.step[large[0]]), column[large[0]]
-            finite = math.isfinite(value)
-            words = f"{value / usual:.3g} times its median before" if finite else "not finite"
-            text = f"the {quantity} of {parameter}, {words}, at step {step:,}"
-            grown.append((step, float(value / usual) if finite else math.inf, text))
-    return grown
 
 
 def _bad_at_the_end(history: History) -> int:
@@ -208,16 +194,6 @@ def _bad_at_the_end(history: History) -> int:
         if skipped < window:
             break
     return count
-
-
-def _first_in_a_row(skipped: list[int]) -> int:
-    """The first of the last skipped steps that follow each other."""
-    first = skipped[-1]
-    for step in reversed(skipped[:-1]):
-        if step != first - 1:
-            break
-        first = step
-    return first
 
 
 def _passes(history: History, indexes: list[int]) -> str:

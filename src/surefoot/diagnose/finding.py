@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,20 +65,34 @@ class Unclear:
 
 
 Verdict = Finding | Well | Unclear
-Needs = Callable[["History"], str]
+Needs = Callable[["History"], None]
+
+
+class UnclearError(Exception):
+    """What a check raises by `need`, and a `Check` turns into `Unclear`."""
+
+
+def need(holds: object, lacking: str) -> None:
+    """End a check here unless it holds: the records do not tell, and `lacking` says what is missing in them."""
+    if not holds:
+        raise UnclearError(lacking)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A look at a run: what it is called, what the records lack for it ("" if nothing), and what it comes to."""
+    """A look at a run: what it is called, what it looks for first (`need`) that others look for too, and what it comes to."""
 
     name: str
     needs: Needs | None
     measure: Callable[[History], Verdict]
 
     def __call__(self, history: History) -> Verdict:
-        lacking = "" if self.needs is None else self.needs(history)
-        return replace(Unclear(lacking) if lacking else self.measure(history), name=self.name)
+        try:
+            if self.needs is not None:
+                self.needs(history)
+            return replace(self.measure(history), name=self.name)
+        except UnclearError as lacking:
+            return Unclear(str(lacking), self.name)
 
 
 def check(name: str, needs: Needs | None = None) -> Callable[[Callable[[History], Verdict]], Check]:
@@ -105,10 +119,21 @@ def wrong(
     return Finding("", severity, message, evidence, causes, try_, step, numbers)
 
 
-def worst_first(found: list[Finding]) -> list[Finding]:
-    """Errors, warnings, notes; within each in the order given.
+def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
+    """What was found: errors, warnings, notes; within each in the order given.
 
     >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
     ['b', 'a']
     """
+    found = [verdict for verdict in verdicts if isinstance(verdict, Finding)]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def listed(names: Sequence[object], *, most: int = 4) -> str:
+    """Names in a line, and how many more there are.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(str(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Severity, Unclear, Verdict, Well, check, worst_first, wrong
+from surefoot.diagnose.finding import Finding, Severity, Verdict, Well, check, listed, need, worst_first, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level, noise
-from surefoot.diagnose.text import listed
 
 EVALUATIONS = 4
 """The fewest: a best one, a first, and two after it that agree."""
@@ -37,8 +36,10 @@ _MOST_SCORES = 3  # that are told beside a loss
 @check("overfitting")
 def overfitting(history: History) -> Verdict:
     """A split's loss that rises while that of training falls, since its best evaluation."""
-    if not any(len(series) >= EVALUATIONS for series in history.splits.values()):
-        return Unclear(f"no split was scored {EVALUATIONS} times yet")
+    need(
+        any(len(series) >= EVALUATIONS for series in history.splits.values()),
+        f"no split was scored {EVALUATIONS} times yet",
+    )
     rises = [(_rise(history, series), split) for split, series in history.splits.items()]
     rise, split = max(rises, key=lambda pair: pair[0])
     if rise <= WORSE:
@@ -99,8 +100,7 @@ def overlap(history: History) -> Verdict:
         for split, counts in (recorded.items() if isinstance(recorded, dict) else ())
         if isinstance(counts, dict) and counts.get("looked_at") and not counts.get("same")  # which is on purpose
     }
-    if not splits:
-        return Unclear("the records do not say how many samples are in both parts")
+    need(splits, "the records do not say how many samples are in both parts")
     verdicts = [_overlap_of(split, counts, history) for split, counts in splits.items() if counts.get("found")]
     if not verdicts:
         looked_at = sum(int(counts["looked_at"]) for counts in splits.values())
@@ -116,29 +116,34 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
     part = known < trained_on and not counts.get("among_all")
     among = f" among the {known:,} of {trained_on:,} training samples looked at" if part else ""
-    few, mostly_seen = severity == "note", 2 * known >= trained_on
+    few = severity == "note"
+    where = "training text too, as in most texts: its score is hardly touched"
+    where = where if 2 * known >= trained_on else "part of the training text that was looked at"
+    of_samples = "take duplicates out before splitting; split by source (document, patient, speaker), not by sample"
+    texts = {  # of text, and of few: what is found, and what to try
+        (False, False): (f"{'At least ' * part}{share:.0%} of {split} are samples of the training data.", of_samples),
+        (False, True): (f"A few samples of {split} are training data too.", of_samples),
+        (True, False): (
+            f"At least {share:.0%} of {split} share a passage with the training text, so its score says less of new text.",
+            "take copied documents out before splitting; split by document, not by place in the text",
+        ),
+        (True, True): (
+            f"A few passages of {split} stand in the {where}.",
+            "nothing need be done; for a stricter score take copied documents out",
+        ),
+    }
+    message, cure = texts[of_text, few]
     causes: tuple[str, ...] = (
         "a split that was taken after the data were copied or augmented",
         "duplicates in the data",
         "the same file given for both",
     )
-    message = f"{'At least ' * part}{share:.0%} of {split} are samples of the training data."
-    cure = "take duplicates out before splitting; split by source (document, patient, speaker), not by sample"
-    if few:
-        message = f"A few samples of {split} are training data too."
     if of_text:
         causes = (
             "what many files have in common: licences, headers, code or phrases that were copied",
             "" if few else "the same file given for both",
             "" if few else "documents that are in the data twice",
         )
-        message = f"At least {share:.0%} of {split} share a passage with the training text, so its score says less of new text."
-        cure = "take copied documents out before splitting; split by document, not by place in the text"
-    if of_text and few:
-        where = "training text too, as in most texts: its score is hardly touched"
-        where = where if mostly_seen else "part of the training text that was looked at"
-        message = f"A few passages of {split} stand in the {where}."
-        cure = "nothing need be done; for a stricter score take copied documents out"
     evidence = f"{split}: {same:,} of {looked_at:,} {'windows' if of_text else 'looked at'}{among}"
     return wrong(severity, message, (evidence,), causes=causes, try_=(cure,), numbers={"share": share})
 
@@ -148,8 +153,7 @@ def constant_targets(history: History) -> Verdict:
     """Targets that are all, or nearly all, the same."""
     distinct = int(history.targets.get("distinct") or 0)
     share = float(history.targets.get("most_common_fraction") or 0.0)
-    if not distinct:
-        return Unclear("the records do not say which targets there are")
+    need(distinct, "the records do not say which targets there are")
     if distinct > 1 and share < NEARLY_ALL:
         return Well(f"{distinct:,} different targets, the commonest is {share:.0%} of them")
     return wrong(
@@ -174,22 +178,20 @@ def smoothed_perplexity(history: History) -> Verdict:
     """A score called perplexity while the training loss is smoothed: the exponential of a smoothed loss is none."""
     described, smoothing = history.described, history.described.label_smoothing
     scores = [score for score in history.score_names if "perplexity" in score.lower() or score.lower().endswith("ppl")]
-    if not scores:
-        return Well("no score is called perplexity")
-    if smoothing == 0.0:
-        return Well("no label smoothing is among the settings")
-    if described.program == "recipe":
-        return Well("the recipes score the loss without smoothing")
     trained_on = history.data.get("scored_by_training_loss")
-    if isinstance(trained_on, list):
-        scores = [score for score in scores if score.rpartition("/")[0] in trained_on]
-    if not scores:
-        return Well("it is not of the loss that is trained on")
+    of_loss = [score for score in scores if not isinstance(trained_on, list) or score.rpartition("/")[0] in trained_on]
+    reasons = {
+        "no score is called perplexity": not scores,
+        "no label smoothing is among the settings": smoothing == 0.0,
+        "the recipes score the loss without smoothing": described.program == "recipe",
+        "it is not of the loss that is trained on": not of_loss,
+    }
+    if any(reasons.values()):
+        return Well(next(reason for reason, holds in reasons.items() if holds))
     distinct = int(history.targets.get("distinct") or 0)
-    floor = (
-        smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
-    )  # below which a smoothed loss cannot fall
-    for score in scores:
+    # below which a smoothed loss cannot fall
+    floor = smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
+    for score in of_loss:
         values = [record[score] for record in history.scores if isinstance(record.get(score), int | float)]
         lowest = min(values, default=math.inf)
         if lowest < 0.98 * math.exp(floor):
@@ -198,9 +200,9 @@ def smoothed_perplexity(history: History) -> Verdict:
     bound = f"with {distinct:,} different targets a smoothed loss cannot fall below {floor:.3g}"
     return wrong(
         "warning",
-        f"{scores[0]} may be of a smoothed loss, and then is no perplexity.",
+        f"{of_loss[0]} may be of a smoothed loss, and then is no perplexity.",
         (
-            f"label smoothing {smoothing:g}, scored as {listed(scores)}",
+            f"label smoothing {smoothing:g}, scored as {listed(of_loss)}",
             f"{bound}, nor its exponential below {math.exp(floor):.3g}" if known else "",
         ),
         causes=("the split is scored by the loss that is trained on",),
@@ -239,12 +241,11 @@ def _fell_since(history: History, step: int) -> bool:
     loss = history.loss
     if len(loss) < EVALUATIONS:
         return False
-    surely = 1.6 * noise(loss.value)  # two standard errors of the difference of two medians of five
-    return _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - surely
+    # two standard errors of the difference of two medians of five
+    return _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - 1.6 * noise(loss.value)
 
 
 def _level_near(loss: Series, step: int) -> float:
     """The level of the five records about a step."""
-    place = int(np.searchsorted(loss.step, step))
-    first = max(0, min(place - 2, len(loss) - 5))
+    first = max(0, min(int(np.searchsorted(loss.step, step)) - 2, len(loss) - 5))
     return level(loss.value[first : first + 5])

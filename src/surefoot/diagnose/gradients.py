@@ -5,11 +5,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.diagnose.finding import Unclear, Verdict, Well, check, wrong
-from surefoot.diagnose.history import History, Table
+from surefoot.diagnose.finding import Verdict, Well, check, listed, need, wrong
+from surefoot.diagnose.history import History, Series
+from surefoot.diagnose.layers import WATCHED, matrices
 from surefoot.diagnose.statistics import first_and_last_third, level, trend
-from surefoot.diagnose.text import listed
-from surefoot.diagnose.weights import WATCHED, matrices
 
 FEWEST = 12
 """Records: thirds of four, whose medians one record does not move."""
@@ -42,16 +41,14 @@ def often_clipped(history: History) -> Verdict:
             "the gradient is not limited" if kind == "off" else "the limit follows the gradient's norm by itself"
         )
     late = history.column("clipped").finite.since(max(history.step // 2, described.warmup))
-    if len(late) < FEWEST // 2:
-        return Unclear(f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
+    need(len(late) >= FEWEST // 2, f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
     share, norm = float(late.value.mean()), level(history.column("norm").since(int(late.step[0]) - 1).value)
     if share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit):
         return Well(f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""))
-    written = str(described.made.get("clip", "the limit"))
-    known_limit = "" if math.isnan(limit) else f", limit {limit:g}"
+    known_limit, setting = "" if math.isnan(limit) else f", limit {limit:g}", described.made.get("clip", "the limit")
     return wrong(
         "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
-        f"The gradient was limited in {share:.0%} of the later steps: the limit, {written}, sets their size.",
+        f"The gradient was limited in {share:.0%} of the later steps: the limit, {setting}, sets their size.",
         (f"norm of the gradient {norm:.3g} in the middle of them{known_limit}",),
         causes=(
             "a limit that is too small for this model, whose gradient grows with the number of its parameters",
@@ -70,8 +67,7 @@ def often_clipped(history: History) -> Verdict:
 def growing_gradient(history: History) -> Verdict:
     """The norm of the gradient in the last third of the run against the first, and in which layers it grew most."""
     norms = history.column("norm").finite.since(history.described.warmup)
-    if len(norms) < FEWEST:
-        return Unclear(f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
+    need(len(norms) >= FEWEST, f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
     before, now = first_and_last_third(norms.value)
     if not (before > 0 and now > GREW * before and trend(norms.value) > SURE):
         return Well(f"the gradient's norm went from {before:.3g} to {now:.3g}")
@@ -100,7 +96,7 @@ def vanishing_gradient(history: History) -> Verdict:
     """Gradients of layers, each times its weight, against the largest; and a gradient that is 0 altogether."""
     norms = history.column("norm").finite
     quarter = len(norms) // 4
-    gradients, weights = (_settled(history, history.watched(kind)) for kind in ("gradient_norm", "weight_norm"))
+    gradients, weights = (_settled(history, kind) for kind in ("gradient_norm", "weight_norm"))
     if len(norms) >= FEWEST and not norms.value[-quarter:].any():
         return wrong(
             "error",
@@ -114,22 +110,19 @@ def vanishing_gradient(history: History) -> Verdict:
             step=int(norms.step[-quarter]),
             numbers={"smallest": 0.0},
         )
-    names = [parameter for parameter in matrices(history, gradients.names) if parameter in weights.names]
-    if len(gradients) < WATCHED or len(names) < 2:
-        counts = f"{len(gradients)} watched steps of {len(names)} matrices after the warm-up"
-        return Unclear(f"{counts} are too few (at least {WATCHED}, of 2)")
-    gradient_columns, weight_columns = gradients.columns(), weights.columns()
-    relative = {name: level(gradient_columns[name]) * level(weight_columns[name]) for name in names}
+    names = [parameter for parameter in matrices(history, gradients) if parameter in weights]
+    watched = max(map(len, gradients.values()), default=0)
+    counts = f"{watched} watched steps of {len(names)} matrices after the warm-up"
+    need(watched >= WATCHED and len(names) >= 2, f"{counts} are too few (at least {WATCHED}, of 2)")
+    relative = {name: level(gradients[name].value) * level(weights[name].value) for name in names}
     relative = {name: part for name, part in relative.items() if part > 0}
-    if len(relative) < 2:
-        return Unclear("fewer than two matrices have gradients")
+    need(len(relative) >= 2, "fewer than two matrices have gradients")
     largest = max(relative, key=lambda parameter: relative[parameter])
     smallest = min(relative, key=lambda parameter: relative[parameter])
     gone = [parameter for parameter, part in relative.items() if part < GONE * relative[largest]]
-    if not gone:
-        apart = relative[largest] / relative[smallest]
-        return Well(f"gradients of all {len(relative)} matrices are within {apart:.2g} of each other")
     of_largest = relative[smallest] / relative[largest]
+    if not gone:
+        return Well(f"gradients of all {len(relative)} matrices are within {1 / of_largest:.2g} of each other")
     return wrong(
         "warning",
         f"The gradient vanishes on its way to {listed(gone)}.",
@@ -153,9 +146,8 @@ def noisy_batch(history: History) -> Verdict:
     keys = ("small_count", "small_squared", "big_count", "big_squared")
     rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(-1, 4)
     rows = rows[np.isfinite(rows).all(axis=1) & (rows[:, 2] > rows[:, 0])]
-    if len(rows) < 2 * WATCHED:
-        lacking = f"{len(rows)} watched steps of several micro-batches are too few (at least {2 * WATCHED})"
-        return Unclear(f"{lacking}: give micro_batch_size for them")
+    lacking = f"{len(rows)} watched steps of several micro-batches are too few (at least {2 * WATCHED})"
+    need(len(rows) >= 2 * WATCHED, f"{lacking}: give micro_batch_size for them")
     batch = float(np.median(rows[:, 2]))
     gradients, noises = gradient_and_noise(rows)
     gradient, error = float(gradients.mean()), float(gradients.std(ddof=1)) / math.sqrt(len(rows))
@@ -163,8 +155,7 @@ def noisy_batch(history: History) -> Verdict:
     known = gradient > 2 * error
     scale = noise_scale(rows) if known else at_least
     if not at_least > NOISY * batch:
-        if not known:
-            return Unclear("the noise of the gradient is not known well enough yet")
+        need(known, "the noise of the gradient is not known well enough yet")
         return Well(f"noise scale {scale:.3g} targets, batch {batch:.3g}")
     described = history.described
     times = 2 ** max(1, math.floor(math.log2(min(scale / batch, 16))))
@@ -207,16 +198,17 @@ def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], 
     return gradient, (small_squared - big_squared) / (1 / small - 1 / big)
 
 
-def _settled(history: History, table: Table) -> Table:
+def _settled(history: History, kind: str) -> dict[str, Series]:
     """The watched steps after the warm-up, without the first: until then what starts at 0 has hardly left it."""
-    return table.rows((table.step >= history.described.warmup) & (np.arange(len(table)) > 0))
+    return {
+        name: series.where((series.step >= history.described.warmup) & (series.step > series.step[0]))
+        for name, series in history.watched(kind).items()
+    }
 
 
 def _layers_that_grew(history: History) -> str:
-    table = history.watched("gradient_norm")
-    if len(table) < 2 * WATCHED:
-        return ""
-    thirds = {name: first_and_last_third(column) for name, column in zip(table.names, table.value.T, strict=True)}
+    watched = history.watched("gradient_norm").items()
+    thirds = {name: first_and_last_third(series.value) for name, series in watched if len(series) >= 2 * WATCHED}
     grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
     shown = [f"{parameter} ({grew[parameter]:.3g} times)" for parameter in sorted(grew, key=lambda each: -grew[each])]
     return f"most in {listed(shown)}" if shown else ""

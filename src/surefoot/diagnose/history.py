@@ -7,7 +7,7 @@ markers among them: none of that is an error here. What is not there is an empty
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,35 +33,11 @@ class Series:
         return Series(self.step[chosen], self.value[chosen])
 
     def since(self, step: int) -> Series:
-        """What lies after so many steps."""
         return self.where(self.step > step)
 
     @property
     def finite(self) -> Series:
         return self.where(np.isfinite(self.value))
-
-
-@dataclass(frozen=True)
-class Table:
-    """One quantity of many parameters or modules: a row for each watched step (its index), a column for each name."""
-
-    step: NDArray[np.int64]
-    names: tuple[str, ...]
-    value: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def of(self, names: Sequence[str]) -> Table:
-        """Some columns, in the order of the table."""
-        places = [place for place, name in enumerate(self.names) if name in set(names)]
-        return Table(self.step, tuple(self.names[place] for place in places), self.value[:, places])
-
-    def columns(self) -> dict[str, NDArray[np.float64]]:
-        return {name: column[np.isfinite(column)] for name, column in zip(self.names, self.value.T, strict=True)}
-
-    def rows(self, chosen: NDArray[np.bool_]) -> Table:
-        return Table(self.step[chosen], self.names, self.value[chosen])
 
 
 @dataclass(frozen=True)
@@ -76,7 +52,7 @@ class History:
     data: Mapping[str, Any] = field(default_factory=dict)
     resumed: tuple[int, ...] = ()
     _columns: dict[str, Series] = field(default_factory=dict, init=False)
-    _tables: dict[str, Table] = field(default_factory=dict, init=False)
+    _watched: dict[str, dict[str, Series]] = field(default_factory=dict, init=False)
 
     @cached_property
     def step(self) -> int:
@@ -126,8 +102,8 @@ class History:
     def splits(self) -> dict[str, Series]:
         """The losses of the splits that are scored while it trains, by name."""
         names = dict.fromkeys(name for record in self.scores for name in record if name.endswith("/loss"))
-        found = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
-        return {name: series for name, series in found.items() if len(series)}
+        losses = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
+        return {name: series for name, series in losses.items() if len(series)}
 
     @cached_property
     def score_names(self) -> tuple[str, ...]:
@@ -139,32 +115,15 @@ class History:
         targets = self.data.get("targets")
         return targets if isinstance(targets, dict) else {}
 
-    def watched(self, kind: str) -> Table:
-        """A quantity of the layers, such as "update_norm"; NaN where a record lacks a name."""
-        if kind not in self._tables:
-            self._tables[kind] = _table(self.layers, kind)
-        return self._tables[kind]
-
-
-def history_of(records: Iterable[Record], described: Described) -> History:
-    """A history from records as they were written (of one curve: what a resume superseded is left out before)."""
-    by_kind: dict[str, list[Record]] = {}
-    last_event: Record | None = None
-    for record in records:
-        if isinstance(record.get("step"), int) and isinstance(record.get("kind"), str):
-            by_kind.setdefault(record["kind"], []).append(record)
-            if record["kind"] in ("event", "resumed"):
-                last_event = record if record["kind"] == "event" else None
-    train, scores, layers = (tuple(by_kind.get(kind, ())) for kind in ("train", "scores", "layers"))
-    return History(
-        described,
-        train=train,
-        scores=scores,
-        layers=layers,
-        last_event=last_event,
-        data=by_kind.get("data", [{}])[-1],
-        resumed=tuple(record["step"] for record in by_kind.get("resumed", ())),
-    )
+    def watched(self, kind: str) -> dict[str, Series]:
+        """A quantity of the layers, such as "update_norm", at every watched step (its index); NaN where a record lacks a name."""
+        if kind not in self._watched:
+            having = [record for record in self.layers if isinstance(record.get(kind), dict)]
+            self._watched[kind] = {
+                name: _series([(_watched_step(record), record[kind].get(name)) for record in having])
+                for name in dict.fromkeys(name for record in having for name in record[kind])
+            }
+        return self._watched[kind]
 
 
 def loss_of_applied(record: Record) -> Any:
@@ -186,20 +145,10 @@ def _series(points: Sequence[tuple[int, Any]]) -> Series:
     return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
 
 
-def _table(records: Sequence[Record], kind: str) -> Table:
-    having = [record for record in records if isinstance(record.get(kind), dict)]
-    names = tuple(dict.fromkeys(name for record in having for name in record[kind]))
-    rows = [
-        [_number(record[kind].get(name, math.nan), record.get(f"{kind}/{name}")) for name in names] for record in having
-    ]
-    steps = [int(record["step"] if record.get("watched_step") is None else record["watched_step"]) for record in having]
-    value = np.array(rows, dtype=np.float64).reshape(len(having), len(names))
-    return Table(np.array(steps, dtype=np.int64), names, value)
+def _watched_step(record: Record) -> int:
+    return int(record["step"] if record.get("watched_step") is None else record["watched_step"])
 
 
-def _number(value: Any, otherwise: Any = None) -> float:
-    """A number; for null that which stands in `nonfinite`, and NaN for anything else."""
-    for held in (value, otherwise):
-        if isinstance(held, int | float):
-            return float(held)
-    return math.nan
+def _number(value: Any) -> float:
+    """A number; NaN for anything else."""
+    return float(value) if isinstance(value, int | float) else math.nan

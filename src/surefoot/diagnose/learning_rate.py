@@ -5,12 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from surefoot.diagnose.activations import died
-from surefoot.diagnose.finding import Severity, Unclear, Verdict, Well, check, wrong
+from surefoot.diagnose.finding import Severity, Verdict, Well, check, listed, need, wrong
 from surefoot.diagnose.history import History, Series
+from surefoot.diagnose.layers import died, ratio_at_full_rate, unmoved
 from surefoot.diagnose.statistics import level, levels, noise
-from surefoot.diagnose.text import listed
-from surefoot.diagnose.weights import ratio_at_full_rate, unmoved
 
 FEWEST = 12
 """Records of a loss: quarters of three, the fewest that have a median apart from their extremes."""
@@ -24,7 +22,7 @@ STRAIGHT = 0.6
 """What the second half of all rate gains over what the first half gains. A loss that falls as a power or an exponential of the
 steps, as a trained one does (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361), is far below a half; a straight line has 1."""
 WILD = 0.1
-"""Of a weight's norm in one step: ten times the upper end of the usual range of updates (`weights.USUAL`)."""
+"""Of a weight's norm in one step: ten times the upper end of the usual range of updates (`layers.USUAL`)."""
 TIMID = 1e-5
 """Of a weight's norm in one step: a tenth of the lower end of the usual range, and 10,000 steps to move by a tenth."""
 MOVED = 0.1
@@ -70,13 +68,12 @@ def _error(wobble: float, count: int) -> float:
     return 1.2533 * wobble / math.sqrt(count)
 
 
-def _enough_records(history: History) -> str:
-    enough = len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup
-    return "" if enough else _too_few(history)
-
-
 def _too_few(history: History) -> str:
     return f"{len(history.loss)} records of the loss in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up)"
+
+
+def _enough_records(history: History) -> None:
+    need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
 
 
 @check("loss-not-falling", needs=_enough_records)
@@ -86,12 +83,13 @@ def loss_not_falling(history: History) -> Verdict:
     if loss.fallen:
         return Well(f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
     trained = history.described.made.get("init") is not None or _knows_already(history, loss.start)
-    error = f"noise of a level {loss.error:.2g}"
     later = ", ".join(f"{quarter:.4g}" for quarter in loss.quarters[1:])
     return wrong(
         "warning" if trained else "error",
         f"The training loss has not fallen in {history.step:,} steps.",
-        (f"level of the loss at the start {loss.start:.4g}, in the later quarters {later}; {error}",),
+        (
+            f"level of the loss at the start {loss.start:.4g}, in the later quarters {later}; noise of a level {loss.error:.2g}",
+        ),
         causes=(
             "targets that do not belong to their inputs (shuffled, or off by one), or are the same for all inputs",
             "a learning rate that is far too high or far too low",
@@ -112,13 +110,10 @@ def rate_too_high(history: History) -> Verdict:
     """Updates of a tenth of the weights and more, or a loss above where it began."""
     loss, described = history.loss, history.described
     ratio = ratio_at_full_rate(history)
-    if len(loss) < FEWEST and math.isnan(ratio):
-        return Unclear(_too_few(history))
-    evidence: list[str] = []
-    severity: Severity | None = None
+    need(len(loss) >= FEWEST or not math.isnan(ratio), _too_few(history))
+    signs: list[tuple[Severity, str]] = []
     if ratio > WILD:
-        evidence.append(_RATIO.format(ratio))
-        severity = "warning"
+        signs.append(("warning", _RATIO.format(ratio)))
     if len(loss) >= FEWEST:
         quarters = course(loss)
         began = level(loss.value[:3])
@@ -126,15 +121,13 @@ def rate_too_high(history: History) -> Verdict:
             began = float(loss.value[0])
         worst = max(quarters.quarters)
         if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:
-            evidence.append(f"the loss rose above where it began: from {began:.4g} to a level of {worst:.4g}")
-            severity = "warning" if quarters.quarters[-1] < began else "error"
+            text = f"the loss rose above where it began: from {began:.4g} to a level of {worst:.4g}"
+            signs.append(("warning" if quarters.quarters[-1] < began else "error", text))
         elif rebound := _rebound(history):
-            evidence.append(rebound)
-            severity = "warning"
-        elif severity is not None and not quarters.fallen:
-            evidence.append(f"the loss has not fallen below {quarters.start:.4g}, where it began")
-            severity = "error"
-    if severity is None:
+            signs.append(("warning", rebound))
+        elif signs and not quarters.fallen:
+            signs.append(("error", f"the loss has not fallen below {quarters.start:.4g}, where it began"))
+    if not signs:
         return Well(
             "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else "")
         )
@@ -142,10 +135,10 @@ def rate_too_high(history: History) -> Verdict:
     dead = died(history)
     clipped = level(history.column("clipped").value[-max(1, len(loss) // 2) :])
     return wrong(
-        severity,
+        signs[-1][0],
         f"The learning rate{described.lr_in_text} seems to be too high.",
         (
-            *evidence,
+            *(text for _, text in signs),
             f"units that were alive at first are dead, as steps that are too large leave them: {listed(dead)}"
             if dead
             else "",
@@ -172,8 +165,7 @@ def rate_too_low(history: History) -> Verdict:
     described = history.described
     ratio = ratio_at_full_rate(history)
     curve = None if len(history.loss) < FEWEST else _halves(history)
-    if curve is None and math.isnan(ratio):
-        return Unclear(_too_few(history))
+    need(curve is not None or not math.isnan(ratio), _too_few(history))
     evidence = [_RATIO.format(ratio)] if ratio < TIMID else []
     if curve is not None:
         start, first, second, error = curve
@@ -223,8 +215,9 @@ def _rebound(history: History) -> str:
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     third = len(course) // 3
-    rises_on_purpose = history.described.shape in ("restarts", "one-cycle", "joined")
-    if third < 2 or rises_on_purpose or not len(rates):
+    if (
+        third < 2 or not len(rates) or history.described.shape in ("restarts", "one-cycle", "joined")
+    ):  # which rise on purpose
         return ""
     lowest = int(np.argmin(course[:third]))
     early, error = float(course[lowest]), _error(noise(loss.value), width)

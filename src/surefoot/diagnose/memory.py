@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Unclear, Verdict, Well, check, wrong
+from surefoot.diagnose.finding import Finding, Verdict, Well, check, need, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import first_and_last_third, level, slope, trend
 from surefoot.tracking.format import with_unit
@@ -29,8 +29,7 @@ def growing_memory(history: History) -> Verdict:
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
     columns = {name: history.column(name).finite.since(settled) for name in names}
     columns = {name: series for name, series in columns.items() if len(series) >= FEWEST}
-    if not columns:
-        return Unclear(f"fewer than {FEWEST} records of the memory after the first quarter of the sitting")
+    need(columns, f"fewer than {FEWEST} records of the memory after the first quarter of the sitting")
     for name, series in columns.items():
         growth = _growth(series)
         if growth is not None:

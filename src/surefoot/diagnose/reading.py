@@ -4,20 +4,16 @@ Settings are those that its newest checkpoint notes, whatever program made the r
 A damaged or missing file leaves settings out: the records alone say much.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import local_path
-from surefoot.diagnose.history import History, history_of, loss_of_applied
+from surefoot.diagnose.history import History, loss_of_applied
 from surefoot.diagnose.run_settings import Described, kinds_of_models
 from surefoot.errors import ConfigError
 from surefoot.tracking.record import PHASES, Record
 from surefoot.tracking.run_reader import Session, read_records, read_run, standing_of
-
-_TIMES = 5  # as many records as a run that trains keeps in memory: of training none is thinned out up to 10,000
 
 
 def history_in(path: Path | str) -> History:
@@ -28,18 +24,13 @@ def history_in(path: Path | str) -> History:
             f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
             "  a run's directory is what --out, or Run(out=...), was given"
         )
-    collected = collecting()
+    collected = Collected()
     try:
         for record in read_records(run) if (run / "metrics.jsonl").is_file() else ():
             collected.add(record)
     except OSError as problem:
         raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
     return collected.history(described_in(run))
-
-
-def collecting() -> Collected:
-    """Takes the records of a run that is read, of which there may be any number."""
-    return Collected(times=_TIMES)
 
 
 def described_in(run: Path) -> Described:
@@ -68,9 +59,12 @@ _INDEXES = 20
 
 
 class Collected:
-    """Takes records as they are written, and makes a history of them; `times` as many as `MOST` are kept of each kind."""
+    """Takes records as they are written, and makes a history of them.
 
-    def __init__(self, records: Iterable[Record] = (), *, times: int = 1) -> None:
+    `times` as many as `MOST` are kept of each kind: 1 of a run that trains; by 5, of training none is thinned out up to 10,000.
+    """
+
+    def __init__(self, records: Iterable[Record] = (), *, times: int = 5) -> None:
         self.kinds: dict[str, list[Record]] = {}
         self.times = times
         for record in records:
@@ -90,7 +84,18 @@ class Collected:
             kept[:older] = thinned(kept[:older])
 
     def history(self, described: Described) -> History:
-        return history_of([record for kept in self.kinds.values() for record in kept], described)
+        train, scores, layers, data, events, resumed = (
+            tuple(self.kinds.get(kind, ())) for kind in ("train", "scores", "layers", "data", "event", "resumed")
+        )
+        return History(
+            described,
+            train=train,
+            scores=scores,
+            layers=layers,
+            last_event=events[-1] if events else None,
+            data=data[-1] if data else {},
+            resumed=tuple(record["step"] for record in resumed),
+        )
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:
@@ -99,24 +104,19 @@ def thinned(records: Sequence[Record]) -> list[Record]:
     >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
     [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]
     """
-    pairs = zip(records[::2], records[1::2], strict=True)
-    return [_as_one(first, second) if second["kind"] == "train" else _better(first, second) for first, second in pairs]
+    merge = _as_one if records[0]["kind"] == "train" else _better
+    return [merge(first, second) for first, second in zip(records[::2], records[1::2], strict=True)]
 
 
 def _as_one(first: Record, second: Record) -> Record:
     """Two neighbouring records of training as that of all their steps: sums, means over targets, and what is largest."""
     merged: dict[str, Any] = first | second
     share, of_other = first.get("targets", 1), second.get("targets", 1)
-    ways: Sequence[tuple[Sequence[str], Callable[[float, float], float]]] = (
-        (_SUMMED, lambda one, other: one + other),
-        (_LARGEST, max),
-        (_AVERAGED, lambda one, other: (one * share + other * of_other) / (share + of_other or 1)),
-    )
-    for names, joined in ways:
-        for name in names:
-            one, other = first.get(name), second.get(name)
-            if isinstance(one, int | float) and isinstance(other, int | float):
-                merged[name] = joined(one, other)
+    for name in (*_SUMMED, *_LARGEST, *_AVERAGED):
+        one, other = first.get(name), second.get(name)
+        if isinstance(one, int | float) and isinstance(other, int | float):
+            mean = (one * share + other * of_other) / (share + of_other or 1)
+            merged[name] = one + other if name in _SUMMED else max(one, other) if name in _LARGEST else mean
     if (first.get("loss_max") or 0) > (second.get("loss_max") or 0):
         merged |= {name: first[name] for name in ("loss_max", "loss_max_step") if name in first}
     if "loss_of_applied" in merged:
@@ -129,7 +129,6 @@ def _as_one(first: Record, second: Record) -> Record:
 
 def _better(first: Record, second: Record) -> Record:
     """Of two evaluations that with the lower first loss, so that the best is never lost; of all else the second."""
-    loss = next((name for name in second if name.endswith("/loss")), None)
-    if loss is None or not isinstance(first.get(loss), int | float) or not isinstance(second.get(loss), int | float):
-        return second
-    return first if first[loss] < second[loss] else second
+    name = next((name for name in second if name.endswith("/loss")), "")
+    one, other = first.get(name), second.get(name)
+    return first if isinstance(one, int | float) and isinstance(other, int | float) and one < other else second

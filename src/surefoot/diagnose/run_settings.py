@@ -37,18 +37,15 @@ class Described:
     @property
     def steps(self) -> int | None:
         """How long the run is to be."""
-        found = re.fullmatch(r"(\d+) steps", str(self.made.get("length")))
-        return int(found[1]) if found else None
+        return _whole(self.made.get("length"))
 
     @property
     def schedule_steps(self) -> int | None:
         """The length that the schedule was made for."""
-        found = self.made.get("schedule_of_steps")
-        return found if isinstance(found, int) else self.steps
+        return _whole(self.made.get("schedule_of_steps")) or self.steps
 
     @property
     def shape(self) -> str | None:
-        """The schedule's."""
         found = _mapping(self.made.get("schedule")).get("shape")
         return found if isinstance(found, str) else None
 
@@ -58,20 +55,16 @@ class Described:
         schedule = _mapping(self.made.get("schedule"))
         while "first" in schedule:
             schedule = _mapping(schedule["first"])
-        found = schedule.get("warmup")
-        return found if isinstance(found, int) else 0
+        return _whole(schedule.get("warmup")) or 0
 
     @property
     def optimizer(self) -> Mapping[str, Any]:
         """Name and settings; of several models those of the first."""
-        found = _mapping(self.made.get("optimizer"))
-        if "name" in found or not found:
-            return found
-        return _mapping(next(iter(found.values())))
+        optimizer = _mapping(self.made.get("optimizer"))
+        return optimizer if "name" in optimizer else _mapping(next(iter(optimizer.values()), {}))
 
     @property
     def lr(self) -> float | None:
-        """The base rate."""
         found = self.optimizer.get("lr")
         return float(found) if isinstance(found, int | float) else None
 
@@ -112,18 +105,12 @@ class Described:
         limit = _whole(self.made.get("max_bad_steps"))
         return TrainSettings.max_bad_steps if limit is None else limit
 
-    def kind(self, module: str) -> str:
-        """The class of a module, or "" where that is not known."""
-        return self.kinds.get(module, "")
-
     def present(self, name: str) -> Any:
         """The value of a setting by its dotted name; None where that is not known."""
-        if name == "optimizer.lr":
-            return self.lr
-        if name == "schedule.warmup":
-            return f"{self.warmup} steps" if self.made.get("schedule") else None
-        if name == "schedule.name":
-            return self.shape
+        warmup = f"{self.warmup} steps" if self.made.get("schedule") else None
+        nested = {"optimizer.lr": self.lr, "schedule.warmup": warmup, "schedule.name": self.shape}
+        if name in nested:
+            return nested[name]
         if name.startswith("optimizer."):
             return self.optimizer.get(name.removeprefix("optimizer."))
         written = self.written.get(name)
@@ -132,15 +119,12 @@ class Described:
     @property
     def rate_test(self) -> str:
         """What to type to test rates from the run's start on; a finished run has no next steps to do it in."""
-        if self.program == "script":
-            return "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
-        return f"surefoot find-lr {self.name} --checkpoint 0"
+        in_script = "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
+        return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
     def replay(self, step: int | str) -> str:
-        """What to type to look at one step."""
-        if self.program == "script":
-            return f"print(surefoot.load(run).replay({step})) where this run is built"
-        return f"surefoot replay {self.name} --step {step}"
+        in_script = f"print(surefoot.load(run).replay({step})) where this run is built"
+        return in_script if self.program == "script" else f"surefoot replay {self.name} --step {step}"
 
     @property
     def lr_in_text(self) -> str:
@@ -164,9 +148,8 @@ class Described:
         leaf = name.rpartition(".")[2]
         flag = name if self.program == "recipe" or name in self.written else leaf if leaf in self.written else None
         if flag is not None and self.program != "script":
-            text = as_typed(value)
-            shown = f'"{text}"' if " " in text else text
-            return f"--{flag.replace('_', '-')} {shown}{said}"
+            quote = '"' * (" " in as_typed(value))
+            return f"--{flag.replace('_', '-')} {quote}{as_typed(value)}{quote}{said}"
         if name.startswith("optimizer."):
             return f"{self.optimizer.get('name', 'the optimizer')}({leaf}={value!r}){said}"
         if name == "schedule.name":
@@ -202,37 +185,28 @@ def kinds_of_modules(printed: str) -> dict[str, str]:
     >>> kinds_of_modules("Net(\\n  (act): ReLU()\\n  (blocks): ModuleList(\\n    (0-1): 2 x Linear(in_features=1)\\n  )\\n)")
     {'': 'Net', 'act': 'ReLU', 'blocks': 'ModuleList', 'blocks.0': 'Linear', 'blocks.1': 'Linear'}
     """
-    lines = printed.splitlines()
-    opening = re.match(r"(\w+)\(", lines[0]) if lines else None
-    found = {"": opening[1]} if opening else {}
-    above: list[tuple[int, list[str]]] = []  # indentation, and names: several where a line stands for several modules
-    for line in lines[1:]:
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        depth = len(match[1])
-        while above and above[-1][0] >= depth:
-            above.pop()
-        parents = above[-1][1] if above else [""]
-        names = [f"{parent}.{leaf}" if parent else leaf for parent in parents for leaf in _leaves(match[2])]
-        above.append((depth, names))
-        found |= dict.fromkeys(names, match[4])
-    return found
+    opening, *lines = printed.splitlines() or [""]
+    kinds = {"": opening.partition("(")[0]} if "(" in opening else {}
+    names = {0: [""]}  # of the last line at each depth: several where a line stands for several modules
+    for match in filter(None, map(_LINE.match, lines)):
+        depth = len(match[1]) // 2
+        parents = names.get(depth - 1, [""])
+        names[depth] = [f"{parent}.{leaf}" if parent else leaf for parent in parents for leaf in _leaves(match[2])]
+        kinds |= dict.fromkeys(names[depth], match[4])
+    return kinds
 
 
 def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
     """The same of a run's models by name: where there are several, their modules are called MODEL.MODULE, as in its records."""
-    found: dict[str, str] = {}
-    for model, text in printed.items():
-        before = f"{model}." if len(printed) > 1 else ""
-        found |= {before + name: kind for name, kind in kinds_of_modules(str(text)).items()}
-    return found
+    return {
+        f"{model}.{name}" if len(printed) > 1 else name: kind
+        for model, text in printed.items()
+        for name, kind in kinds_of_modules(text).items()
+    }
 
 
-def _leaves(written: str) -> Iterator[str]:
+def _leaves(written: str) -> list[str]:
     """The names that "3" or "0-3" stands for."""
     first, _, last = written.partition("-")
-    if last and first.isdigit() and last.isdigit():
-        yield from (str(number) for number in range(int(first), int(last) + 1))
-    else:
-        yield written
+    several = first.isdigit() and last.isdigit()
+    return [str(number) for number in range(int(first), int(last) + 1)] if several else [written]

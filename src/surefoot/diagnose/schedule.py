@@ -1,6 +1,6 @@
 """Findings on a run's length and schedule: ended early, a long warm-up, a rate that is high at the end, a loss that still falls."""
 
-from surefoot.diagnose.finding import Unclear, Verdict, Well, check, wrong
+from surefoot.diagnose.finding import Unclear, Verdict, Well, check, need, wrong
 from surefoot.diagnose.history import History
 
 LONG_WARMUP = 0.25
@@ -24,17 +24,16 @@ def ended_early(history: History) -> Verdict:
     """A run that is over with steps left that its schedule was made for."""
     described, how = history.described, history.ended_by
     steps, made = described.steps, max(history.step, described.saved_step)
-    if not history.over:
-        return Unclear("the run goes on")
+    need(history.over, "the run goes on")
     if steps is None:
         return Unclear("how long it was to be is not known")
     if history.complete:
         return Well(f"all {steps:,} steps were made" if made >= steps else "it ended by itself")
-    if made >= steps:
-        return Unclear(
-            f"a checkpoint of step {described.saved_step:,} says that all steps were made, and the records end at step"
-            f" {history.step:,}: some are missing (surefoot verify {described.name})",
-        )
+    need(
+        made < steps,
+        f"a checkpoint of step {described.saved_step:,} says that all steps were made, and the records end at step"
+        f" {history.step:,}: some are missing (surefoot verify {described.name})",
+    )
     if (how or "").startswith("diverged"):
         return Well("it diverged, of which there is a finding of its own")
     stop = described.present("stop_after")
@@ -81,8 +80,8 @@ def long_warmup(history: History) -> Verdict:
     )
 
 
-def _end(history: History) -> str:
-    return "" if history.over and history.complete else "the run is not finished"
+def _end(history: History) -> None:
+    need(history.over and history.complete, "the run is not finished")
 
 
 @check("still-improving", needs=_end)
@@ -90,8 +89,7 @@ def still_improving(history: History) -> Verdict:
     """A finished run whose last evaluation is the best, and by how much it improved over the last fifth."""
     described = history.described
     often = {split: series for split, series in history.splits.items() if len(series) >= EVALUATIONS}
-    if not often:
-        return Unclear(f"no split was scored {EVALUATIONS} times, and the loss of training falls with the rate")
+    need(often, f"no split was scored {EVALUATIONS} times, and the loss of training falls with the rate")
     split, series = next(iter(often.items()))
     row = max(int((series.step <= 0.8 * history.step).sum()) - 1, 0)  # the last evaluation before the last fifth
     before, end = float(series.value[row]), float(series.value[-1])
@@ -123,8 +121,10 @@ def high_rate_at_end(history: History) -> Verdict:
     """The last rate of a finished run against its highest."""
     described = history.described
     rate, highest = _rates(history)
-    if not highest > 0 or history.step < LEAST_STEPS:
-        return Unclear(f"no rates are recorded, or fewer than {LEAST_STEPS} steps were made")
+    need(
+        highest > 0 and history.step >= LEAST_STEPS,
+        f"no rates are recorded, or fewer than {LEAST_STEPS} steps were made",
+    )
     if rate < HIGH * highest or described.optimizer.get("name") == "schedule-free":
         return Well(f"the rate ended at {rate / highest:.1%} of its highest")
     return wrong(

@@ -60,8 +60,7 @@ def noise(values: Numbers) -> float:
     >>> noise(np.arange(10.0)), round(noise(np.array([1.0, -1.0] * 50)), 2)
     (0.0, 2.42)
     """
-    finite = values[np.isfinite(values)]
-    bends = np.diff(finite, n=2)  # of noise alone: sqrt(1 + 4 + 1) times its deviation
+    bends = np.diff(values[np.isfinite(values)], n=2)  # of noise alone: sqrt(1 + 4 + 1) times its deviation
     return _OF_NORMAL * float(np.median(np.abs(bends))) / math.sqrt(6) if bends.size else math.nan
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from surefoot.diagnose.finding import Unclear, Verdict, Well, check, wrong
+from surefoot.diagnose.finding import Verdict, Well, check, need, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import first_and_last_third, level, noise, trend
 from surefoot.tracking.format import three_digits
@@ -39,8 +39,10 @@ def data_bound(history: History) -> Verdict:
     described = history.described
     waiting, training = (history.column(column).value[1:] for column in ("waiting_s", "training_s"))
     waited_s, trained_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training))
-    if len(waiting) < FEWEST // 4 or waited_s + trained_s < LEAST_S:
-        return Unclear(f"{len(waiting)} records of {waited_s + trained_s:.1f} s of training are too few")
+    need(
+        len(waiting) >= FEWEST // 4 and waited_s + trained_s >= LEAST_S,
+        f"{len(waiting)} records of {waited_s + trained_s:.1f} s of training are too few",
+    )
     share = waited_s / (waited_s + trained_s)
     if share < WAITING:
         return Well(f"steps wait for data {share:.1%} of their time")
@@ -96,11 +98,10 @@ def _speeds(history: History) -> Series:
     return speed.where(np.arange(len(speed)) > 0)
 
 
-def _enough_speeds(history: History) -> str:
+def _enough_speeds(history: History) -> None:
     count, trained_s = len(_speeds(history)), history.total("training_s")
-    if count >= FEWEST and trained_s + history.total("waiting_s") >= LONG_ENOUGH_S:
-        return ""
-    return f"{count} records of the throughput, or {trained_s:.1f} s of training, are too few"
+    enough = count >= FEWEST and trained_s + history.total("waiting_s") >= LONG_ENOUGH_S
+    need(enough, f"{count} records of the throughput, or {trained_s:.1f} s of training, are too few")
 
 
 @check("falling-throughput", needs=_enough_speeds)
@@ -161,8 +162,7 @@ def jittering_throughput(history: History) -> Verdict:
 def _overhead(history: History, column: str, limit: float, *, doing: str, setting: str) -> Verdict:
     spent_s = history.total(column)
     all_s = sum(history.total(each) for each in ("training_s", "waiting_s", "evaluating_s", "saving_s"))
-    if all_s < LEAST_S or len(history.train) < 2:
-        return Unclear(f"{all_s:.1f} s in {len(history.train)} records are too little")
+    need(all_s >= LEAST_S and len(history.train) >= 2, f"{all_s:.1f} s in {len(history.train)} records are too little")
     share = spent_s / all_s
     if share < limit:
         return Well(f"{doing.lower()} takes {share:.1%} of the time")
@@ -184,9 +184,9 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
 
 def _more_seldom(history: History, setting: str, times: float) -> str:
     """The setting so much larger; of evaluations by the steps between them, which the records tell."""
-    at = [record["step"] for record in history.scores]
     if setting == "save_every":
         return history.described.typed(setting, "5 min")
+    at = [record["step"] for record in history.scores]
     between = float(np.median(np.diff(at))) if len(at) > 1 else history.step
     wanted = min(math.ceil(between * times), history.described.steps or history.step)
     return history.described.typed(setting, f"{wanted} steps")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,70 +9,50 @@ import torch
 from surefoot.checkpoint.format import Contents, DamageError
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
-from surefoot.replay.replay import cost
-from surefoot.replay.rerun import Made, execution, nearest
+from surefoot.replay.replay import tell_cost
+from surefoot.replay.rerun import execution, nearest
 from surefoot.tracking.record import Record
 from surefoot.train.components import Components
 
 
-@dataclass(frozen=True)
-class Searched:
-    """What the search came to: the first bad `step`, None where the steps before `until` are finite, on the record or made again.
+def first_bad(
+    parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]
+) -> tuple[int | None, str]:
+    """The first bad step of the run in a directory, as far as it has come, and a sentence; steps are made again with `parts`.
 
-    Its loss or gradient is not finite, or (`of_weights`) a weight after it; `how` says how it was found. `told`: the records tell
-    of skipped steps.
-    """
-
-    step: int | None
-    until: int
-    of_weights: bool = False
-    how: str = ""
-    told: bool = False
-
-    def __str__(self) -> str:
-        if self.step is not None:
-            what = "the update leaves a weight that" if self.of_weights else "loss or gradient"
-            return f"first bad step: {self.step}, {what} is not finite ({self.how})"
-        if not self.told:
-            return f"no bad step: loss and gradient of steps 0 to {self.until - 1} were finite, and so are the weights"
-        return (
-            "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
-            "  checkpoint holds (code of yours between steps, a model's own attributes), or on the machine"
-        )
-
-
-def first_bad(parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]) -> Searched:
-    """The first bad step of the run in a directory, as far as it has come; the steps that this takes are made with `parts`.
-
+    Loss or gradient of a bad step are not finite, or a weight after it. None where there is no such step, on the record or made again.
     A step that a loss scale has skipped for an overflow which a smaller scale cures is none.
     """
     store = Store(out / "checkpoints")
     logged = max((int(record["step"]) for record in known if record["kind"] == "train"), default=0)
-    reached = min(max([logged, *store.steps(), *(step + 1 for step in _crashed(out))]), parts.length.steps)
+    reached = min(max([logged, *store.steps(), *_after_crashes(out)]), parts.length.steps)
     stretches = [*_skipped(known), *_weights(store, say)]
     if reached > logged:
         stretches.append((logged, reached, "made again: no record tells of it"))
     for first, until, how in sorted(stretches):
         found = _in_stretch(parts, known, store, first, min(until, parts.length.steps), say)
         if found is not None:
-            step, of_weights = found
-            return Searched(step, reached, of_weights, how)
-    scaled = parts.whole.precision.loss_scale is not None  # which skips steps that a smaller one cures
-    return Searched(None, reached, told=bool(_skipped(known)) and not scaled)
+            return found[0], f"first bad step: {found[0]}, {found[1]} is not finite ({how})"
+    if _skipped(known) and parts.whole.precision.loss_scale is None:  # which skips steps that a smaller one cures
+        return None, (
+            "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
+            "  checkpoint holds (code of yours between steps, a model's own attributes), or on the machine"
+        )
+    return None, f"no bad step: loss and gradient of steps 0 to {reached - 1} were finite, and so are the weights"
 
 
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
     """Stretches of steps in which some were skipped, by the records: those that they name, or all since the record before."""
-    found, before = list[tuple[int, int, str]](), 0
+    stretches, before = list[tuple[int, int, str]](), 0
     for record in (record for record in known if record["kind"] == "train"):
-        named = record.get("skipped_steps") or []
+        named, step = record.get("skipped_steps") or [], int(record["step"])
         if named:
-            found.append((int(min(named)), int(min(named)) + 1, "the records name it, and it was made again"))
-        if record.get("skipped") and (not named or len(named) > 1):
-            begin = int(min(named)) + 1 if named else before
-            found.append((begin, int(record["step"]), "the records tell of skipped steps, which were made again"))
-        before = int(record["step"])
-    return found
+            before = int(min(named)) + 1
+            stretches.append((before - 1, before, "the records name it, and it was made again"))
+        if record.get("skipped") and len(named) != 1:
+            stretches.append((before, step, "the records tell of skipped steps, which were made again"))
+        before = step
+    return stretches
 
 
 def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, str]]:
@@ -83,17 +62,14 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
     while low < high:
         middle = (low + high) // 2
         try:
-            contents = store.at(there[middle])
+            finite = weights_finite(store.at(there[middle]))
         except DamageError as error:
             say(f"warning: {error.damage}")
             del there[middle]
             high -= 1
             continue
-        if weights_finite(contents):
-            sound.append(there[middle])
-            low = middle + 1
-        else:
-            high = middle
+        sound += [there[middle]] if finite else []
+        low, high = (middle + 1, high) if finite else (low, middle)
     if low == len(there):
         return []
     if not sound and there[low] == 0:
@@ -121,35 +97,27 @@ def weights_finite(contents: Contents) -> bool:
 
 def _in_stretch(
     parts: Components, known: Sequence[Record], store: Store, first: int, until: int, say: Callable[[str], None]
-) -> tuple[int, bool] | None:
-    """The first bad step before `until`, from the nearest checkpoint at or before step `first` on."""
+) -> tuple[int, str] | None:
+    """The first bad step before `until`, from the nearest checkpoint at or before step `first` on, and what is not finite."""
     if first >= until:
         return None
     found, damaged = nearest(store, first)
     while not weights_finite(found) and found.step > 0:
         found, damaged = nearest(store, found.step - 1)
-    for damage in damaged:
-        say(f"warning: {damage}: an older checkpoint is taken")
-    say(cost(found.step, until, known))
-    with execution(parts, found, records=known, workers=parts.supply.workers) as again:
+    tell_cost(found.step, until, damaged, known, say)
+    with execution(parts, found, records=known) as again:
         scale = again.parts.whole.precision.loss_scale
-        before = None if scale is None else float(scale.scale)
+        scale_before = None if scale is None else float(scale.scale)
         for made in again.steps(until):
-            if not _cured(made, before) and not made.numbers().finite:
-                return made.index, False
+            numbers, curable = made.numbers(), scale_before is not None and scale_before > 1
+            if not math.isfinite(numbers.loss) or not (curable or math.isfinite(numbers.norm)):
+                return made.index, "loss or gradient"
             if not all(bool(torch.isfinite(held).all()) for held in again.parts.state.parameters):
-                return made.index, True
-            before = None if scale is None else float(scale.scale)
+                return made.index, "the update leaves a weight that"
+            scale_before = None if scale is None else float(scale.scale)
     return None
 
 
-def _cured(made: Made, scale: float | None) -> bool:
-    """Whether a step was skipped for an overflow that a smaller loss scale may cure, as the loop has it."""
-    numbers = made.numbers()
-    return scale is not None and scale > 1 and math.isfinite(numbers.loss) and not math.isfinite(numbers.norm)
-
-
-def _crashed(out: Path) -> list[int]:
-    return [
-        int(digits) for path in (out / "crash").glob("step-*.json") if (digits := path.stem.split("-")[1]).isdigit()
-    ]
+def _after_crashes(out: Path) -> list[int]:
+    digits = [path.stem.split("-")[1] for path in (out / "crash").glob("step-*.json")]
+    return [int(step) + 1 for step in digits if step.isdigit()]

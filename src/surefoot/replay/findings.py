@@ -1,11 +1,13 @@
-"""What a look at one step finds, as plain data: it goes into `crash/`, onto a page, and between ranks as JSON."""
+"""What a look at one step finds, as plain data: it goes into `crash/`, between ranks as JSON, and onto a page as tables."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from surefoot.replay.tensor_stats import Tally
+from surefoot.tracking.format import in_line, number, shortened, visible
+from surefoot.tracking.text_table import text_table
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ class First:
         return said.get(self.what, f"{self.what} of {self.name or 'the model'}{kind}") + self._whose()
 
     def _whose(self) -> str:
-        rank = "" if self.rank is None else f" (rank {self.rank})"
+        rank, count = "" if self.rank is None else f" (rank {self.rank})", len(self.samples)
         if self.every_sample:
-            return f", from each of the {len(self.samples)} samples of micro-batch {self.micro_batch}{rank}"
-        if not self.samples:
-            return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}{rank}"
-        shown = ", ".join(map(str, self.samples[:5])) + (" ..." if len(self.samples) > 5 else "")
-        return f", from sample{'s' * (len(self.samples) != 1)} {shown}{rank}"
+            return f", from each of the {count} samples of micro-batch {self.micro_batch}{rank}"
+        if self.samples:
+            shown = ", ".join(map(str, self.samples[:5])) + " ..." * (count > 5)
+            return f", from sample{'s' * (count > 1)} {shown}{rank}"
+        return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}{rank}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Look:
 
     step: int
     loss: float
-    norm: float | None
+    norm: float
     first: First | None
     modules: list[OfModule] = field(default_factory=list)
     parameters: list[OfParameter] = field(default_factory=list)
@@ -115,7 +117,7 @@ class Look:
 
     @property
     def finite(self) -> bool:
-        return math.isfinite(self.loss) and (self.norm is None or math.isfinite(self.norm))
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
 
     @property
     def verdict(self) -> str:
@@ -124,17 +126,16 @@ class Look:
         >>> Look(3, 2.0, 1.0, None).verdict
         'everything in this step is finite'
         """
-        if self.first is not None and not self.finite:
-            reaches = f"; the first module that it reaches: {self.first.reaches}" if self.first.reaches else ""
-            return f"first non-finite: {self.first}{reaches}"
         if self.finite:
             return "everything in this step is finite"
-        return "loss or gradient is not finite, and nothing that was looked at is: what the loss computes beside the models"
+        if self.first is None:
+            return "loss or gradient is not finite, and nothing that was looked at is: what the loss computes beside the models"
+        reaches = f"; the first module that it reaches: {self.first.reaches}" if self.first.reaches else ""
+        return f"first non-finite: {self.first}{reaches}"
 
     def plain(self) -> dict[str, Any]:
         """As JSON: what is not finite is null beside `nonfinite`, which says what it was."""
-        found: dict[str, Any] = as_json({"verdict": self.verdict, "finite": self.finite} | asdict(self))
-        return found
+        return dict(as_json({"verdict": self.verdict, "finite": self.finite} | asdict(self)))
 
 
 def as_json(value: Any) -> Any:
@@ -144,10 +145,96 @@ def as_json(value: Any) -> Any:
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
     """
     if isinstance(value, Mapping):
-        numbers = {str(name): held for name, held in value.items() if isinstance(held, float)}
-        strange = {name: repr(held) for name, held in numbers.items() if not math.isfinite(held)}
-        plain = {str(name): None if str(name) in strange else as_json(held) for name, held in value.items()}
+        floats = {name: held for name, held in value.items() if isinstance(held, float)}
+        strange = {name: repr(held) for name, held in floats.items() if not math.isfinite(held)}
+        plain = {name: None if name in strange else as_json(held) for name, held in value.items()}
         return plain | ({"nonfinite": strange} if strange else {})
     if isinstance(value, list | tuple):
         return [as_json(held) for held in value]
     return value
+
+
+WIDE = 100
+_ROWS = 48  # of a table; what is not finite is always among them
+_NAME = 30
+
+
+def sections(look: Look, *, samples: int) -> list[str]:
+    return [*_micro_batches(look), *_samples(look, samples), *_modules(look), *_parameters(look)]
+
+
+def _micro_batches(look: Look) -> list[str]:
+    lines = ["", "micro-batch   loss        counted   samples"]
+    for held in look.micro_batches:
+        whose = "" if held.rank is None else f" (rank {held.rank})"
+        line = f"{f'{held.index}{whose}':<13} {number(held.loss):<11} {number(held.count):<9}"
+        lines.append(f"{line} {_ids(held.ids, WIDE - len(line) - 1)}")
+    return lines
+
+
+def _ids(ids: Sequence[int], wide: int) -> str:
+    """As many as there is room for, and how many they are."""
+    shown = " ".join(map(str, ids))
+    if len(shown) <= wide:
+        return shown
+    end = f" ... ({len(ids)} in all)"
+    return shown[: wide - len(end)].rpartition(" ")[0] + end
+
+
+def _samples(look: Look, most: int) -> list[str]:
+    if most == 0 or all(sample.loss is None for sample in look.samples):
+        return []
+    shown = look.samples[:most]
+    norms = any(sample.gradient_norm is not None for sample in shown)
+    lines = [
+        "",
+        f"samples by their loss, each passed alone in evaluation mode; the first {len(shown)} of {len(look.samples)}",
+        f"sample        loss        {'its gradient   ' * norms}micro-batch",
+    ]
+    for sample in shown:
+        loss, own = ("-" if value is None else number(value) for value in (sample.loss, sample.gradient_norm))
+        lines.append(f"{sample.id:<13} {loss:<11} {f'{own:<14} ' * norms}{sample.micro_batch}")
+        lines += [f"    {line}"[:WIDE] for line in visible(sample.shown or "").splitlines()]
+    finite = [
+        (sample.gradient_norm or 0.0, sample.id)
+        for sample in look.samples
+        if math.isfinite(sample.gradient_norm or math.nan)
+    ]
+    named = ", ".join(f"{name} ({number(norm)})" for norm, name in sorted(finite, key=lambda each: -each[0])[:5])
+    return [*lines, f"largest gradients of single samples: {named}"] if named else lines
+
+
+def _modules(look: Look) -> list[str]:
+    head = ("module, in the order of a pass", "kind", "mean", "rms", "largest", "zeros", "not finite")
+    rows = list[tuple[str, ...]]()
+    for module in look.modules:
+        seen, kind = module.output, module.kind if module.calls == 1 else f"{module.kind} x{module.calls}"
+        sizes = [f"{value:.3g}" for value in (seen.mean, seen.rms, seen.largest)]
+        zeros = f"{seen.zeros:.0%}" if seen.zeros else "-"
+        rows.append((module.name or "the model", kind, *sizes, zeros, str(seen.nonfinite or "-")))
+    return _table(head, rows, "modules")
+
+
+def _parameters(look: Look) -> list[str]:
+    head = ("gradient of, largest first", "shape", "norm", "share", "largest", "weights", "not finite")
+    rows = list[tuple[str, ...]]()
+    by_size = sorted(look.parameters, key=lambda each: -each.norm if math.isfinite(each.norm) else 0.0)
+    for held in sorted(by_size, key=lambda each: not each.nonfinite):
+        norm, largest, weight = (f"{value:.3g}" for value in (held.norm, held.largest, held.weight))
+        share = "-" if held.share is None else f"{held.share:.0%}"
+        shape = " x ".join(map(str, held.shape))
+        rows.append((held.name, shape, norm, share, largest, weight, str(held.nonfinite or "-")))
+    return _table(head, rows, "parameters")
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) -> list[str]:
+    """As many rows as a page has room for, what is not finite (by the last column) among the first, and how many are left out."""
+    if not rows:
+        return []
+    wanted = [place for place, row in enumerate(rows) if row[-1] != "-"][: _ROWS // 2]
+    others = [place for place in range(len(rows)) if place not in wanted][: _ROWS - len(wanted)]
+    shown = [rows[place] for place in sorted(wanted + others)]
+    cells = [(shortened(in_line(row[0]), _NAME, keep="end"), shortened(row[1], 15), *row[2:]) for row in shown]
+    left_out = len(rows) - len(shown)
+    more = [f"... and {left_out} more {what}: --json has all"] if left_out else []
+    return ["", *text_table([head, *cells], left=(0, 1)), *more]

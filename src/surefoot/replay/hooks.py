@@ -7,6 +7,7 @@ backward pass is not looked at twice: only what runs inside the loss is forward.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,9 @@ class Glass:
         self.step = step
         self.models: Mapping[str, nn.Module] = step.state.models
         self.modules = {
-            module: name for model, held in self.models.items() for name, module in _named(model, held, self.models)
+            module: ".".join(filter(None, (model, name))) if len(self.models) > 1 else name
+            for model, held in self.models.items()
+            for name, module in held.named_modules()
         }
         self.events: list[Event] = []
         self.of_modules: dict[str, OfModule] = {}
@@ -57,17 +60,13 @@ class Glass:
 
     def first(self) -> Event | None:
         """The first event that is not finite; minus infinity that what follows has absorbed, as a softmax does a mask's, does not count."""
-        for place, event in enumerate(self.events):
-            if event.bad and not (event.found.only_minus and self._absorbed(place)):
-                return event
-        return None
+        bad = ((place, event) for place, event in enumerate(self.events) if event.bad)
+        return next((event for place, event in bad if not (event.found.only_minus and self._absorbed(place))), None)
 
     def reached(self, micro_batch: int) -> str:
         """The first module with an output that is not finite in a micro-batch."""
-        for event in self.events:
-            if event.bad and (event.what, event.micro_batch) == ("output", micro_batch):
-                return f"{event.name or 'the model'} ({event.kind})"
-        return ""
+        outputs = (event for event in self.events if (event.what, event.micro_batch) == ("output", micro_batch))
+        return next((f"{event.name or 'the model'} ({event.kind})" for event in outputs if event.bad), "")
 
     def _absorbed(self, place: int) -> bool:
         after = next((event for event in self.events[place + 1 :] if event.what in ("output", "loss")), None)
@@ -78,9 +77,9 @@ class Glass:
         """Hooks on every module and trained parameter; afterwards none."""
         with ExitStack() as hooks:
             for module, name in self.modules.items():
-                before = self._entered(name, type(module).__name__)
+                before, after = partial(self._entered, name), partial(self._left, name)
                 hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(self._left(name, type(module).__name__)).remove)
+                hooks.callback(module.register_forward_hook(after).remove)
             for name, parameter in parameters_of(self.models).items():
                 if parameter.requires_grad:
                     hook = parameter.register_hook(self._gradient("gradient", name))  # type: ignore[no-untyped-call]
@@ -99,41 +98,32 @@ class Glass:
             finally:
                 self.forward = False
             value, count = value_of(result)
-            counted = self.step.micro_batches[self.place].count if count is None else count
-            self.losses[self.micro_batch] = counted, value
+            self.losses[self.micro_batch] = self.step.micro_batches[self.place].count if count is None else count, value
             self._saw("loss", "", torch.tensor(value))
             return result
 
         return watched_loss
 
-    def _entered(self, name: str, kind: str) -> Callable[..., None]:
-        def before(_: nn.Module, inputs: Any, named: Any) -> None:
-            if self.forward:
-                for tensor in floating((inputs, named)):
-                    if not any(tensor is held for held in self.last):  # which was looked at as it came out
-                        self._saw("input", name, tensor, kind, only_bad=True)
+    def _entered(self, name: str, module: nn.Module, inputs: Any, named: Any) -> None:
+        for tensor in floating((inputs, named)) if self.forward else ():
+            if not any(tensor is held for held in self.last):  # which was looked at as it came out
+                self._saw("input", name, tensor, type(module).__name__, only_bad=True)
 
-        return before
-
-    def _left(self, name: str, kind: str) -> Callable[..., None]:
-        def after(_: nn.Module, __: Any, outputs: Any) -> None:
-            held = list(floating(outputs))
-            for tensor in held:
-                if tensor.requires_grad and not tensor.is_leaf:  # on a parameter it would stay
-                    tensor.register_hook(self._gradient("gradient of output", name, kind))  # type: ignore[no-untyped-call]
-            if not self.forward or not held:
-                return
-            if len(held) == len(self.last) and all(one is other for one, other in zip(held, self.last, strict=True)):
-                return  # a container hands on what its last part has put out
-            before, found = self.of_modules.get(name, OfModule(name, kind, 0, Tally())), Tally()
-            for tensor in held:
-                found = found + self._saw("output", name, tensor, kind)
-            self.last = held
-            if isinstance(outputs, Mean):  # a loss that the model computes: no activation
-                return
+    def _left(self, name: str, module: nn.Module, _: Any, outputs: Any) -> None:
+        kind, held = type(module).__name__, list(floating(outputs))
+        for tensor in held:
+            if tensor.requires_grad and not tensor.is_leaf:  # on a parameter it would stay
+                tensor.register_hook(self._gradient("gradient of output", name, kind))  # type: ignore[no-untyped-call]
+        if not self.forward or not held:
+            return
+        if len(held) == len(self.last) and all(one is other for one, other in zip(held, self.last, strict=True)):
+            return  # a container hands on what its last part has put out
+        before, found = self.of_modules.get(name, OfModule(name, kind, 0, Tally())), Tally()
+        for tensor in held:
+            found = found + self._saw("output", name, tensor, kind)
+        self.last = held
+        if not isinstance(outputs, Mean):  # a loss that the model computes: no activation
             self.of_modules[name] = replace(before, calls=before.calls + 1, output=before.output + found)
-
-        return after
 
     def _gradient(self, what: str, name: str, kind: str = "") -> Callable[[Tensor], None]:
         def seen(gradient: Tensor) -> None:
@@ -186,8 +176,3 @@ def parameters_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
         for model, held in models.items()
         for name, parameter in held.named_parameters()
     }
-
-
-def _named(model: str, held: nn.Module, models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in held.named_modules():
-        yield (".".join(filter(None, (model, name))) if len(models) > 1 else name), module

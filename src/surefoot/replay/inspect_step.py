@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from surefoot.optim.clipping import gradient_norm
 from surefoot.replay.findings import First, Look, OfMicroBatch, OfParameter, OfSample
 from surefoot.replay.hooks import Event, Glass, parameters_of, passed_under_glass
 from surefoot.replay.per_sample import Probe
-from surefoot.replay.tensor_stats import bad_rows, in_words, named_tensors, tally, wide_norm
+from surefoot.replay.tensor_stats import Tally, bad_rows, in_words, named_tensors, tally, wide_norm
 from surefoot.train.loop import Step
 from surefoot.train.scratch import preserved
 
@@ -120,14 +121,13 @@ def _before(models: Mapping[str, nn.Module]) -> First | None:
 def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParameter]:
     found = []
     for name, parameter in parameters_of(models).items():
-        if parameter.grad is None:
-            continue
-        seen, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
-        found.append(OfParameter(name, shape, wide_norm(parameter), norm, seen.largest * factor, seen.nonfinite, None))
+        if parameter.grad is not None:
+            seen, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
+            largest = seen.largest * factor
+            found.append(OfParameter(name, shape, wide_norm(parameter), norm, largest, seen.nonfinite, None))
     whole = math.hypot(*(held.norm for held in found))
-    if not math.isfinite(whole) or whole == 0:
-        return found
-    return [replace(held, share=(held.norm / whole) ** 2) for held in found]
+    shared = math.isfinite(whole) and whole > 0
+    return [replace(held, share=(held.norm / whole) ** 2) for held in found] if shared else found
 
 
 def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]) -> First | None:
@@ -140,36 +140,33 @@ def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: 
     data = _in_data(micro_batch, event)
     if data is not None:
         return replace(data, reaches=glass.reached(event.micro_batch))
-    found = First(event.what, event.name, kind=event.kind, micro_batch=event.micro_batch)
-    count = len(micro_batch.ids)
-    bad = event.rows
+    count, bad = len(micro_batch.ids), event.rows
     if not bad or (len(bad) == count and count > 1):  # rows do not tell, or what couples samples has spread it
         probe = probes[event.micro_batch]
         bad = probe.wrong_samples()
         if len(bad) == count > 1 and not all(probe.goes_wrong([row]) for row in bad):
             bad = []  # only together
-    if not bad:
-        return found
-    whose = tuple(int(micro_batch.ids[row]) for row in bad)
-    return replace(found, samples=whose, every_sample=len(bad) == count > 1)
+    return First(
+        event.what,
+        event.name,
+        kind=event.kind,
+        micro_batch=event.micro_batch,
+        samples=tuple(int(micro_batch.ids[row]) for row in bad),
+        every_sample=len(bad) == count > 1,
+    )
 
 
 def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
     """The data of the micro-batch, where they are not finite; None where they are, or only masked with minus infinity."""
-    strange: list[int] = []
-    named = ""
+    strange: dict[str, list[int]] = {}
     for name, tensor in named_tensors(micro_batch.batch):
-        if not tensor.is_floating_point():
-            continue
-        seen = tally(tensor)
-        if not seen.nonfinite or (seen.only_minus and event.what != "input"):
-            continue
-        named = named or name
-        strange += bad_rows(tensor, len(micro_batch.ids)) or []
-    if not named:
+        seen = tally(tensor) if tensor.is_floating_point() else Tally()
+        if seen.nonfinite and not (seen.only_minus and event.what != "input"):
+            strange[name] = bad_rows(tensor, len(micro_batch.ids)) or []
+    if not strange:
         return None
-    samples = tuple(int(micro_batch.ids[row]) for row in sorted(set(strange)))
-    return First("inputs", named, micro_batch=micro_batch.index, samples=samples)
+    samples = tuple(int(micro_batch.ids[row]) for row in sorted(set(chain.from_iterable(strange.values()))))
+    return First("inputs", next(iter(strange)), micro_batch=micro_batch.index, samples=samples)
 
 
 def _samples(
@@ -205,20 +202,20 @@ def _samples(
 def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
     if not probe.can_cut:
         return None
-    one = probe.batch([row]) if probe.count > 1 else probe.micro_batch.batch
-    if describe is not None:
-        try:
-            return describe(one)
-        except Exception as problem:  # whatever it is: a page without these words is better than none
-            return f"{in_words(one)}\n(describe_sample failed: {type(problem).__name__}: {problem})"
-    return in_words(one)
+    one = probe.batch([row])
+    try:
+        return (describe or in_words)(one)
+    except Exception as problem:  # whatever it is: a page without these words is better than none
+        return f"{in_words(one)}\n(describe_sample failed: {type(problem).__name__}: {problem})"
 
 
 def _notes(step: Step, told: Sequence[OfSample]) -> list[str]:
     passed = sum(sample.loss is not None for sample in told)
-    why = "no tensor has a row for each, or they cannot be passed one by one"
     notes = {
-        f"the batch cannot be cut by samples: {why}": bool(told) and not passed,
+        "the batch cannot be cut by samples: no tensor has a row for each, or they cannot be passed one by one": bool(
+            told
+        )
+        and not passed,
         f"of {len(told):,} samples {passed} were passed by themselves": 0 < passed < len(told),
         "micro-batches that count nothing are not passed": any(held.count == 0 for held in step.micro_batches),
     }

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from surefoot.errors import first_line
-from surefoot.replay.findings import First, Look
+from surefoot.replay.findings import First, Look, sections
 from surefoot.replay.inspect_step import MOST_GRADIENTS, look
-from surefoot.replay.text import sections
 from surefoot.seeding import untouched
 from surefoot.train.components import Components
 from surefoot.train.loop import Step
@@ -43,12 +42,15 @@ def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
     optimizers or the user's own code make a step, the state at hand is not the one before it. Whatever goes wrong in looking
     is told in the same way: why a run ended must not be hidden by it.
     """
-    if parts.task.loss is None or len(parts.state.trained) > 1:
-        return "the state at hand is not that before the step"
-    if parts.parallel.kind == "fsdp":
-        return "its models are sharded: surefoot replay looks at it in one process"
-    if parts.world.size > 1 and parts.settings.sync_batch_norm:
-        return "its batch statistics are those of all ranks: surefoot replay looks at it in one process"
+    alone = "surefoot replay looks at it in one process"
+    why_not = {
+        "the state at hand is not that before the step": parts.task.loss is None or len(parts.state.trained) > 1,
+        f"its models are sharded: {alone}": parts.parallel.kind == "fsdp",
+        f"its batch statistics are those of all ranks: {alone}": parts.world.size > 1
+        and parts.settings.sync_batch_norm,
+    }
+    if any(why_not.values()):
+        return next(why for why, holds in why_not.items() if holds)
     parts.doing(f"looking at step {bad[0]}")
     found: Seen | str = "no step was skipped"
     for step in dict.fromkeys((bad[0], bad[-1])):
@@ -78,8 +80,7 @@ def _own(parts: Components, step: int) -> Look | str:
 
 def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
     """What every rank has seen, the same on all of them; collective."""
-    told = {"why": own} if isinstance(own, str) else _told(own)
-    heard: list[dict[str, Any]] = parts.world.gathered(told)
+    heard: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _told(own))
     looked = [one for one in heard if "why" not in one]
     if not looked:
         return str(heard[0]["why"])
@@ -89,19 +90,19 @@ def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
     first = First(**shown["first"] | {"samples": tuple(shown["first"]["samples"])}) if faults else None
     plain, whose = shown["plain"], ""
     if len(heard) > 1:
-        plain = {**plain, "ranks": [_of_rank(one) for one in heard]}
+        names = {"why": "not_looked_at", "verdict": "verdict", "finite": "finite", "first": "first"}
+        plain = {**plain, "ranks": [{name: one[key] for key, name in names.items() if key in one} for one in heard]}
         whose = f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
     finite = all(one["finite"] for one in looked)
     return Seen(step, finite, first, plain, text=f"step {step}{whose}\n{shown['text']}")
 
 
 def _told(own: Look) -> dict[str, Any]:
-    first = None if own.first is None else asdict(own.first)
     lines = [f"  {own.verdict}", *(f"  note: {note}" for note in own.notes), *sections(own, samples=_SAMPLES)]
-    return {"first": first, "finite": own.finite, "plain": own.plain(), "text": "\n".join(lines)}
-
-
-def _of_rank(told: dict[str, Any]) -> dict[str, Any]:
-    if "why" in told:
-        return {"not_looked_at": told["why"]}
-    return {"verdict": told["plain"]["verdict"], "finite": told["finite"], "first": told["first"]}
+    return {
+        "verdict": own.verdict,
+        "first": None if own.first is None else asdict(own.first),
+        "finite": own.finite,
+        "plain": own.plain(),
+        "text": "\n".join(lines),
+    }

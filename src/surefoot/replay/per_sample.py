@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.strategy import Alone
-from surefoot.replay.hooks import value_of
+from surefoot.replay.hooks import parameters_of, value_of
 from surefoot.replay.tensor_stats import rows, wide_norm
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.loop import Step, forward_backward, sole_or_all
@@ -64,7 +64,7 @@ class Probe:
         def passed() -> float:
             forward_backward(step)
             assert step.pending is not None
-            parameters = [parameter for model in step.state.models.values() for parameter in model.parameters()]
+            parameters = parameters_of(step.state.models).values()
             norms = (wide_norm(parameter.grad) for parameter in parameters if parameter.grad is not None)
             return float(step.pending[1]) * math.hypot(*norms)  # which does not overflow where that of the step does
 
@@ -81,7 +81,7 @@ class Probe:
     def wrong_samples(self) -> list[int]:
         """The rows of the samples that go wrong, found by halving: by itself each, or the fewest that do so together."""
         every = list(range(self.count))
-        return sorted(self._halved(every)) if self.can_cut and self.goes_wrong(every) else []
+        return self._halved(every) if self.can_cut and self.goes_wrong(every) else []
 
     def _halved(self, chosen: list[int]) -> list[int]:
         if len(chosen) == 1:

@@ -6,18 +6,16 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from surefoot.checkpoint.format import Damage
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.replay.findings import Look, as_json
+from surefoot.replay.findings import WIDE, Look, as_json, sections
 from surefoot.replay.inspect_step import look
 from surefoot.replay.rerun import Execution, execution, nearest, refuse_own_steps
-from surefoot.replay.text import WIDE, sections
 from surefoot.tracking.format import counted, duration, number
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from surefoot.train.components import Components
-
-SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -49,16 +47,15 @@ class Replay:
     logged: Logged | None
     notes: tuple[str, ...]
     learning_rate: float
-    samples: int = SAMPLES
+    samples: int
 
     def __str__(self) -> str:
         """The page, up to 100 columns wide."""
         look, made = self.look, counted(self.look.step - self.start + 1, "step")
-        norm = "" if look.norm is None else f", norm {number(look.norm)}"
         lines = [
             f"{self.run}, step {look.step} of {self.length}",
             f"  {look.verdict}",
-            f"  loss {number(look.loss)}{norm}, learning rate {number(self.learning_rate)}",
+            f"  loss {number(look.loss)}, norm {number(look.norm)}, learning rate {number(self.learning_rate)}",
             f"  made again from step-{self.start:08d}, {made}; {self.logged or 'the records do not hold this step by itself'}",
             *(f"  note: {note}" for note in look.notes),
         ]
@@ -83,37 +80,32 @@ def replayed(
     parts: Components,
     step: int,
     *,
-    samples: int = SAMPLES,
-    say: Callable[[str], None] | None = None,
-    path: Path | None = None,
+    path: Path,
+    samples: int,
+    say: Callable[[str], None] | None,
 ) -> Replay:
     """Make a step of a run again, from the nearest checkpoint before it, and look at it closely; `print` what is returned.
 
-    parts: of a run built as it was, with its `out`, and not open; its directory is only read. Its models are changed: build it
-    anew to train. step: its number, from 0. samples: how many are shown. `say` is told beforehand how many steps have to be made again
+    parts: of a run built as it was and not open. Its models are changed: build it anew to train. path: its directory, which is
+    only read. step: its number, from 0. samples: how many are shown. `say` is told beforehand how many steps have to be made again
     and how long that may take, and what is not as it was.
 
     Loss, norm, outputs of modules and gradients are those of the step, bit for bit on the same machine; compiled runs are
     looked at uncompiled, equal to rounding. Raises `ConfigError` for a step that the run has not, and for a run whose steps
     are made by code of your own; `CheckpointError` where no checkpoint before it is intact.
     """
-    out = path or (None if parts.directory is None else parts.directory.path)
-    if out is None:
-        raise ConfigError("this run has no directory, so no step of it can be made again: give Run(out=...)")
     told = say or (lambda _: None)
-    refuse_step(step, parts.length.steps, where=out)
+    refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)
-    found, damaged = nearest(Store(out / "checkpoints"), step)
-    for damage in damaged:
-        told(f"warning: {damage}: an older checkpoint is taken")
-    known = records_of(out)
-    told(cost(found.step, step + 1, known))
-    with execution(parts, found, records=known, workers=parts.supply.workers) as again:
+    found, damaged = nearest(Store(path / "checkpoints"), step)
+    known = records_of(path)
+    tell_cost(found.step, step + 1, damaged, known, told)
+    with execution(parts, found, records=known) as again:
         for note in again.notes:
             told(f"note: {note}")
         for _ in again.steps(step):
             pass
-        coming, notes = again.next_step(), [*again.notes, *_notes(parts, known, step=step, out=out)]
+        coming, notes = again.next_step(), [*again.notes, *_notes(parts, known, step=step, out=path)]
         with again.explaining(coming):
             seen = look(
                 coming,
@@ -122,17 +114,17 @@ def replayed(
                 ranks=found.saved.machine["ranks"],
                 pieces=parts.supply.plan.pieces,
             )
-        logged = _logged(again, known, out, step)
+        logged = _logged(again, known, path, step)
         rate = again.parts.task.factors(step) * again.parts.state.rate_factor
-    first = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
+    group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
     return Replay(
-        run=str(out),
+        run=str(path),
         look=replace(seen, notes=notes + seen.notes),
         length=parts.length.steps,
         start=found.step,
         logged=logged,
         notes=tuple(notes),
-        learning_rate=float(first["initial_lr"]) * rate,
+        learning_rate=float(group["initial_lr"]) * rate,
         samples=samples,
     )
 
@@ -151,12 +143,15 @@ def records_of(out: Path) -> list[Record]:
         return []
 
 
-def cost(start: int, until: int, known: Sequence[Record]) -> str:
-    """How many steps have to be made from a checkpoint, and about how long that takes by the records."""
-    count = until - start
-    each_s = pace_s(known)
-    took = "" if each_s is None else f", about {duration(max(1.0, count * each_s))} by the records"
-    return f"from step-{start:08d}: {counted(count, 'step')} to make again{took}"
+def tell_cost(
+    start: int, until: int, damaged: Sequence[Damage], known: Sequence[Record], say: Callable[[str], None]
+) -> None:
+    """Say how many steps have to be made from a checkpoint, about how long that takes by the records, and what is damaged after it."""
+    for damage in damaged:
+        say(f"warning: {damage}: an older checkpoint is taken")
+    steps, each_s = until - start, pace_s(known)
+    took = "" if each_s is None else f", about {duration(max(1.0, steps * each_s))} by the records"
+    say(f"from step-{start:08d}: {counted(steps, 'step')} to make again{took}")
 
 
 def pace_s(known: Sequence[Record]) -> float | None:
@@ -172,11 +167,12 @@ def pace_s(known: Sequence[Record]) -> float | None:
 
 def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> list[str]:
     reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
-    user_s = sum(record.get("user_s") or 0.0 for record in known if record["kind"] == "train")
     notes = {
         f"the run itself has made {reached} steps, as far as its records and checkpoints tell": step > reached,
         "the step is looked at uncompiled: equal to rounding": parts.compiled,
-        "code of yours ran between the steps; it is not repeated here, and what it changed is not either": user_s > 0,
+        "code of yours ran between the steps; it is not repeated here, and what it changed is not either": any(
+            record.get("user_s") for record in known if record["kind"] == "train"
+        ),
     }
     return [note for note, holds in notes.items() if holds]
 
@@ -193,9 +189,7 @@ def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> 
         names = [name for name in ("loss", "norm") if name in record and name in made.window]
         return _logged_as("the record", names, record, made.window)
     store = Store(out / "checkpoints")
-    for later in store.steps():
-        if later <= step:
-            continue
+    for later in (each for each in store.steps() if each > step):
         try:
             rows = store.at(later, only=("state",)).tensors("state")["meter/rows"].tolist()
         except (CheckpointError, LookupError):

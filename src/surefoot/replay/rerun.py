@@ -7,11 +7,11 @@ plateau has lowered meanwhile: that follows from the scores on the record. What 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from surefoot.checkpoint.format import Contents, Damage, DamageError
+from surefoot.checkpoint.format import Contents, Damage
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.clipping import clear
@@ -24,22 +24,12 @@ from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import differences
 
 
-@dataclass(frozen=True)
-class Numbers:
+class Numbers(NamedTuple):
     """What a step came to, on the host."""
 
     loss: float
     norm: float
     skipped: bool
-
-    @property
-    def finite(self) -> bool:
-        """Whether loss and gradient were.
-
-        >>> Numbers(1.0, float("inf"), True).finite
-        False
-        """
-        return all(abs(value) < float("inf") for value in (self.loss, self.norm))
 
 
 @dataclass(frozen=True)
@@ -70,16 +60,15 @@ class Made:
 class Execution:
     """Where the steps that are made again stand. `parts` are those of the run as it went on from the checkpoint.
 
-    exact: whether equal bits are promised: the same machine, the same build of torch, one process. `notes` say what is not
-    as it was, a line each.
+    notes: what is not as it was, a line each. Where there are none, equal bits are promised: the same machine, the same build of
+    torch, one process.
     """
 
-    def __init__(self, parts: Components, found: Contents, *, records: Sequence[Record], workers: int) -> None:
-        self.parts, self.found, self.workers = parts, found, workers
+    def __init__(self, parts: Components, found: Contents, records: Sequence[Record]) -> None:
+        self.parts = parts
         self.logged = {int(record["step"]) for record in records if record["kind"] == "train"}
         self.scored = {int(record["step"]): record for record in records if record["kind"] == "scores"}
         self.notes = _notes(parts, found)
-        self.exact = not self.notes
         self._steer()  # by an evaluation that was owed when the checkpoint was written
 
     @property
@@ -92,7 +81,7 @@ class Execution:
         parts, state = self.parts, self.parts.state
         if self.done >= until:
             return
-        with closing(parts.supply.feed(workers=self.workers)) as feed:
+        with closing(parts.supply.feed(workers=parts.supply.workers)) as feed:
             feed.start(self.done, stop=until)
             while self.done < until:
                 step = Step(state.step, feed.micro_batches(state.step), parts.task, state)
@@ -143,9 +132,7 @@ class Execution:
 
 
 @contextmanager
-def execution(
-    parts: Components, found: Contents, *, records: Sequence[Record] = (), workers: int = 0
-) -> Iterator[Execution]:
+def execution(parts: Components, found: Contents, *, records: Sequence[Record] = ()) -> Iterator[Execution]:
     """The steps of a run made again from a checkpoint of it; afterwards torch's settings and generators are as they were.
 
     `parts` are those of a run that is built and not open: its models are changed, its directory is neither locked nor read nor
@@ -167,7 +154,7 @@ def execution(
             clear(parts.state.parameters)
             parts.state.buffers.undo()
             parts.make_ready()
-            yield Execution(parts, found, records=records, workers=workers)
+            yield Execution(parts, found, records)
     finally:
         torch.set_num_threads(threads)
 
@@ -208,17 +195,11 @@ def nearest(store: Store, step: int) -> tuple[Contents, list[Damage]]:
 
     Raises `CheckpointError` where there is none.
     """
-    damaged: list[Damage] = []
-    there = store.steps()
-    for found in reversed([each for each in there if each <= step]):
-        try:
-            return store.at(found), damaged
-        except DamageError as error:
-            damaged.append(error.damage)
-    if damaged:
-        raise store.nothing_intact(damaged)
-    shown = ", ".join(str(each) for each in there) or "none"
-    raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
+    found = store.newest_intact(up_to=step)
+    if found is None:
+        shown = ", ".join(map(str, store.steps())) or "none"
+        raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
+    return found
 
 
 @contextmanager
@@ -244,8 +225,7 @@ def _notes(parts: Components, found: Contents) -> list[str]:
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = counted(then["ranks"], "rank")
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
-    of_ranks = {"ranks": now["ranks"], "parallel": now["parallel"]}  # of which all is said
-    other = unlike({**then, **of_ranks}, now)
+    other = unlike({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now)  # of which all is said
     if other:
         notes.append(f"{other}: equal to rounding, and not bit for bit")
     return notes

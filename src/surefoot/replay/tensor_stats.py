@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,22 +73,21 @@ def tally(tensor: Tensor) -> Tally:
     >>> found.numbers, round(found.mean, 3), found.largest, found.zeros, found.nans
     (4, -0.667, 3.0, 0.25, 1)
     """
-    with torch.no_grad():
-        held = tensor.detach()
-        if not held.numel():
-            return Tally()
-        if held.numel() > _TOGETHER:
-            return sum((tally(part) for part in torch.split(held.reshape(-1), _TOGETHER)), Tally())
-        good = torch.isfinite(held)
-        bad = held.numel() - int(good.sum())
-        nans, plus = (int(torch.isnan(held).sum()), int((held == math.inf).sum())) if bad else (0, 0)
-        wide = _wide(held)
-        finite = (held[good] if bad else held).to(wide)
-        if not finite.numel():
-            return Tally(numbers=held.numel(), nans=nans, plus=plus, minus=bad - nans - plus)
-        numbers = finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (held == 0).to(wide).mean()
-        mean, rms, largest, zeros = torch.stack(numbers).tolist()
-        return Tally(held.numel(), mean, rms, largest, zeros, nans, plus, bad - nans - plus)
+    held = tensor.detach()
+    if not held.numel():
+        return Tally()
+    if held.numel() > _TOGETHER:
+        return sum((tally(part) for part in torch.split(held.reshape(-1), _TOGETHER)), Tally())
+    good = torch.isfinite(held)
+    bad = held.numel() - int(good.sum())
+    nans, plus = (int(torch.isnan(held).sum()), int((held == math.inf).sum())) if bad else (0, 0)
+    wide = _wide(held)
+    finite = (held[good] if bad else held).to(wide)
+    if not finite.numel():
+        return Tally(numbers=held.numel(), nans=nans, plus=plus, minus=bad - nans - plus)
+    numbers = finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (held == 0).to(wide).mean()
+    mean, rms, largest, zeros = torch.stack(numbers).tolist()
+    return Tally(held.numel(), mean, rms, largest, zeros, nans, plus, bad - nans - plus)
 
 
 def wide_norm(tensor: Tensor) -> float:
@@ -108,10 +107,8 @@ def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
     """
     if tensor.ndim == 0 or len(tensor) != rows:
         return None
-    with torch.no_grad():
-        bad = ~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)
-    found: list[int] = bad.nonzero().flatten().tolist()
-    return found
+    bad = ~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)
+    return [int(row) for row in bad.nonzero()]
 
 
 def floating(held: Any) -> Iterator[Tensor]:
@@ -136,26 +133,21 @@ def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
     >>> rows(torch.zeros(7, 2), [1], of=2) is None
     True
     """
-    tensors = list(named_tensors(batch))
+    tensors = named_tensors(batch)
     if not tensors or any(tensor.ndim == 0 or len(tensor) != of for _, tensor in tensors):
         return None
-    return _cut(batch, torch.tensor(list(chosen)))
+    index = torch.tensor(list(chosen))
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.index_select(0, index.to(tensor.device)), batch)
 
 
-def named_tensors(batch: Any, name: str = "batch") -> Iterator[tuple[str, Tensor]]:
+def named_tensors(batch: Any) -> list[tuple[str, Tensor]]:
     """The tensors in a batch with the expression that reaches each.
 
     >>> [name for name, _ in named_tensors({"x": torch.zeros(1), "y": (torch.zeros(1), 2)})]
     ["batch['x']", "batch['y'][0]"]
     """
-    if isinstance(batch, Tensor):
-        yield name, batch
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from named_tensors(value, f"{name}[{key!r}]")
-    elif isinstance(batch, list | tuple):
-        for place, value in enumerate(batch):
-            yield from named_tensors(value, f"{name}[{place}]")
+    leaves = pytree.tree_leaves_with_path(batch)
+    return [(f"batch{pytree.keystr(path)}", leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def in_words(batch: Any) -> str:
@@ -171,18 +163,6 @@ def in_words(batch: Any) -> str:
         values = held.reshape(-1)[:_VALUES].tolist()
         shown = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
         more = " ..." if held.numel() > _VALUES else ""
-        shape = f"({' x '.join(map(str, held.shape))})  " if held.ndim else ""
-        lines.append(f"{name}  {shape}{shown}{more}")
+        shape = f"  ({' x '.join(map(str, held.shape))})" if held.ndim else ""
+        lines.append(f"{name}{shape}  {shown}{more}")
     return "\n".join(lines) or repr(batch)
-
-
-def _cut(batch: Any, chosen: Tensor) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.index_select(0, chosen.to(batch.device))
-    if isinstance(batch, dict):
-        return {key: _cut(value, chosen) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_cut(value, chosen) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_cut(value, chosen) for value in batch)
-    return batch

@@ -7,7 +7,7 @@ from pathlib import Path
 from surefoot.config.paths import local_path
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Finding
-from surefoot.diagnose.reading import collecting, described_in
+from surefoot.diagnose.reading import Collected, described_in
 from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.report.figures import write_file
 from surefoot.report.page import POLICY, run_page, runs_page
@@ -80,7 +80,7 @@ class _Findings:
     """What is wrong with a run, from its records as they are read; a fault of ours in that costs the page nothing else."""
 
     def __init__(self) -> None:
-        self.held = collecting()
+        self.held = Collected()
         self.problem: Exception | None = None
 
     def add(self, record: Record) -> None:

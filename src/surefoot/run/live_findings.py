@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.diagnose.checks import verdicts
+from surefoot.diagnose.checks import in_a_line, verdicts
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
 from surefoot.diagnose.reading import Collected
 from surefoot.diagnose.run_settings import Described, kinds_of_models
-from surefoot.diagnose.text import in_a_line
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.jsonl import streamed
@@ -47,7 +46,7 @@ class Remarks:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.described, self.say, self.command, self.now = described, say, command, now
-        self.collected = Collected()
+        self.collected = Collected(times=1)
         self.said: dict[str, _Said] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
@@ -77,7 +76,7 @@ class Remarks:
         except Exception as problem:
             self._give_up(problem)
             return []
-        return worst_first([each for each in found if isinstance(each, Finding) and each.severity != "note"])
+        return [finding for finding in worst_first(found) if finding.severity != "note"]
 
     def sentence(self) -> str:
         return in_a_sentence(self.at_end(), self.command)
@@ -88,7 +87,7 @@ class Remarks:
     def _go_on(self) -> None:
         """Read what earlier sittings wrote: when it is first needed, so that no first step waits for it."""
         earlier, self.earlier = self.earlier or (), None
-        before = Collected(earlier)
+        before = Collected(earlier, times=1)
         if before.kinds:
             self.collected = before
             _, findings = self._asked()
@@ -124,7 +123,7 @@ class Remarks:
         found = verdicts(history, broken=self._warn_of)
         ended = self.now()
         self.not_before = ended + _TIMES_AS_LONG * (ended - begun)
-        return history.step, worst_first([verdict for verdict in found if isinstance(verdict, Finding)])
+        return history.step, worst_first(found)
 
     def _give_up(self, problem: Exception) -> None:
         if self.not_before < math.inf:

@@ -34,15 +34,11 @@ def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact
     """
     found = []
     for name, computed in window.items():
-        if name not in known:
-            continue
-        if not exact and (name in _BY_THRESHOLD or not (isinstance(computed, float) or name in _COUNTED)):
-            continue
-        saved = record.get(name)
-        if _equal(saved, computed):
-            continue
-        apart = math.inf if name in _COUNTED else _apart(saved, computed)
-        found.append(Difference(name, apart, repr(saved) if name in record else "absent", repr(computed)))
+        counted, saved = name in _COUNTED, record.get(name)
+        comparable = exact or (name not in _BY_THRESHOLD and (isinstance(computed, float) or counted))
+        if name in known and comparable and not _equal(saved, computed):
+            apart = math.inf if counted else _apart(saved, computed)
+            found.append(Difference(name, apart, repr(saved) if name in record else "absent", repr(computed)))
     return found
 
 
@@ -78,11 +74,11 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
     """The largest difference between two tensors, its place and both values; None where every bit is equal.
 
     >>> tensor("weight", torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.5]]))
-    Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='')
+    Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='', differing=0.5)
     """
     if (saved.dtype, saved.shape) != (computed.dtype, computed.shape):
         kinds = [f"{str(held.dtype).removeprefix('torch.')} {list(held.shape)}" for held in (saved, computed)]
-        return Difference(where, math.inf, *kinds)
+        return Difference(where, math.inf, kinds[0], kinds[1])
     unlike = _bits(saved) != _bits(computed)
     count = int(unlike.sum())
     if count == 0:
@@ -93,22 +89,12 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
     place = int(apart.argmax())
     largest = float(one[one.isfinite()].abs().max()) if bool(one.isfinite().any()) else 0.0
     if saved.ndim:
-        index = torch.unravel_index(torch.tensor(place), saved.shape)
-        where = f"{where}[{', '.join(str(int(each)) for each in index)}]"
+        where += str([int(each) for each in torch.unravel_index(torch.tensor(place), saved.shape)])
     relative = _ratio(float(apart[place]), largest) if saved.is_floating_point() or saved.is_complex() else math.inf
     value, again = (repr(held.reshape(-1)[place].item()) for held in (saved, computed))
-    return Difference(where, relative, value, again, f"{count:,} of {saved.numel():,} values")
-
-
-def drawn_anew(saved: Tensor, computed: Tensor) -> bool:
-    """Whether more than half of two tensors differs: they are from two drawings, and not one of them changed in places.
-
-    >>> drawn_anew(torch.zeros(4), torch.tensor([0.0, 0.0, 0.0, 1.0]))
-    False
-    """
-    if (saved.dtype, saved.shape) != (computed.dtype, computed.shape):
-        return True
-    return int((_bits(saved) != _bits(computed)).sum()) * 2 > saved.numel()
+    return Difference(
+        where, relative, value, again, f"{count:,} of {saved.numel():,} values", differing=count / saved.numel()
+    )
 
 
 def _bits(held: Tensor) -> Tensor:
@@ -122,17 +108,13 @@ def _bits(held: Tensor) -> Tensor:
 
 
 def _equal(saved: Any, computed: Any) -> bool:
-    plain = (int, float)
-    if isinstance(saved, plain) and isinstance(computed, plain):
-        return repr(float(saved)) == repr(float(computed))
-    return bool(saved == computed)
+    numbers = isinstance(saved, int | float) and isinstance(computed, int | float)
+    return repr(float(saved)) == repr(float(computed)) if numbers else bool(saved == computed)
 
 
 def _apart(saved: Any, computed: Any) -> float:
-    for value in (saved, computed):
-        if not isinstance(value, float | int) or not math.isfinite(value):
-            return math.inf
-    return float(abs(saved - computed) / max(abs(saved), abs(computed)))
+    finite = all(isinstance(value, int | float) and math.isfinite(value) for value in (saved, computed))
+    return float(abs(saved - computed) / max(abs(saved), abs(computed))) if finite else math.inf
 
 
 def _absent(where: str, *, saved: bool) -> Difference:
@@ -149,9 +131,7 @@ def _without_rates(held: Any) -> Any:
 def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
     """Where two nested values first differ, shortly."""
     while isinstance(saved, dict) and isinstance(computed, dict) and saved.keys() == computed.keys():
-        name = next((name for name in saved if saved[name] != computed[name]), None)
-        if name is None:
-            break
+        name = next(name for name in saved if saved[name] != computed[name])
         saved, computed = saved[name], computed[name]
     return repr(saved)[:80], repr(computed)[:80]
 
@@ -183,13 +163,10 @@ def judged(
         own = apart.nan_to_num(nan=math.inf)[~_driven(saved, file, name, one, sizes)]
         distance = float(own.max()) if own.numel() else 0.0
         scale = float(one[one.isfinite()].double().abs().max()) if bool(one.isfinite().any()) else 0.0
-        if file.startswith("optimizer"):
-            scale = max(scale, sizes[kind])
+        scale = max(scale, sizes[kind]) if file.startswith("optimizer") else scale
         if kind[1] != _BUFFERS:
             told.append(replace(difference, relative=_ratio(distance, scale)))
-        held = largest_of.get(kind)
-        if held is None or difference.relative > held.relative:
-            largest_of[kind] = difference
+        largest_of[kind] = max(largest_of.get(kind, difference), difference, key=lambda each: each.relative)
     for kind, difference in largest_of.items():
         size, distance = _together(saved, computed, *kind, buffers)
         relative = _ratio(distance, size)
@@ -228,21 +205,17 @@ def _together(
 def _driven(saved: Contents, file: str, name: str, one: Tensor, sizes: dict[tuple[str, str], float]) -> Tensor:
     """Which entries of a weight go where rounding takes them, by all state of the optimizer that has the weight's shape."""
     kind, _, model = file.partition("-")
-    nothing = torch.zeros_like(one, dtype=torch.bool)
     state = f"optimizer-{model}" if model else "optimizer"
-    if kind not in ("model", "ema") or state not in saved.files:
-        return nothing
-    driven: Tensor | None = None
-    for key in saved.files[state]:
+    small = []
+    for key in saved.files.get(state, ()) if kind in ("model", "ema") else ():
         parameter, _, entry = key.rpartition("/")
         held = _read(saved, state, key) if parameter == name else None
         if held is None or held.shape != one.shape or not held.is_floating_point() or not one.ndim:
             continue
         if (state, entry) not in sizes:
             sizes[state, entry], _ = _together(saved, saved, state, entry, ())
-        small = held.abs() <= _NOISE * sizes[state, entry]
-        driven = small if driven is None else driven & small
-    return nothing if driven is None else driven
+        small.append(held.abs() <= _NOISE * sizes[state, entry])
+    return torch.stack(small).all(dim=0) if small else torch.zeros_like(one, dtype=torch.bool)
 
 
 def _comparable(saved: Contents, computed: Contents, file: str, name: str) -> tuple[Tensor, Tensor] | None:

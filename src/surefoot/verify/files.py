@@ -11,11 +11,10 @@ from surefoot.checkpoint.format import Contents, DamageError
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.reader import interpreted, opened, read_manifest
 from surefoot.checkpoint.reader import verify as wrong_in
-from surefoot.checkpoint.state_json import Accepted
 from surefoot.checkpoint.store import Store
 from surefoot.config import user_code
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.tracking.run_reader import read_sessions, read_settings
+from surefoot.tracking.run_reader import Session, read_sessions, read_settings
 from surefoot.train.run_identity import differences
 from surefoot.verify import metrics_log as logs
 from surefoot.verify.metrics_log import FILE, Log, Noted
@@ -37,32 +36,9 @@ class Checkpoint:
         return self.found.step
 
     @property
-    def size_bytes(self) -> int:
-        return sum(length for length, _ in self.manifest.files.values())
-
-    @property
     def described(self) -> dict[str, Any]:
         """What makes it this run and no other."""
         return self.found.saved.described
-
-    @property
-    def accepted(self) -> list[Accepted]:
-        """The changes of the program with which the run went on, each with the `step` from which on they count."""
-        return self.found.saved.fingerprints["accepted"]
-
-    @property
-    def gone(self) -> bool:
-        """Whether a run that goes on has let it go meanwhile."""
-        return not self.path.is_dir()
-
-
-@dataclass(frozen=True)
-class Sitting:
-    """One start or resume, as environment.json tells it."""
-
-    step: int
-    machine: Mapping[str, Any]
-    data: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +48,7 @@ class Files:
     path: Path
     checkpoints: dict[int, Checkpoint]
     log: Log
-    sittings: list[Sitting]
+    sittings: Sequence[Session]
     problems: list[Problem]
     notes: list[str]
 
@@ -82,11 +58,10 @@ class Files:
 
     def machine_of(self, step: int, *, otherwise: Contents) -> Mapping[str, Any]:
         """On what the step of that index was made; where no sitting tells it, that of a checkpoint."""
-        made: list[Sitting] = []
+        made: list[Session] = []
         for sitting in self.sittings:
-            made = [*(before for before in made if before.step < sitting.step), sitting]
-        machines = [sitting.machine for sitting in made if sitting.step <= step]
-        return machines[-1] if machines else otherwise.saved.machine
+            made = [*(before for before in made if before["step"] < sitting["step"]), sitting]
+        return next((each["machine"] for each in reversed(made) if each["step"] <= step), otherwise.saved.machine)
 
 
 def checked(path: Path) -> Files:
@@ -107,8 +82,7 @@ def checked(path: Path) -> Files:
     notes: list[str] = []
     if checkpoints:
         with interpreted(checkpoints[max(checkpoints)].path):
-            problems += _other_runs(checkpoints)
-            problems += _misplaced(checkpoints, sittings, log)
+            problems += [*_other_runs(checkpoints), *_misplaced(checkpoints, sittings, log)]
             problems += _script(path, checkpoints[max(checkpoints)])
             notes += _other_scores(checkpoints)
     return Files(path, checkpoints, log, sittings, problems, notes + program_notes(path))
@@ -120,10 +94,8 @@ def program_notes(path: Path) -> list[str]:
         held = read_settings(path).program
         file, digest = held.get("path"), held.get("sha256")
         if isinstance(file, str) and isinstance(digest, str) and user_code.digest(Path(file)) != digest:
-            if not Path(file).is_file():
-                return [f"{file} is not there any more"]
-            changed = "has changed since the run last began or went on"
-            return [f"{file} {changed}: what is made again is made by it as it is now"]
+            changed = "has changed since the run last began or went on: what is made again is made by it as it is now"
+            return [f"{file} {changed if Path(file).is_file() else 'is not there any more'}"]
     return []
 
 
@@ -151,17 +123,15 @@ def _checkpoints(store: Store) -> tuple[dict[int, Checkpoint], list[Problem]]:
 
 def _other_runs(checkpoints: Mapping[int, Checkpoint]) -> list[Problem]:
     """Checkpoints of one run tell the same settings, all but those that may change when it goes on."""
-    newest = checkpoints[max(checkpoints)]
-    now = _lasting(newest.described)
-    problems = []
+    newest, problems = checkpoints[max(checkpoints)], []
     for step, checkpoint in sorted(checkpoints.items()):
-        then = _lasting(checkpoint.described)
-        if any("data" in each["changed"] and each["step"] >= step for each in newest.accepted):
+        then, now = _lasting(checkpoint.described), _lasting(newest.described)
+        if any(
+            "data" in each["changed"] and each["step"] >= step for each in newest.found.saved.fingerprints["accepted"]
+        ):
             then["data"] = now["data"]
         if checkpoint.found.saved.machine["torch"] == newest.found.saved.machine["torch"]:
             then["architecture"], now["architecture"] = (each.found.saved.architecture for each in (checkpoint, newest))
-        else:
-            now.pop("architecture", None)
         what = f"{checkpoint.path.name} is of another run than {newest.path.name}"
         problems += [Problem("inconsistent", f"{what}: {line}", step=step) for line in differences(then, now)[:1]]
     return problems
@@ -182,43 +152,40 @@ def _other_scores(checkpoints: Mapping[int, Checkpoint]) -> list[str]:
     ][:1]
 
 
-def _sittings(path: Path) -> tuple[list[Sitting], list[Problem]]:
-    file = "environment.json"
+def _sittings(path: Path) -> tuple[Sequence[Session], list[Problem]]:
+    file, why = "environment.json", "is damaged: it tells of no sittings"
     try:
-        sessions = read_sessions(path)
-        return [Sitting(int(each["step"]), dict(each["machine"]), each.get("data")) for each in sessions], []
+        sittings = read_sessions(path)
+        if all("step" in sitting and "machine" in sitting for sitting in sittings):
+            return sittings, []
     except FileNotFoundError:
         why = "is missing"
     except OSError as problem:
         why = f"cannot be read: {problem.strerror}"
-    except (ValueError, LookupError, TypeError):
-        why = "is damaged: it tells of no sittings"
+    except ValueError:
+        pass
     return [], [Problem("damaged", f"{file} {why}", file=file)]
 
 
-def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Sitting], log: Log) -> list[Problem]:
+def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Session], log: Log) -> list[Problem]:
     """What environment.json tells of sittings, against the resumes on the record and the checkpoints that came of them."""
     if not sittings:
         return []
     problems = []
-    told = iter([sitting.step for sitting in sittings])
+    told = iter([sitting["step"] for sitting in sittings])
     resumed = [line.step for line in log.lines if line.kind == "resumed"]
     lost = next((step for step in resumed if step not in told), None)  # consumes: each in its order
     if lost is not None and not log.problems:
         problems.append(f"tells of no sitting that went on from step {lost}, and {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
-        machine = checkpoint.found.saved.machine
-        if all(_elsewhere(sitting.machine, machine) for sitting in sittings):
+        machine = dict(checkpoint.found.saved.machine)
+        now = {"threads": machine["threads"]}  # how many compute may be changed by the user at any time
+        if all(differences({**sitting["machine"], **now}, machine) for sitting in sittings):
             problems.append(f"tells of no sitting on the machine by which {checkpoint.path.name} was saved")
-        data = [sitting.data for sitting in sittings if sitting.data is not None]
-        if data and not any(dict(each) == checkpoint.described["data"] for each in data):
+        data = [sitting["data"] for sitting in sittings if sitting.get("data") is not None]
+        if data and checkpoint.described["data"] not in data:
             problems.append(f"tells of other training data than {checkpoint.path.name}, of step {step:,}")
     return [Problem("inconsistent", f"environment.json {line}", file="environment.json") for line in problems[:1]]
-
-
-def _elsewhere(machine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two machines are not the same; how many threads compute may be changed by the user at any time."""
-    return any(machine.get(name) != other.get(name) for name in {*machine, *other} - {"threads"})
 
 
 def _script(path: Path, newest: Checkpoint) -> list[Problem]:
@@ -229,16 +196,14 @@ def _script(path: Path, newest: Checkpoint) -> list[Problem]:
         return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
     if not settings.of_script:
         return []
-    then = {"settings": {}, **settings.of_script}
-    found = differences(_comparable(then), _comparable(newest.described))
+    found = differences(_comparable(settings.of_script), _comparable(newest.described))
     what = f"config.toml is not of the run in {newest.path.name}"
     return [Problem("inconsistent", f"{what}: {line}", file="config.toml") for line in found[:1]]
 
 
 def _comparable(described: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without what may change, and without what TOML cannot tell: what is None."""
-    plain: dict[str, Any] = _without_none(json.loads(json.dumps(_lasting(described))))
-    return plain
+    return dict(_without_none(json.loads(json.dumps(_lasting(described)))))
 
 
 def _without_none(value: Any) -> Any:

@@ -47,7 +47,6 @@ class Noted:
 class Log:
     """All lines; those that no resume has superseded; how many bytes are proved, and what is wrong with them."""
 
-    data: bytes
     lines: list[Line]
     proved_bytes: int = 0
     problems: tuple[Problem, ...] = ()
@@ -57,9 +56,13 @@ class Log:
         """The lines that hold the records of one curve, as `tracking.jsonl.records` reads them."""
         return curve(self.lines)
 
+    def lines_of(self, kind: str, name: str = "step") -> list[Line]:
+        """The lines of one kind on the curve whose records have a value of that name."""
+        return [line for line in self.curve if line.kind == kind and name in line.record]
+
     def of(self, kind: str) -> list[Record]:
         """The records of one kind on the curve."""
-        return [line.record for line in self.curve if line.kind == kind]
+        return [line.record for line in self.lines_of(kind)]
 
     def up_to(self, length: int) -> list[Line]:
         """The lines in the first `length` bytes, those that a resume has superseded among them."""
@@ -70,7 +73,7 @@ def read(data: bytes, noted: Iterable[Noted]) -> Log:
     """The lines of the file, checked against what checkpoints have noted of it, and whether each of them is one."""
     lines = split(data)
     changed, proved = _changed(data, lines, sorted(noted, key=lambda each: each.length))
-    return Log(data, lines, proved, (*changed, *_unreadable(lines)))
+    return Log(lines, proved, (*changed, *_unreadable(lines)))
 
 
 def split(data: bytes) -> list[Line]:
@@ -99,39 +102,33 @@ def curve(lines: Iterable[Line]) -> list[Line]:
 
 def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tuple[list[Problem], int]:
     """What is not as it was noted, and up to which byte all is."""
-    proved = before = hashed = 0
-    digest = sha256()
-    first: tuple[Noted, int, int] | None = None  # what does not hold, with the step and bytes proved before it
-    later: Noted | None = None  # one after it that holds
+    digest, hashed, holds = sha256(), 0, list[bool]()
     for each in noted:
         digest.update(data[hashed : each.length])
         hashed = min(each.length, len(data))
-        if len(data) >= each.length and digest.hexdigest() == each.digest:
-            later = each if first is not None else None
-            proved, before = (each.length, each.step) if first is None else (proved, before)
-        elif first is None:
-            first = each, before, proved
-    if first is None:
-        return [], proved
-    return [_problem(data, lines, *first, later=later)], proved
+        holds.append(len(data) >= each.length and digest.hexdigest() == each.digest)
+    count = [*holds, False].index(False)  # as many hold before the first that does not
+    before = noted[count - 1] if count else Noted(0, 0, "")
+    again = [each for each, right in zip(noted, holds, strict=True) if right][count:]
+    wrong = [_problem(data, lines, each, before, again) for each in noted[count : count + 1]]
+    return wrong, before.length
 
 
-def _problem(
-    data: bytes, lines: Sequence[Line], wrong: Noted, before: int, proved: int, *, later: Noted | None
-) -> Problem:
-    is_prefix = len(data) >= proved and all(line.record for line in lines[:-1])  # all lines whole but the last
-    if len(data) < wrong.length and later is None and is_prefix:
+def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, later: Sequence[Noted]) -> Problem:
+    """What does not hold: `before` is the last that does before it, and `later` do again."""
+    is_prefix = len(data) >= before.length and all(line.record for line in lines[:-1])  # all lines whole but the last
+    if len(data) < wrong.length and not later and is_prefix:
         last = next((line for line in reversed(lines) if line.record), None)
         where = "nothing is left of it" if last is None else f"it ends in line {lines[-1].number}, step {last.step}"
         how = (
             f"is {len(data):,} bytes long and was {wrong.length:,} at step {wrong.step:,}: its end is missing; {where}"
         )
     else:
-        between = f"between the checkpoints of steps {before:,} and {wrong.step:,}"
-        between = between if proved else f"before step {wrong.step:,}"
-        meant = _meant(lines, wrong, proved)
+        between = f"between the checkpoints of steps {before.step:,} and {wrong.step:,}"
+        between = between if before.length else f"before step {wrong.step:,}"
+        meant = _meant(lines, wrong, before.length)
         where = f"in {line_numbers(meant)}{_of_steps(meant)}" if meant else "all of its lines are gone"
-        again = f"; so it was when the run went on to step {later.step:,}" if later is not None else ""
+        again = f"; so it was when the run went on to step {later[-1].step:,}" if later else ""
         how = f"is not what it was at step {wrong.step:,}: it was changed {between}, {where}{again}"
     return Problem("damaged", f"{FILE} {how}", step=wrong.step, file=FILE)
 
@@ -149,12 +146,9 @@ def _meant(lines: Sequence[Line], wrong: Noted, proved: int) -> list[Line]:
 
 def _of_steps(lines: Sequence[Line]) -> str:
     steps = [line.step for line in lines if line.record]
-    if not steps:
-        return ""
-    if len(lines) == 1:
-        return f", the record of step {steps[0]}"
-    of = f"step {steps[0]}" if min(steps) == max(steps) else f"steps {min(steps)} to {max(steps)}"
-    return f", {counted(len(steps), 'record')} of {of}"
+    of = f"step {steps[0]}" if len({*steps}) == 1 else f"steps {min(steps, default=0)} to {max(steps, default=0)}"
+    records = "the record" if len(lines) == 1 else counted(len(steps), "record")
+    return f", {records} of {of}" if steps else ""
 
 
 def line_numbers(lines: Sequence[Line]) -> str:
@@ -169,8 +163,7 @@ def line_numbers(lines: Sequence[Line]) -> str:
 
 def _unreadable(lines: Sequence[Line]) -> list[Problem]:
     """Lines that are no records, but for one that a kill has cut off: the last, or one that a resume follows."""
-    followed = pairwise(lines)
-    wrong = [line.number for line, after in followed if not line.record and after.kind != "resumed"]
+    wrong = [line.number for line, after in pairwise(lines) if not line.record and after.kind != "resumed"]
     if not wrong:
         return []
     more = f", nor are {len(wrong) - 1} more" if len(wrong) > 1 else ""

@@ -1,4 +1,5 @@
-"""Whether the records of a run agree with themselves, with the clock in its checkpoints, and with its schedule. Nothing is made again.
+"""Whether the records of a run agree with themselves, with the clock in its checkpoints, and with its schedule; and whether step 0
+is what is built now. No step is made again.
 
 Speeds and rates are compared to the last bit, since they were computed from numbers that stand on the record; times to a
 millionth, since they are sums.
@@ -8,11 +9,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from surefoot.replay.rerun import unlike
+from surefoot.run.components import RunComponents
 from surefoot.tracking.record import PHASES, Record
 from surefoot.train.patience import EarlyStopping, Watch
-from surefoot.verify.files import Checkpoint
+from surefoot.verify.compare import TOLERANCE, tensors
+from surefoot.verify.files import Checkpoint, Files
 from surefoot.verify.metrics_log import FILE, Line, Log, curve
-from surefoot.verify.verdict import Kind, Problem
+from surefoot.verify.verdict import Kind, Problem, Verdict, as_problem
 
 _SHOWN = 3  # problems of one kind
 
@@ -33,16 +37,14 @@ def in_order(log: Log) -> Iterator[Problem]:
 def speeds(log: Log) -> Iterator[Problem]:
     """Targets per second times seconds must be the targets, both without first steps: exactly, as the speed was computed."""
     name = "targets_per_s"
-    for line in log.curve:
+    for line in log.lines_of("train", name):
         record = line.record
-        if line.kind != "train" or name not in record:
-            continue
         took_s = _number(record, "training_s") + _number(record, "waiting_s")
         starting = _number(record, "starting_targets") if "starting_targets" in record else 0.0
         speed = (_number(record, "targets") - starting) / took_s if took_s > 0 else math.nan
         if repr(speed) != repr(_number(record, name)):
             why = f"targets by training_s and waiting_s make {speed!r} (first steps apart)"
-            yield _unlike(line, name, speed, f"{name} is {record[name]!r}, and {why}")
+            yield _at(line, f"{name} is {record[name]!r}, and {why}", name=name, computed=speed)
 
 
 def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
@@ -58,7 +60,8 @@ def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
             waiting_s + math.fsum(_number(line.record, f"{phase}_s") for line in held if line.kind == "train")
             for held in (curve(lines), lines)  # one that had diverged goes on with a clock that has counted all of it
         )
-        if not (_close(told_s, added_s) or _close(told_s, most_s) or added_s < told_s < most_s):
+        close = any(math.isclose(told_s, each_s, rel_tol=1e-6, abs_tol=1e-6) for each_s in (added_s, most_s))
+        if not close and not added_s < told_s < most_s:
             why = f"tells of {told_s!r} s of {phase}, and the records up to it of {added_s!r} s"
             return [_of_checkpoint(checkpoint, why, f"{phase}_s", repr(told_s), repr(added_s))]
     return []
@@ -104,7 +107,7 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
         planned = rate(line.step - 1, next(factor for begun, factor in reversed(factors) if begun < line.step))
         if repr(planned) != repr(line.record[name]):
             why = f"{name} is {line.record[name]!r}, and that of the schedule {planned!r}"
-            yield _unlike(line, name, planned, why, kind="differs")
+            yield _at(line, why, kind="differs", name=name, computed=planned)
 
 
 def targets(log: Log, each: float) -> Iterator[Problem]:
@@ -123,7 +126,40 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
         if name in line.record and _number(line.record, name) not in {steps * each for steps in made}:
             steps = max(made)
             why = f"{name} are {line.record[name]!r}, and {steps} steps of {each:g} make {steps * each:g}"
-            yield _unlike(line, name, float(steps * each), why)
+            yield _at(line, why, name=name, computed=float(steps * each))
+
+
+def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
+    """Compare the weights of step 0 with those of the run as it is built now.
+
+    A model that is handed over ready-made, or that was made by another version of torch, comes out of another drawing, which
+    proves nothing: then more than half of some tensor differs. One of which a few entries differ was changed.
+    """
+    if 0 not in files.checkpoints or parts.state.step:
+        return
+    start = files.checkpoints[0]
+    init = start.described["init"]
+    if init is not None:
+        verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
+        return
+    then = start.found.saved.machine
+    other = unlike(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
+    found = [
+        each for each in tensors(start.found, parts.packed(), exact=False) if each.file.partition("-")[0] == "model"
+    ]
+    changed = [
+        as_problem(each, step=0, what=start.path.name)
+        for each in found
+        if not (other and each.relative <= TOLERANCE) and each.differing <= 0.5
+    ]
+    if len(changed) < len(found):
+        why = other or "a model that is not built under the run's seed, or from a file, or by code that has changed"
+        what = "they are not those that are built now, and are taken as they are saved"
+        verdict.not_proved.append(f"the weights of step 0: {what} ({why})")
+    elif changed:
+        verdict.problems.extend(changed)
+    else:
+        verdict.proved.append(f"step 0: the weights are those that seed {start.described['seed']} builds")
 
 
 def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:
@@ -135,23 +171,17 @@ def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[
     return shown
 
 
-def _close(one_s: float, other_s: float) -> bool:
-    return math.isclose(one_s, other_s, rel_tol=1e-6, abs_tol=1e-6)
-
-
-def _at(line: Line, text: str, *, kind: Kind = "inconsistent") -> Problem:
-    where = f"{FILE}, line {line.number}, the record of step {line.step}"
-    return Problem(kind, f"{where}: {text}", step=line.step, file=FILE)
-
-
-def _unlike(line: Line, name: str, computed: float, text: str, *, kind: Kind = "inconsistent") -> Problem:
-    """A number of a record that is not what others make it."""
-    return replace(_at(line, text, kind=kind), quantity=name, saved=repr(line.record[name]), computed=repr(computed))
+def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0) -> Problem:
+    """Something wrong in a record: in a number of it, where `name` says in which, and what others make that."""
+    problem = Problem(kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE)
+    if not name:
+        return problem
+    return replace(problem, quantity=name, saved=repr(line.record[name]), computed=repr(computed))
 
 
 def _of_checkpoint(checkpoint: Checkpoint, text: str, quantity: str, saved: str, computed: str) -> Problem:
-    where, step = checkpoint.path.name, checkpoint.step
-    return Problem("inconsistent", f"{where} {text}", step, None, quantity, saved, computed)
+    where = checkpoint.path.name
+    return Problem("inconsistent", f"{where} {text}", checkpoint.step, None, quantity, saved, computed)
 
 
 def _number(record: Record, name: str) -> float:

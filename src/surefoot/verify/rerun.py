@@ -1,6 +1,11 @@
-"""One window of steps made again from a checkpoint, and what comes out compared with what was saved on the way."""
+"""Windows of steps made again, from a checkpoint to where something can be compared: which they are, and what comes out.
 
-from collections.abc import Callable
+What comes out is compared with every record and checkpoint on the way.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,27 +20,90 @@ from surefoot.verify.compare import judged, numbers, tensors
 from surefoot.verify.files import Checkpoint, Files
 from surefoot.verify.metrics_log import FILE, curve
 from surefoot.verify.records import shortened
-from surefoot.verify.verdict import Difference, Outcome, Problem, Window, as_largest, as_problem
+from surefoot.verify.verdict import Difference, Outcome, Problem, Window, as_problem
 
-Watching = Callable[[int], None]
-"""Told after every step that is made again how many are made of the run."""
+STEPS, WINDOWS = 100, 5  # where nobody says otherwise
+
+
+def planned(
+    starts: Sequence[int], points: Sequence[int], *, steps: int | None, windows: int, seed: int | None = None
+) -> list[Window]:
+    """At most so many windows of about so many steps; with `steps` None one of all steps after the first checkpoint.
+
+    `starts` are the steps whose checkpoints can be begun with, `points` those at which there is something to compare, a record
+    or a checkpoint. A window ends at the last point within `steps` of its start, or else at the next one. No two overlap; the
+    first and the last possible are among them and the others lie evenly between, or all are drawn with `seed`.
+
+    >>> planned([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
+    [Window(start=0, stop=20), Window(start=80, stop=100)]
+    >>> planned([0, 80], [10, 80, 85], steps=None, windows=5)
+    [Window(start=0, stop=85)]
+    """
+    begun = [start for start in sorted(starts) if any(point > start for point in points)]
+    if not begun or windows < 1:
+        return []
+    if steps is None:
+        return [Window(begun[0], max(points))]
+    possible = _apart([_from(start, points, steps) for start in begun], end=max(points))
+    if len(possible) <= windows:
+        return possible
+    if seed is not None:
+        return sorted(random.Random(seed).sample(possible, windows), key=lambda window: window.start)
+    last = len(possible) - 1
+    return [possible[round(place * last / (windows - 1))] for place in range(windows)] if windows > 1 else possible[-1:]
+
+
+def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
+    """The stretches up to `end` that no window covers.
+
+    >>> gaps([Window(0, 20), Window(80, 100)], end=110)
+    [Window(start=20, stop=80), Window(start=100, stop=110)]
+    """
+    in_order = sorted(windows, key=lambda window: window.start)
+    begins, ends = [0, *(window.stop for window in in_order)], [*(window.start for window in in_order), end]
+    return [Window(begin, stop) for begin, stop in zip(begins, ends, strict=True) if stop > begin]
+
+
+def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
+    """How many steps must be made to compare all of a gap: those from the checkpoint before it; None where there is none.
+
+    >>> cost_steps(Window(20, 80), [0, 10, 80])
+    70
+    """
+    before = max((start for start in starts if start <= gap.start), default=None)
+    return None if before is None else gap.stop - before
+
+
+def _from(start: int, points: Sequence[int], steps: int) -> Window:
+    later = [point for point in points if point > start]
+    return Window(start, max((point for point in later if point <= start + steps), default=min(later)))
+
+
+def _apart(possible: Sequence[Window], *, end: int) -> list[Window]:
+    """Windows of which none overlaps another: the last as far to the end as it can be, then from the first on."""
+    last = next((window for window in possible if window.stop == end), possible[-1])
+    found: list[Window] = []
+    for window in possible:
+        if window.start >= (found[-1].stop if found else 0) and window.stop <= last.start:
+            found.append(window)
+    return [*found, last]
 
 
 def made_again(
-    parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Watching, workers: int = 0
+    parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
 ) -> Outcome:
     """Make the steps of a window again and compare every record and checkpoint on the way with what came out.
 
     Where a checkpoint differs, the steps go on from what was computed, so that it is seen whether what follows was made from
-    that or from what is saved; where the next one differs too, from the saved one.
+    that or from what is saved; where the next one differs too, from the saved one. `watch` is called after every step.
     """
-    remaking = _Remaking(parts, files, window, tolerance=tolerance, watch=watch, workers=workers)
+    remaking = _Remaking(parts, files, window, tolerance=tolerance, watch=watch)
     start: Checkpoint | None = files.checkpoints[window.start]
     while start is not None and start.step < window.stop:
         try:
             start = remaking.made_from(start)
         except CheckpointError as problem:
-            if not any(checkpoint.gone for checkpoint in files.checkpoints.values()):
+            if all(checkpoint.path.is_dir() for checkpoint in files.checkpoints.values()):
                 raise
             remaking.outcome.lost = first_line(problem)
             break
@@ -46,11 +114,11 @@ class _Remaking:
     """What has come of a window so far."""
 
     def __init__(
-        self, parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Watching, workers: int
+        self, parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
     ) -> None:
         self.parts, self.files, self.window = parts, files, window
-        self.tolerance, self.watch, self.workers = tolerance, watch, workers
-        self.lines = {line.step: line for line in files.log.curve if line.kind == "train"}
+        self.tolerance, self.watch = tolerance, watch
+        self.lines = {line.step: line for line in files.log.lines_of("train")}
         self.known = {name for line in self.lines.values() for name in line.record}
         self.resumed = {int(record["step"]) for record in files.log.of("resumed")}
         self.outcome = Outcome(window, exact=True)
@@ -59,12 +127,12 @@ class _Remaking:
     def made_from(self, start: Checkpoint) -> Checkpoint | None:
         """Make steps from a checkpoint on; where it is to be gone on from another one, that."""
         records = [line.record for line in self.files.log.curve]
-        with execution(self.parts, start.found, records=records, workers=self.workers) as stand:
+        with execution(self.parts, start.found, records=records) as stand:
             self._on(stand, start.step, start.found)
             for made in stand.steps(self.window.stop):
-                self.outcome.loss_counts = self.outcome.loss_counts or isinstance(made.step.count, torch.Tensor)
+                self.outcome.loss_counts |= isinstance(made.step.count, torch.Tensor)
                 self._record(made, stand)
-                self.watch(stand.done)
+                self.watch()
                 checkpoint = self.files.checkpoints.get(stand.done)
                 if checkpoint is not None and not self._checkpoint(checkpoint, stand):
                     return checkpoint
@@ -77,20 +145,18 @@ class _Remaking:
             return
         machine = self.files.machine_of(step, otherwise=otherwise)
         threads = int(machine.get("threads", torch.get_num_threads()))
-        if stand.parts.device.type == "cpu" and threads != torch.get_num_threads():
+        if stand.parts.device.type == "cpu":
             torch.set_num_threads(threads)
         other = unlike(machine, stand.parts.machine())
         if other:
             self.outcome.exact, self.outcome.unlike = False, self.outcome.unlike or other
 
     def _record(self, made: Made, stand: Execution) -> None:
-        line = self.lines.get(made.index + 1)
-        if line is None:
-            return
         outcome, step = self.outcome, made.index + 1
-        outcome.met_records += 1
-        if made.window is None:  # of steps before the checkpoint, which it does not hold
+        outcome.met_records += step in self.lines
+        if step not in self.lines or made.window is None:  # of steps before the checkpoint, which it does not hold
             return
+        line = self.lines[step]
         rate = next(iter(stand.parts.state.trained.values())).optimizer.param_groups[0]["lr"]
         computed: dict[str, Any] = {**made.window, "learning_rate": rate}
         outcome.unknown |= line.record.keys() - computed.keys() - OWN
@@ -114,17 +180,14 @@ class _Remaking:
         now = stand.parts.packed()
         found = tensors(checkpoint.found, now, exact=outcome.exact, without=cleared)
         if not outcome.exact:
-            models = stand.parts.state.models.values()
-            buffers = {name for model in models for name, _ in model.named_buffers()}
+            buffers = {name for model in stand.parts.state.models.values() for name, _ in model.named_buffers()}
             found = judged(checkpoint.found, now, found, buffers=buffers)
-        outcome.kept = outcome.kept or bool(checkpoint.found.saved.kept)
+        outcome.kept |= bool(checkpoint.found.saved.kept)
         wrong = self._beyond(found, checkpoint.path.name, "tensors")
-        if not wrong:
-            outcome.checkpoints.append(step)
-        else:
-            outcome.problems += _of_checkpoint(wrong, checkpoint)
-        both, self.astray = bool(wrong) and self.astray, bool(wrong)
-        return not (both or (bool(cleared) and step in self.resumed))
+        outcome.checkpoints += [] if wrong else [step]
+        outcome.problems += _of_checkpoint(wrong, checkpoint)
+        both, self.astray = wrong and self.astray, bool(wrong)
+        return not (both or (cleared and step in self.resumed))
 
     def _cleared(self, checkpoint: Checkpoint, stand: Execution) -> tuple[str, ...]:
         """What the end of a run that had diverged has cleared in the checkpoint that it wrote (`divergence.ended`)."""
@@ -135,9 +198,8 @@ class _Remaking:
         if last > checkpoint.step:  # it is that of the last good step: later ones were on record, and not applied
             return "meter/", "skipped_in_a_row"
         latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
-        if latched and not checkpoint.found.saved.skipped_in_a_row:
-            return "bad_in_a_row/", "skipped_in_a_row"
-        return ()
+        cleared = latched and not checkpoint.found.saved.skipped_in_a_row
+        return ("bad_in_a_row/", "skipped_in_a_row") if cleared else ()
 
     def _beyond(self, found: list[Difference], what: str, kind: str) -> list[Difference]:
         """The differences that rounding does not explain; the largest of the others is remembered."""
@@ -145,8 +207,9 @@ class _Remaking:
             return found
         for difference in found:
             held = self.outcome.largest.get(kind)
-            if difference.relative <= self.tolerance and (held is None or difference.relative > held.difference):
-                self.outcome.largest[kind] = as_largest(difference, what=what)
+            if difference.relative <= self.tolerance and (held is None or difference.relative > held.relative):
+                together = f" {difference.more}" if difference.more.startswith("with") else ""
+                self.outcome.largest[kind] = replace(difference, where=f"{what}, {difference.where}{together}")
         return [difference for difference in found if difference.relative > self.tolerance]
 
 

@@ -7,8 +7,8 @@ from surefoot.tracking.format import counted, duration
 from surefoot.verify.files import Files
 from surefoot.verify.metrics_log import FILE, line_numbers
 from surefoot.verify.records import has_best, has_times
+from surefoot.verify.rerun import cost_steps, gaps
 from surefoot.verify.verdict import Outcome, Window, steps_in_words
-from surefoot.verify.windows import cost_steps, gaps
 
 _OTHERS = {
     "scores": "scores",
@@ -22,17 +22,16 @@ _EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the scores of a 
 
 def of_files(files: Files) -> list[str]:
     """What the files prove of themselves."""
-    checkpoints = list(files.checkpoints.values())
-    number = sum(len(checkpoint.manifest.files) + 1 for checkpoint in checkpoints)
-    size = in_words(sum(checkpoint.size_bytes for checkpoint in checkpoints))
+    manifests = [checkpoint.manifest for checkpoint in files.checkpoints.values()]
+    number = sum(len(manifest.files) + 1 for manifest in manifests)
+    size = in_words(sum(length for manifest in manifests for length, _ in manifest.files.values()))
     said = []
-    if checkpoints:
-        steps = steps_in_words(sorted(files.checkpoints))
-        kinds = f"the checkpoint{'s' * (len(checkpoints) > 1)} of"
-        said.append(f"{kinds} {steps}: every byte is as its manifest tells ({size} in {counted(number, 'file')})")
+    if manifests:
+        which = f"the checkpoint{'s' * (len(manifests) > 1)} of {steps_in_words(sorted(files.checkpoints))}"
+        said.append(f"{which}: every byte is as its manifest tells ({size} in {counted(number, 'file')})")
     covered = files.log.up_to(files.log.proved_bytes)
     if covered and not files.log.problems:
-        last = max(files.checkpoints[step].step for step in files.checkpoints if files.checkpoints[step].manifest.log)
+        last = max(step for step, checkpoint in files.checkpoints.items() if checkpoint.manifest.log)
         said.append(f"{FILE}: {line_numbers(covered)}, as the checkpoint of step {last:,} has noted it")
     return said
 
@@ -60,64 +59,8 @@ def not_of_files(files: Files) -> list[str]:
     ]
 
 
-def of_windows(outcomes: Sequence[Outcome]) -> list[str]:
-    return [line for outcome in outcomes for line in _proved(outcome)]
-
-
-def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_s: float | None) -> list[str]:
-    """Which steps were not made again and what that would cost, and what making steps again cannot prove."""
-    starts = sorted(files.checkpoints)
-    made = [_reached(outcome) for outcome in outcomes]
-    said = [_gap(gap, starts, step_s) for gap in gaps(made, end=end)]
-    said += [
-        f"steps {outcome.window.start:,} to {outcome.window.stop:,}: a checkpoint was let go meanwhile by the run, which goes on"
-        for outcome in outcomes
-        if outcome.lost is not None
-    ]
-    newest = max(starts, default=0)
-    if outcomes and end > newest:
-        said.append(f"the weights after step {newest:,}: there is no later checkpoint, so only records were compared")
-    wrong = {problem.step for outcome in outcomes for problem in outcome.problems if problem.file == FILE}
-    unread = sum(outcome.met_records - len(outcome.records) for outcome in outcomes) - len(wrong)
-    if unread > 0:
-        why = "over steps before a checkpoint that does not hold them, as after a divergence"
-        said.append(f"{counted(unread, 'record')}: {why}")
-    unknown = sorted(set().union(*(outcome.unknown for outcome in outcomes)))
-    if unknown:
-        said.append(f"{', '.join(unknown)} in the records: logged by a loop's own body, which cannot be done again")
-    if any(outcome.kept for outcome in outcomes):
-        said.append("what was given to run.register_state: a loop's own body changes it, which cannot be done again")
-    kinds = {line.kind for line in files.log.curve}
-    others = [name for kind, name in _OTHERS.items() if kind in kinds]
-    if outcomes and others:
-        said.append(f"{', '.join(others)}: not computed again{_EVALUATE if 'scores' in kinds else ''}")
-    return said
-
-
-def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
-    """What differences say about their cause."""
-    wrong = [outcome for outcome in outcomes if outcome.problems]
-    if not wrong:
-        return []
-    said = [line for outcome in wrong for line in _why(outcome)]
-    inexact = next((outcome for outcome in wrong if not outcome.exact), None)
-    if inexact is not None:
-        why = "differences of rounding grow from step to step; try fewer --steps"
-        said.append(f"not the machine that made it ({inexact.unlike}): {why}")
-    return list(dict.fromkeys([*said, *notes]))
-
-
-def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:
-    """What making these steps again takes, and what making all of them would; said before it is begun."""
-    steps = sum(window.steps for window in windows)
-    first = min(files.checkpoints)
-    whole = end - first
-    many = counted(len(windows), "window")
-    said = f"making {steps:,} of {counted(end, 'step')} again, in {many}{_took(steps, step_s)}"
-    return said if steps >= whole else f"{said}; all of them (--all): {whole:,}{_took(whole, step_s)}"
-
-
-def _proved(outcome: Outcome) -> list[str]:
+def of_window(outcome: Outcome) -> list[str]:
+    """What making the steps of a window again proves."""
     made, how = _reached(outcome), "bit for bit" if outcome.exact else "to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
     parts = []
@@ -127,15 +70,63 @@ def _proved(outcome: Outcome) -> list[str]:
         parts.append(f"the checkpoint{'s' * (len(outcome.checkpoints) > 1)} of {steps_in_words(outcome.checkpoints)}")
     if not parts:
         return []
-    said = [f"steps {made.start:,} to {made.stop:,}: {' and '.join(parts)}, {how}"]
-    for kind, held in sorted(outcome.largest.items()):
-        what = "number" if kind == "records" else "tensor"
-        said.append(
-            f"  largest relative difference of a {what}: {held.difference:.2g}, {held.where}: {held.saved}, now {held.computed}"
-        )
-    if not outcome.exact:
-        said.append(f"  {outcome.unlike}")
-    return said
+    what = {"records": "number", "tensors": "tensor"}
+    return [
+        f"steps {made.start:,} to {made.stop:,}: {' and '.join(parts)}, {how}",
+        *(
+            f"  largest relative difference of a {what[kind]}: {each.relative:.2g}, {each.where}: {each.saved}, now {each.computed}"
+            for kind, each in sorted(outcome.largest.items())
+        ),
+        *([] if outcome.exact else [f"  {outcome.unlike}"]),
+    ]
+
+
+def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_s: float | None) -> list[str]:
+    """Which steps were not made again and what that would cost, and what making steps again cannot prove."""
+    starts = sorted(files.checkpoints)
+    newest = max(starts, default=0)
+    wrong = {problem.step for outcome in outcomes for problem in outcome.problems if problem.file == FILE}
+    unread = sum(outcome.met_records - len(outcome.records) for outcome in outcomes) - len(wrong)
+    unknown = sorted(set().union(*(outcome.unknown for outcome in outcomes)))
+    kinds = {line.kind for line in files.log.curve}
+    others = [name for kind, name in _OTHERS.items() if kind in kinds]
+    notes = {
+        f"the weights after step {newest:,}: there is no later checkpoint, so only records were compared": end > newest,
+        f"{counted(unread, 'record')}: over steps before a checkpoint that does not hold them, as after a divergence": unread
+        > 0,
+        f"{', '.join(unknown)} in the records: logged by a loop's own body, which cannot be done again": bool(unknown),
+        "what was given to run.register_state: a loop's own body changes it, which cannot be done again": any(
+            outcome.kept for outcome in outcomes
+        ),
+        f"{', '.join(others)}: not computed again{_EVALUATE if 'scores' in kinds else ''}": bool(others),
+    }
+    return [
+        *(_gap(gap, starts, step_s) for gap in gaps([_reached(outcome) for outcome in outcomes], end=end)),
+        *(
+            f"steps {outcome.window.start:,} to {outcome.window.stop:,}: a checkpoint was let go meanwhile by the run, which goes on"
+            for outcome in outcomes
+            if outcome.lost is not None
+        ),
+        *(note for note, holds in notes.items() if holds and outcomes),
+    ]
+
+
+def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
+    """What differences say about their cause."""
+    wrong = [outcome for outcome in outcomes if outcome.problems]
+    why = "differences of rounding grow from step to step; try fewer --steps"
+    inexact = [f"not the machine that made it ({outcome.unlike}): {why}" for outcome in wrong if not outcome.exact]
+    causes = [*(line for outcome in wrong for line in _why(outcome)), *inexact[:1], *notes]
+    return list(dict.fromkeys(causes)) if wrong else []
+
+
+def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:
+    """What making these steps again takes, and what making all of them would; said before it is begun."""
+    steps = sum(window.steps for window in windows)
+    whole = end - min(files.checkpoints)
+    many = counted(len(windows), "window")
+    said = f"making {steps:,} of {counted(end, 'step')} again, in {many}{_took(steps, step_s)}"
+    return said if steps >= whole else f"{said}; all of them (--all): {whole:,}{_took(whole, step_s)}"
 
 
 def _reached(outcome: Outcome) -> Window:
@@ -150,8 +141,7 @@ def _gap(gap: Window, starts: Sequence[int], step_s: float | None) -> str:
     what = f"steps {gap.start:,} to {gap.stop:,}{at_end}: not made again"
     if takes is None:
         return f"{what}, and there is no checkpoint before them"
-    begin = f"from the checkpoint of step {gap.stop - takes:,}"
-    return f"{what}; that is {counted(takes, 'step')}, {begin}{_took(takes, step_s)}"
+    return f"{what}; that is {counted(takes, 'step')}, from the checkpoint of step {gap.stop - takes:,}{_took(takes, step_s)}"
 
 
 def _why(outcome: Outcome) -> list[str]:

@@ -33,9 +33,6 @@ class Problem:
     saved: str | None = None
     computed: str | None = None
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass(frozen=True)
 class Window:
@@ -55,16 +52,6 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Largest:
-    """The largest difference of a kind, relative to what was saved, and where it is."""
-
-    difference: float
-    where: str
-    saved: str
-    computed: str
-
-
-@dataclass(frozen=True)
 class Difference:
     """Two values that are not equal: how far they are apart, relative to what was saved (infinite where that says nothing)."""
 
@@ -75,6 +62,7 @@ class Difference:
     more: str = ""  # how much else differs beside it
     file: str = ""  # of a checkpoint, as `Contents.files` names it
     name: str = ""  # of the tensor
+    differing: float = 1.0  # of its values, as a fraction
 
 
 def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
@@ -85,12 +73,6 @@ def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
     text = f"{what}: {where} was saved as {saved}, and is {now} when computed again{more}"
     file, _, quantity = where.partition(",")
     return Problem("differs", text, step, f"{what}/{file}", quantity.removeprefix(" "), saved, now)
-
-
-def as_largest(difference: Difference, *, what: str) -> Largest:
-    """A difference that is rounding, to tell of it."""
-    together = f" {difference.more}" if difference.more.startswith("with") else ""
-    return Largest(difference.relative, f"{what}, {difference.where}{together}", difference.saved, difference.computed)
 
 
 @dataclass
@@ -108,7 +90,7 @@ class Outcome:
     checkpoints: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     met_records: int = 0  # on the way, comparable or not
-    largest: dict[str, Largest] = field(default_factory=dict)  # "records", "tensors"
+    largest: dict[str, Difference] = field(default_factory=dict)  # "records", "tensors"
     unknown: set[str] = field(default_factory=set)
     loss_counts: bool = False  # its targets itself: how many a step has is known only when it is made
     kept: bool = False  # a checkpoint holds objects of the user's, which were not compared
@@ -139,8 +121,8 @@ class Verdict:
         >>> Verdict("runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]).exit_status
         3
         """
-        kinds = {problem.kind for problem in self.problems}
-        return next((status for kind, status in _STATUS.items() if kind in kinds), 0)
+        statuses = [status for kind, status in _STATUS.items() if any(each.kind == kind for each in self.problems)]
+        return next(iter(statuses), 0)
 
     @property
     def sentence(self) -> str:
@@ -153,8 +135,8 @@ class Verdict:
         return f"{self.run} is proved {how}{'' if self.whole else ', in part'}"
 
     def __str__(self) -> str:
-        titles: dict[str, Sequence[object]]
-        titles = {"proved": self.proved, "not proved": self.not_proved, "WRONG": self.problems, "why": self.hints}
+        wrong = [problem.text for problem in self.problems]
+        titles = {"proved": self.proved, "not proved": self.not_proved, "WRONG": wrong, "why": self.hints}
         lines = [line for title, said in titles.items() if said for line in [title, *(f"  {each}" for each in said)]]
         return "\n".join([*lines, self.sentence])
 
@@ -176,7 +158,11 @@ class Verdict:
                     "unlike": outcome.unlike,
                     "records": outcome.records,
                     "checkpoints": outcome.checkpoints,
-                    "largest": {name: asdict(held) for name, held in outcome.largest.items()},
+                    "largest": {
+                        name: {"difference": largest.relative}
+                        | {key: getattr(largest, key) for key in ("where", "saved", "computed")}
+                        for name, largest in outcome.largest.items()
+                    },
                 }
                 for outcome in self.outcomes
             ],
@@ -191,6 +177,7 @@ def steps_in_words(steps: Sequence[int], *, most: int = 3) -> str:
     """
     if len(steps) == 1:
         return f"step {steps[0]:,}"
-    shown = [f"{step:,}" for step in steps] if len(steps) <= most + 1 else [f"{step:,}" for step in steps[:most]]
-    last = shown.pop() if len(steps) <= most + 1 else f"{len(steps) - most} more"
-    return f"steps {', '.join(shown)} and {last}"
+    shown = [f"{step:,}" for step in steps]
+    if len(steps) > most + 1:
+        shown[most:] = [f"{len(steps) - most} more"]
+    return f"steps {', '.join(shown[:-1])} and {shown[-1]}"

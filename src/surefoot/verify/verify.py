@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Literal
 
 from surefoot.checkpoint.changes import CHANGES
@@ -18,11 +18,9 @@ from surefoot.train import state_dict
 from surefoot.train.run_identity import differences
 from surefoot.verify import records as consistency
 from surefoot.verify import text as sentences
-from surefoot.verify.compare import TOLERANCE
-from surefoot.verify.files import Files, checked
-from surefoot.verify.rerun import made_again
+from surefoot.verify.files import Files
+from surefoot.verify.rerun import STEPS, made_again, planned
 from surefoot.verify.verdict import Outcome, Problem, Verdict, Window
-from surefoot.verify.windows import STEPS, WINDOWS, add_beginning, planned
 
 Steps = int | Literal["auto", "all"]
 Watching = Callable[[int, int], None]
@@ -33,34 +31,29 @@ _SOON_S = 120.0  # so long all steps of a run may take for "auto" to make all of
 
 def verify(
     run: Run,
+    files: Files,
     *,
-    steps: Steps = "auto",
-    windows: int = WINDOWS,
-    seed: int | None = None,
-    tolerance: float = TOLERANCE,
-    files: Files | None = None,
-    say: Callable[[str], None] | None = None,
-    watch: Watching | None = None,
+    steps: Steps,
+    windows: int,
+    seed: int | None,
+    tolerance: float,
+    say: Callable[[str], None] | None,
+    watch: Watching | None,
 ) -> Verdict:
     """Check all files of a run's directory, make steps of it again from its checkpoints, and compare every bit.
 
     `run` is built as the one in its directory was, and not open; it comes out as it went in, and nothing is written. Made again
     are `windows` times `steps` steps, the first, the last and evenly spread ones, or such as `seed` draws; "all" of them; "auto" all
     where the records let expect two minutes at most, else 100 each. With 0 windows files and records alone are checked. On
-    another machine numbers may differ by `tolerance`, relative to what was saved. `files` are those already checked; `say` is
+    another machine numbers may differ by `tolerance`, relative to what was saved. `files` are those of its directory, checked; `say` is
     told beforehand what it costs.
 
     Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
     `CheckpointError` where there is no checkpoint, `ConfigError` for a run that is open, has no directory, or is of several ranks.
     """
     parts = replace(run.parts, accept_change=CHANGES)  # a checkpoint of before a change is where what followed begins
-    if parts.directory is None:
-        raise ConfigError("this run has no directory, so nothing of it is there to be verified: give Run(out=...)")
-    if run.sitting is not None:
-        raise ConfigError("this run is open: verify it after `with run:`, or before")
     if parts.world.size > 1:
         raise ConfigError("a run is verified by one process: start it without torchrun or srun")
-    files = files or checked(parts.directory.path)
     verdict = _of_files(files)
     if not files.checkpoints:
         return verdict
@@ -70,11 +63,12 @@ def verify(
             verdict.not_proved.append(f"no step was made again: {why}")
             return verdict
         _add_rates(verdict, parts, files)
-        add_beginning(verdict, parts, files)
-        since = max((each["step"] for each in files.newest.accepted), default=0)
+        consistency.add_beginning(verdict, parts, files)
+        since = max((each["step"] for each in files.newest.found.saved.fingerprints["accepted"]), default=0)
         if since:
-            changed = "another program made them; it was changed then, and the change accepted"
-            verdict.not_proved.append(f"steps 0 to {since:,}: {changed}")
+            verdict.not_proved.append(
+                f"steps 0 to {since:,}: another program made them; it was changed then, and the change accepted"
+            )
         points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
         end, step_s = max(points), pace_s(files.log.of("train"))  # after the last point there is nothing to compare
         if steps == "auto":
@@ -87,8 +81,7 @@ def verify(
             windows=windows,
             seed=seed,
         )
-        chosen, frozen = _without_freezing(chosen, files)
-        verdict.not_proved.extend(frozen)
+        chosen = _without_freezing(verdict, chosen, files)
         if chosen and say is not None:
             say(sentences.cost(chosen, files, end=end, step_s=step_s))
         outcomes: list[Outcome] = []
@@ -101,7 +94,7 @@ def verify(
         known = {(problem.step, problem.quantity) for problem in verdict.problems}
         more = _of_targets(parts, files, outcomes)
         verdict.problems.extend(problem for problem in more if (problem.step, problem.quantity) not in known)
-        verdict.proved.extend(sentences.of_windows(outcomes))
+        verdict.proved.extend(line for outcome in outcomes for line in sentences.of_window(outcome))
         verdict.not_proved.extend(sentences.not_of_windows(outcomes, files, end=end, step_s=step_s))
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
     whole = bool(outcomes) and covered == end and end in files.checkpoints
@@ -142,9 +135,13 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
     problems += others
     if any(problem.quantity == "training data" for problem in others):
         return "the training data are others"
-    misfit = _misfit(parts, files)
-    if misfit is not None:
-        problems.append(misfit)
+    try:  # a setting, of config.toml or of the script, or a part of a model
+        parts.continue_from(files.newest.found)
+        parts.refuse_another_architecture(files.newest.found)
+    except CheckpointError as problem:
+        text = first_line(problem).partition(": ")[2] or first_line(problem)
+        what = f"config.toml, or the program, makes another run than {files.newest.path.name}"
+        problems.append(Problem("inconsistent", f"{what}: {text}"))
         return "what is built now is another run"
     if parts.task.loss is None:
         return "this run has no loss of its own, its script makes each step itself"
@@ -153,31 +150,20 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
 
 def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
     """The training data and the splits that are others now."""
-    told, now = files.newest, json.loads(json.dumps(parts.described["data"]))
-    found = differences({"data": told.described["data"]}, {"data": now})
-    problems = [_of_data(found[:3], "training data")] if found else []
-    scored = json.loads(json.dumps(parts.scored))
-    for name, before in told.found.saved.scored.items():
-        unlike = [f"{name} is not scored any more"] if name not in scored else differences(before, scored[name])
-        if unlike:
-            problems.append(_of_data(unlike[:3], f"data of split {name}"))
-    return problems
+    saved, now = (
+        files.newest.found.saved,
+        json.loads(json.dumps({"data": parts.described["data"], "scored": parts.scored})),
+    )
+    unlike = {"training data": differences({"data": saved.described["data"]}, {"data": now["data"]})}
+    for name, before in saved.scored.items():
+        there = name in now["scored"]
+        lines = differences(before, now["scored"][name]) if there else [f"{name} is not scored any more"]
+        unlike[f"data of split {name}"] = lines
+    return [_of_data(lines[:3], what) for what, lines in unlike.items() if lines]
 
 
 def _of_data(lines: Sequence[str], what: str) -> Problem:
     return Problem("data", f"{what}: {'; '.join(lines)}", quantity=what)
-
-
-def _misfit(parts: RunComponents, files: Files) -> Problem | None:
-    """A setting, of config.toml or of the script, or a part of a model that is not that of the run in the checkpoints."""
-    try:
-        parts.continue_from(files.newest.found)
-        parts.refuse_another_architecture(files.newest.found)
-    except CheckpointError as problem:
-        text = first_line(problem).partition(": ")[2] or first_line(problem)
-        what = f"config.toml, or the program, makes another run than {files.newest.path.name}"
-        return Problem("inconsistent", f"{what}: {text}")
-    return None
 
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
@@ -186,40 +172,36 @@ def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
     rates = consistency.rates(files.log, lambda step, lowered: group["initial_lr"] * (factors(step) * lowered))
     wrong = consistency.shortened(rates)
-    count = sum("learning_rate" in record for record in files.log.of("train"))
+    recorded = sum("learning_rate" in record for record in files.log.of("train"))
     verdict.problems.extend(wrong)
-    if count and not wrong:
-        verdict.proved.append(f"learning rates of {count:,} records: those of the schedule")
+    if recorded and not wrong:
+        verdict.proved.append(f"learning rates of {recorded:,} records: those of the schedule")
 
 
-def _without_freezing(chosen: Sequence[Window], files: Files) -> tuple[list[Window], list[str]]:
-    """The windows without stretches on which a loop's own body has frozen or unfrozen parameters, and a line for each of these."""
-    windows, doubts = list(chosen), []
+def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files) -> list[Window]:
+    """The windows without stretches on which a loop's own body has frozen or unfrozen parameters, each of which is not proved."""
     for start, stop in pairwise(sorted(files.checkpoints)):
         if files.checkpoints[start].found.saved.trainable != files.checkpoints[stop].found.saved.trainable:
-            before = [Window(each.start, min(each.stop, start)) for each in windows]
-            after = [Window(max(each.start, stop), each.stop) for each in windows]
-            both = [each for pair in zip(before, after, strict=True) for each in pair]
-            windows = [each for each in both if each.start < each.stop]
+            cut = [
+                (Window(each.start, min(each.stop, start)), Window(max(each.start, stop), each.stop))
+                for each in windows
+            ]
+            windows = [part for parts in cut for part in parts if part.start < part.stop]
             why = "the loop's own body froze or unfroze parameters, which is not done again"
-            doubts.append(f"steps {start:,} to {stop:,}: {why}")
-    return windows, doubts
+            verdict.not_proved.append(f"steps {start:,} to {stop:,}: {why}")
+    return list(windows)
 
 
 def _made(
     parts: RunComponents, files: Files, chosen: Sequence[Window], *, tolerance: float, watch: Watching | None
 ) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    of, before = sum(window.steps for window in chosen), 0
-    for window in chosen:
+    done, of = count(1), sum(window.steps for window in chosen)
 
-        def seen(done: int, window: Window = window, before: int = before) -> None:
-            if watch is not None:
-                watch(before + done - window.start, of)
+    def made_one() -> None:
+        if watch is not None:
+            watch(next(done), of)
 
-        outcomes.append(made_again(parts, files, window, tolerance=tolerance, watch=seen, workers=parts.supply.workers))
-        before += window.steps
-    return outcomes
+    return [made_again(parts, files, window, tolerance=tolerance, watch=made_one) for window in chosen]
 
 
 def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:

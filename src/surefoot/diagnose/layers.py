@@ -1,0 +1,250 @@
+"""Findings on layers: weights that do not move, or by an unusual part of themselves; units that are dead or saturated."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from surefoot.diagnose.finding import Verdict, Well, check, listed, need, wrong
+from surefoot.diagnose.history import History, Series
+from surefoot.diagnose.statistics import level
+
+USUAL = (1e-4, 1e-2)
+"""Norm of an update over that of the weight. Karpathy's rule of thumb is 1e-3 (CS231n, "Ratio of weights:updates",
+https://cs231n.github.io/neural-networks-3/#ratio); a decade to both sides of it is usual."""
+FAR = 10.0
+"""How far outside of that is told: Adam's first steps, small networks and the end of a schedule leave the range by less."""
+WATCHED = 3
+"""Watched steps: a median of three is not moved by one."""
+DEAD = 0.5
+"""Of a layer's units, in the middle of the watched steps: half of what it costs is for nothing. (Trained networks with ReLU use few of
+their units on any one token, but different ones: Li et al. 2023, https://arxiv.org/abs/2210.06313; here none of the whole batch.)"""
+ALIVE = 0.1
+"""Of a layer's units at the start: with weights as usual hardly any is 0 for all samples of a batch."""
+ALL_FLAT = 0.99
+"""Of the outputs of a rectifier (ReLU and its like), of which half are 0 at the start, and nine tenths or more in a trained sparse one."""
+FLAT = 0.5
+"""Of the outputs of a squashing activation (tanh, sigmoid): with weights of the usual size a tenth or less is where its slope
+is below 1/100 (Glorot and Bengio 2010, section 3, https://proceedings.mlr.press/v9/glorot10a.html)."""
+SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmoid")
+
+
+def watched_steps(history: History) -> None:
+    count = len(history.layers)
+    need(count >= WATCHED, f"{count} watched steps are too few (at least {WATCHED})")
+
+
+@check("never-updated", needs=watched_steps)
+def never_updated(history: History) -> Verdict:
+    """Parameters without any gradient, and parameters whose weights do not move."""
+    without = [str(parameter) for parameter in history.layers[-1].get("never_updated") or ()]
+    moved = history.watched("update_norm")
+    still = [parameter for parameter in unmoved(history) if parameter not in without]
+    if not without and (not still or not any(record.get("learning_rate") for record in history.train)):
+        return Well(f"all {len(moved)} trainable parameters have gradients and move")
+    count = len(without) + len(still)
+    return wrong(
+        "warning",
+        f"{count} of {max(len(moved), count)} parameters {'is' if count == 1 else 'are'} never updated.",
+        (
+            f"no gradient in any watched step: {listed(without)}" if without else "",
+            f"weights unchanged by every watched step: {listed(still)}" if still else "",
+        ),
+        causes=(
+            "a module that is made and not used in forward(), or only where the loss does not depend on it",
+            "a tensor detached, or computed under no_grad, between this layer and the loss",
+            "a rate of 0 for this group of parameters",
+        ),
+        try_=(
+            "use the module, or leave it out of the model",
+            "where it is frozen on purpose, say so: optimizer.frozen, or requires_grad_(False) before the run is built",
+        ),
+        numbers={"without_gradient": len(without), "unmoved": len(still)},
+    )
+
+
+@check("unusual-updates")
+def unusual_updates(history: History) -> Verdict:
+    """The median of update over weight, for each matrix, at the higher rates of the run."""
+    medians, watched = _ratios(history)
+    need(medians, f"{watched} watched steps at the higher rates are too few (at least {WATCHED})")
+    low, middle, high = USUAL[0] / FAR, math.sqrt(USUAL[0] * USUAL[1]), USUAL[1] * FAR
+    small = [parameter for parameter in medians if medians[parameter] < low]
+    large = [parameter for parameter in medians if medians[parameter] > high]
+    typical = float(np.median(list(medians.values())))
+    count = len(small) + len(large)
+    if not count:
+        return Well(
+            f"an update is {typical:.1g} of the weight's norm in the middle of all layers (usual: 1e-4 to 1e-2)"
+        )
+    evidence = [f"in the middle of all {len(medians)} layers an update is {typical:.2g} of the weight's norm"]
+    for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
+        shown = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
+        if shown:
+            evidence.append(f"{where}: {listed([f'{parameter} ({medians[parameter]:.1g})' for parameter in shown])}")
+    return wrong(
+        "warning" if count > len(medians) / 2 else "note",
+        f"Updates of {count} of {len(medians)} layers are far from the usual 1e-4 to 1e-2 of their weights.",
+        evidence,
+        causes=(
+            "a rate that does not suit these layers: much too high or low, or one for all where their gradients differ by far",
+            "weights that start much smaller or larger than others",
+            "gradients that hardly reach these layers",
+        ),
+        try_=(
+            history.described.rate_test,
+            "a rate of their own: sf.Rates for groups of parameters, --optimizer.layer-decay, --optimizer.base-width",
+        ),
+        numbers={"median": typical, "small": len(small), "large": len(large)},
+    )
+
+
+def unmoved(history: History) -> list[str]:
+    """Parameters whose weights no watched step has changed, of those that were seen often enough."""
+    moved = {parameter: series.finite.value for parameter, series in history.watched("update_norm").items()}
+    return [parameter for parameter, values in moved.items() if values.size >= WATCHED and not values.any()]
+
+
+def ratio_at_full_rate(history: History) -> float:
+    """Update over weight in the middle of all layers, at the higher rates of the run; NaN where too little was watched."""
+    medians, _ = _ratios(history)
+    return float(np.median(list(medians.values()))) if medians else math.nan
+
+
+def matrices(history: History, names: Iterable[str]) -> list[str]:
+    """The parameters that are matrices, by their names and the kinds of their modules: no biases, no norms."""
+    kept = []
+    for parameter in names:
+        module, _, leaf = parameter.rpartition(".")
+        kind = history.described.kinds.get(module, "")
+        if "bias" not in leaf and "Norm" not in kind and (kind or "norm" not in parameter.lower()):
+            kept.append(parameter)
+    return kept
+
+
+def _ratios(history: History) -> tuple[dict[str, float], int]:
+    """Update over weight of matrices: the median of the watched steps at half of the highest rate or more; how many these are.
+
+    Steps at which the weight was still near the 0 that it began at are left out; what does not move at all is `never_updated`.
+    """
+    moved, weights = history.watched("update_norm"), history.watched("weight_norm")
+    rates, medians, watched = history.column("learning_rate").finite, dict[str, float](), 0
+    for parameter in matrices(history, [name for name in moved if name in weights]):
+        step, weight = moved[parameter].step, weights[parameter].value
+        if len(step) != len(weight):
+            continue
+        full = np.ones(len(step), dtype=bool)
+        if len(rates):
+            full = np.interp(step + 1, rates.step, rates.value) >= 0.5 * rates.value.max()
+        watched = int(full.sum())
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = moved[parameter].value / weight
+            settled = weight >= 0.5 * weight[-1]  # a head that starts at 0 moves by all of itself at first
+        usable = ratio[full & settled & np.isfinite(ratio) & (ratio > 0)]
+        if usable.size >= WATCHED:
+            medians[parameter] = float(np.median(usable))
+    return medians, watched
+
+
+@check("dead-units", needs=watched_steps)
+def dead_units(history: History) -> Verdict:
+    """Rows of a matrix without any gradient, and rectifiers that give 0 for almost everything."""
+    unused = history.layers[-1].get("never_updated") or ()
+    rows = {name: series for name, series in history.watched("zero_rows").items() if name not in unused}
+    rows = {name: series for name, series in rows.items() if not _is_lookup(history, name)}
+    dead, silent = _above(rows, DEAD), _above(_flat(history, squashing=False), ALL_FLAT)
+    if not dead and not silent:
+        return Well("in every layer most units are reached by some sample of each batch")
+    worst = max(share for share, _, _ in dead + silent)
+    return wrong(
+        "error" if worst > ALL_FLAT else "warning",
+        f"Dead units: layers in which {'nothing learns' if worst > ALL_FLAT else 'half of the units or more do nothing'}.",
+        (
+            f"no gradient in any sample of a batch: {_shares(dead, 'of the rows of')}" if dead else "",
+            f"at the flat end: {_shares(silent, 'of the outputs of')}" if silent else "",
+        ),
+        causes=(
+            "a bias far below 0, or a step that was too large: a ReLU that is 0 for all samples has no gradient to come back by",
+            "a layer before it that is dead itself, or a loss that does not depend on this one",
+        ),
+        try_=(
+            history.described.lr_divided(10, otherwise="a lower learning rate"),
+            "biases that start at 0; LeakyReLU or GELU for ReLU; a norm before the activation",
+        ),
+        step=min(step for _, step, _ in dead + silent),
+        numbers={"worst": worst},
+    )
+
+
+@check("saturated-units")
+def saturated_units(history: History) -> Verdict:
+    """Squashing activations whose outputs lie where they are flat."""
+    flat = _flat(history, squashing=True)
+    if not flat:
+        return Well("no module squashes its input (tanh, sigmoid), as far as the records tell")
+    watched = max(map(len, flat.values()))
+    need(watched >= WATCHED, f"{watched} watched steps are too few (at least {WATCHED})")
+    saturated = _above(flat, FLAT)
+    if not saturated:
+        return Well(f"less than half of what {listed(list(flat))} give is at a flat end")
+    names = listed(sorted(name for _, _, name in saturated))
+    return wrong(
+        "warning",
+        f"Saturated units: {names} {'gives' if len(saturated) == 1 else 'give'} mostly what lies at the flat ends.",
+        (_shares(saturated, "of the outputs of"),),
+        causes=(
+            "weights or inputs that are too large: there the slope is near 0, and hardly any gradient comes through",
+        ),
+        try_=(
+            "inputs scaled to mean 0 and deviation 1; weights started smaller (Glorot's rule)",
+            "a norm before the activation; a lower learning rate",
+        ),
+        step=min(step for _, step, _ in saturated),
+        numbers={"worst": saturated[0][0]},
+    )
+
+
+def died(history: History) -> list[str]:
+    """Layers of which a tenth of the units at most was dead at some time in the first third, and half or more are in the last."""
+    dead = []
+    for parameter, series in history.watched("zero_rows").items():
+        third = len(series) // 3
+        first, last = np.nanmin(series.value[:third], initial=1.0), level(series.value[-third:])
+        enough = len(series) >= 2 * WATCHED
+        if enough and first <= ALIVE and last >= DEAD and not _is_lookup(history, parameter):
+            dead.append(f"{parameter} ({first:.0%}, then {last:.0%})")
+    return dead
+
+
+def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
+    """Which part of the outputs of activations lies at a flat end."""
+    kinds = history.described.kinds
+    return {
+        module: series
+        for module, series in history.watched("saturated").items()
+        if (kinds.get(module, "") in SQUASHING) is squashing
+    }
+
+
+def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int, str]]:
+    """The columns whose median is at least `limit`, the largest first: median, first watched step at which it was so, and name.
+
+    The first watched step is left out of the median where there are more.
+    """
+    above = []
+    for name, series in columns.items():
+        middle = level(series.value[1:] if len(series) > WATCHED else series.value)
+        if middle >= limit:
+            above.append((middle, int(series.step[series.value >= limit][0]), name))
+    return sorted(above, key=lambda column: -column[0])
+
+
+def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
+    return listed([f"{share:.0%} {of_what} {name}" for share, _, name in columns])
+
+
+def _is_lookup(history: History, parameter: str) -> bool:
+    """Whether it is a table of which a batch needs a few rows only."""
+    if kind := history.described.kinds.get(parameter.rpartition(".")[0]):
+        return "Embedding" in kind
+    return any(word in parameter.lower() for word in ("emb", "wte", "wpe", "token", "position"))
