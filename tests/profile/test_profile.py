@@ -23,9 +23,8 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTShape
 from surefoot.profile.ab_timing import Tried, interval, ranked, tried
 from surefoot.profile.flops import Flops, counted
-from surefoot.profile.memory_timeline import gradients_seen, memory_line
 from surefoot.profile.result import _suggestion
-from surefoot.profile.trace import profiled
+from surefoot.profile.trace import gradients_seen, memory_line, profiled
 from surefoot.profile.variants import NAMES, stepping, variants
 from surefoot.run.unchanged import unchanged
 from waiting import HANG_S, LogicalClock

@@ -22,8 +22,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.errors import ConfigError
 from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
-from surefoot.profile.stopwatch import Stopwatch, stopwatch
-from surefoot.profile.timed_step import Stepping, is_compiled, with_forward
+from surefoot.profile.timed_step import Stepping, Stopwatch, is_compiled, stopwatch, with_forward
 from surefoot.train import activation_checkpointing
 from surefoot.train.loop import State, Task
 from surefoot.train.precision import FORMATS
@@ -95,8 +94,11 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
     if blocks := computed_again(state):
         with kept_activations(blocks):
             once = _by_phase(plain, state, micro_batches, feed)
-    again = sum(done.values()) - sum(once.values())
-    return Flops(once, again, _by_formula(state, micro_batches))
+    formula, model = None, state.models.get("model")
+    if isinstance(model, GPT):
+        inputs = [micro_batch.batch[0] for micro_batch in micro_batches]
+        formula = sum(gpt_flops(model, tokens=held.numel(), length=held.shape[1]) for held in inputs)
+    return Flops(once, sum(done.values()) - sum(once.values()), formula)
 
 
 @contextmanager
@@ -120,19 +122,9 @@ def computed_again(state: State) -> list[nn.Module]:
 
 
 def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:
-    counting = counter()
-    stepping = Stepping(task, state, feed, Stopwatch(now=counting.get_total_flops))
-    with counting, in_one_tile():
-        taken = stepping.pass_only(micro_batches)
+    with counter() as counting, in_one_tile():
+        taken = Stepping(task, state, feed, Stopwatch(now=counting.get_total_flops)).make(micro_batches)
     return {phase: int(number) for phase, number in taken.items() if number}
-
-
-def _by_formula(state: State, micro_batches: list[MicroBatch]) -> int | None:
-    model = state.models.get("model")
-    if not isinstance(model, GPT):
-        return None
-    inputs = [micro_batch.batch[0] for micro_batch in micro_batches]
-    return sum(gpt_flops(model, tokens=held.numel(), length=held.shape[1]) for held in inputs)
 
 
 def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
@@ -146,17 +138,15 @@ def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
     return (6 * sum(matrices.values()) + 12 * shape.layers * length * shape.width) * tokens
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     from torch.utils.flop_counter import sdpa_flop_count
 
-    del out_shape
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
-def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     from torch.utils.flop_counter import sdpa_backward_flop_count
 
-    del out_shape
     batch, heads, queries, channels = query
     again: int = 2 * batch * heads * queries * key[2] * channels  # the scores
     return int(sdpa_backward_flop_count(outer, query, key, value)) - again  # type: ignore[no-untyped-call]

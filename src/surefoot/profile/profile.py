@@ -10,11 +10,18 @@ from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 from surefoot.profile.ab_timing import Tried, ranked, tried
 from surefoot.profile.flops import counted, measured_peak
-from surefoot.profile.memory_timeline import MemoryLine, gradients_seen, memory_line
-from surefoot.profile.result import Profile, written
-from surefoot.profile.stopwatch import middle_half
+from surefoot.profile.result import Profile, middle_half, written
 from surefoot.profile.timed_step import Stepping
-from surefoot.profile.trace import copied_s, device_busy_s, operators, profiled, write_trace
+from surefoot.profile.trace import (
+    MemoryLine,
+    copied_s,
+    device_busy_s,
+    gradients_seen,
+    memory_line,
+    operators,
+    profiled,
+    write_trace,
+)
 from surefoot.profile.variants import USUAL, stepping, variants
 from surefoot.report.figures import made
 from surefoot.run.components import RunComponents
@@ -70,12 +77,7 @@ def measure(
     place = None if out is None else local_path(out, setting="out")
     if place is not None and (place / "checkpoints").is_dir():
         raise ConfigError(f"{place} is the directory of a run: choose another place for the profile: --out DIR")
-    until = perf_counter() + limit_s
-
-    def tell(text: str) -> None:
-        if watch is not None:
-            watch(text)
-
+    until, tell = perf_counter() + limit_s, watch or (lambda _: None)
     with unchanged(run) as parts:
         if place is not None:
             made(place)  # before what takes long

@@ -22,8 +22,7 @@ from surefoot.errors import ConfigError
 from surefoot.optim.build import Trained
 from surefoot.optim.skip_step import skipping
 from surefoot.profile.flops import computed_again, kept_activations
-from surefoot.profile.stopwatch import stopwatch
-from surefoot.profile.timed_step import Stepping
+from surefoot.profile.timed_step import Stepping, stopwatch
 from surefoot.run.components import RunComponents
 from surefoot.train.compile import compiled
 from surefoot.train.loop import State, Task
@@ -160,13 +159,11 @@ def _fused(parts: RunComponents) -> list[Variant]:
 
     def fused(trained: Trained) -> Trained:
         groups = [
-            {name: held for name, held in group.items() if name not in ("fused", "foreach", "initial_lr", "capturable")}
+            {name: held for name, held in group.items() if name not in ("fused", "foreach", "capturable")}
             for group in trained.optimizer.param_groups
         ]
         made: Any = type(trained.optimizer)
         optimizer = made(groups, lr=groups[0]["lr"], fused=True)
-        for group, before in zip(optimizer.param_groups, trained.optimizer.param_groups, strict=True):
-            group["initial_lr"] = before["initial_lr"]
         return replace(trained, optimizer=optimizer, skip=skipping(optimizer, parts.device))
 
     def make() -> Stepping:
@@ -209,8 +206,9 @@ def _kept(parts: RunComponents) -> list[Variant]:
     blocks = computed_again(parts.state)
     if not blocks or parts.compiled:
         return []
-    flag, changes = "--activation-checkpointing off", "more memory, no bit"
-    return [Variant("activations kept", flag, partial(stepping, parts), partial(kept_activations, blocks), changes)]
+    entered = partial(kept_activations, blocks)
+    flag = "--activation-checkpointing off"
+    return [Variant("activations kept", flag, partial(stepping, parts), entered, "more memory, no bit")]
 
 
 def _compiled(parts: RunComponents) -> list[Variant]:
