@@ -12,9 +12,8 @@ import pytest
 
 from surefoot.compare import plot, runner
 from surefoot.compare.plot import draw
-from surefoot.compare.progress import Board, Lines, Standing
 from surefoot.compare.results import Comparison, compared
-from surefoot.compare.runner import InOrder, Sitting
+from surefoot.compare.runner import Board, InOrder, Lines, Sitting, Standing
 from surefoot.compare.tables import as_json, markdown, text, tsv
 from surefoot.compare.trained import Compared, Trained, read_run
 from surefoot.compare.trials import Records, Trial, Trials

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from surefoot.cli.compare_options import Compare
+from surefoot.cli.compare_plan import Compare
 from surefoot.cli.options import flag_text
 from surefoot.cli.settings import configured, file_values, layers_below, read_settings
 from surefoot.config.durations import Length, in_steps, planned

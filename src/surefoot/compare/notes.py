@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefoot.compare.statistics import LEVEL, Difference
-from surefoot.tracking.format import as_typed
+from surefoot.tracking.format import as_typed, counted
 
 if TYPE_CHECKING:
     from surefoot.compare.trained import Compared, Row
@@ -53,12 +53,10 @@ def of_differences(
     differences: Mapping[tuple[str, str], Difference],
     groups: Mapping[str, Sequence[Compared]],
     *,
-    corrected: int,
     chosen: bool,
 ) -> list[str]:
-    together = f"{corrected} comparisons" if corrected > 1 else "1 comparison"
-    why = ", all pairs, since the best was chosen by looking" if chosen and corrected > 1 else ""
-    level = f"inside the noise: a t test at {LEVEL:.0%}, by Holm's method for {together}{why}"
+    why = ", all pairs, since the best was chosen by looking" if chosen and len(differences) > 1 else ""
+    together = f"{counted(len(differences), 'comparison')}{why}"
     sizes = sorted({difference.pairs for difference in differences.values()})
     pairs = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     if any(len(runs) > 1 for runs in groups.values()):
@@ -68,12 +66,12 @@ def of_differences(
             f"of the best weights, over {pairs} shared evaluation batches{_of_sizes(differences, groups)}; its error is"
             " that of the data evaluated on. Another seed may change more: --seeds 3"
         )
-    return [f"difference: {what}", level]
+    return [f"difference: {what}", f"inside the noise: a t test at {LEVEL:.0%}, by Holm's method for {together}"]
 
 
 def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]]) -> str:
     """How many targets each of the batches has, where that is the same for all differences."""
-    counts = [found["counts"] for pair in differences if (found := groups[pair[0]][0].batches) is not None]
+    counts = [batches["counts"] for pair in differences if (batches := groups[pair[0]][0].batches) is not None]
     if not counts or any(each != counts[0] for each in counts):
         return ""
     least, most = int(min(counts[0])), int(max(counts[0]))
@@ -86,14 +84,15 @@ def of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
 
     Repeats of other seeds are compared among those of their own seed.
     """
-    begun = [run for run in runs if run.trained.initial_weights is not None and run.trained.order is not None]
-    untold = [run.variant.name for run in runs if run not in begun and run.trained.scores]
-    unknown = [f"not known, as its checkpoint of step 0 is gone: what {name} began with" for name in untold]
+    unknown = list[str]()
     by_seed: dict[Any, list[Mapping[str, Any]]] = {}
     repeated = len({run.variant.group for run in runs}) < len(runs)
-    for run in begun:
-        facts = {**(run.trained.order or {}), "weights": run.trained.initial_weights}
-        by_seed.setdefault(facts.get("seed") if repeated else None, []).append(facts)
+    for run in runs:
+        if run.trained.order is not None:
+            facts = {**run.trained.order, "weights": run.trained.initial_weights}
+            by_seed.setdefault(facts.get("seed") if repeated else None, []).append(facts)
+        elif run.trained.scores:
+            unknown.append(f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with")
     if all(len(held) < 2 for held in by_seed.values()):
         return unknown
 
@@ -101,9 +100,8 @@ def of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
         return any(len({repr(facts.get(name)) for facts in held}) > 1 for held in by_seed.values())
 
     weights = not differs("weights")
-    unlike = [name for name in ("seed", "batch_size", "data", "precision") if differs(name)]
-    other = [name for name in unlike if name != "precision"]
-    rounded = ["not shared: the precision of the passes"] if "precision" in unlike else []
+    other = [name for name in ("seed", "batch_size", "data") if differs(name)]
+    rounded = ["not shared: the precision of the passes"] if differs("precision") else []
     seeds = ", seed by seed" if repeated else ""
     if weights and not other:
         return [f"shared: initial weights, and the samples in their order{seeds}", *rounded, *unknown]

@@ -50,8 +50,9 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
             each.grid(visible=True, color="0.9")
             each.spines[["top", "right"]].set_visible(False)
         _name_axes(axes, comparison, any(run.trained.loss for run in comparison.runs))
-        unlike = _unlike(comparison.rows)
-        names = [_legend_name(row, unlike, off=beyond.get(row.name)) for row in comparison.rows]
+        varied = dict.fromkeys(setting for row in comparison.rows for setting in row.varied)
+        unlike = [name for name in varied if len({repr(row.varied.get(name)) for row in comparison.rows}) > 1]
+        names = [_legend_name(row, unlike or list(varied), off=beyond.get(row.name)) for row in comparison.rows]
         more = f"{len(names) - _SHOWN} more, behind" if len(names) > _SHOWN else None
         columns = 1 if max(map(len, names[:_SHOWN]), default=0) > _COLUMN else 2
         lines = -(-min(len(names), _SHOWN) // columns) + (more is not None)
@@ -67,13 +68,6 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
             ncols=columns,
         )
         return write(figure, path)
-
-
-def _unlike(rows: Sequence[Row]) -> list[str]:
-    """The settings in which variants differ; all that are varied, where there is one alone."""
-    varied = dict.fromkeys(setting for row in rows for setting in row.varied)
-    unlike = [setting for setting in varied if len({repr(row.varied.get(setting)) for row in rows}) > 1]
-    return unlike or list(varied)
 
 
 def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from surefoot.compare.notes import of_differences, of_target, of_what_is_shared
 from surefoot.compare.statistics import LEVEL, Difference, holm, mean_and_error, paired_difference
 from surefoot.compare.trained import Compared, Direction, Row
-from surefoot.compare.variants import group_labels
+from surefoot.compare.variants import group_labels, refuse_reference
 from surefoot.errors import ConfigError
 
 
@@ -61,9 +61,10 @@ def compared(
         rows = {name: _timed(row, groups[name], target) for name, row in rows.items()}
     sign = 1 if direction == "min" else -1
     ranked = sorted(rows.values(), key=lambda row: (row.best is None, sign * (row.best or 0.0)))
-    standard = _reference(reference, ranked, first)
-    if standard is not None:
-        rows, more = _with_differences(rows, groups, standard, sign=sign, chosen=reference == "best")
+    if first is not None:
+        refuse_reference(reference, {row.name: row.label for row in ranked})
+        named = {row.label: row for row in ranked} | rows | {"best": ranked[0], "first": first}
+        rows, more = _with_differences(rows, groups, named[reference], sign=sign, chosen=reference == "best")
         notes += more
     notes += of_what_is_shared(runs)
     ranked = [rows[row.name] for row in ranked]
@@ -75,10 +76,8 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
     unlike = [run for run in runs if run.status != "finished"]
     counted = [run for run in runs if run.status == "finished"] or runs  # half a run is no repeat of a whole one
     best = [found for run in counted if (found := run.trained.best) is not None]
-    status = "finished"
-    if unlike:
-        status = f"{unlike[0].status} at step {unlike[0].trained.last_step}"
-        status = status if len(runs) == 1 else f"{len(unlike)} of {len(runs)} {status}"
+    some = f"{len(unlike)} of {len(runs)} " if len(runs) > 1 else ""
+    status = f"{some}{unlike[0].status} at step {unlike[0].trained.last_step}" if unlike else "finished"
     best_score, best_error = _mean([score for _, score in best])
     final_score, final_error = _mean([run.trained.final for run in counted])
     return Row(
@@ -113,23 +112,6 @@ def _mean(values: Iterable[float | None]) -> tuple[float | None, float | None]:
     return mean, _known(error)
 
 
-def _reference(reference: str, ranked: Sequence[Row], first: Row | None) -> Row | None:
-    if first is None:
-        return None
-    if reference in ("best", "first"):
-        return ranked[0] if reference == "best" else first
-    refuse_reference(reference, {row.name: row.label for row in ranked})
-    return next(row for row in ranked if reference in (row.name, row.label))
-
-
-def refuse_reference(reference: str, labels: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for a reference that is none of the variants; `labels` are what each is called, by its name."""
-    if reference in ("best", "first", *labels, *labels.values()):
-        return
-    there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
-    raise ConfigError(f"--reference {reference!r}: no variant of that name; there are: {there}\n  or: best, first")
-
-
 def _with_differences(
     rows: dict[str, Row], groups: Mapping[str, Sequence[Compared]], standard: Row, *, sign: int, chosen: bool
 ) -> tuple[dict[str, Row], list[str]]:
@@ -138,13 +120,11 @@ def _with_differences(
     Where the reference was `chosen` because it is the best, all pairs are corrected for together: any of them might have
     been the one that was looked at.
     """
-    known = [name for name, row in rows.items() if row.best is not None]
-    pairs = [pair for pair in combinations(known, 2) if chosen or standard.name in pair]
     called = {name: row.label for name, row in rows.items()}
     differences: dict[tuple[str, str], Difference] = {}
     whys: dict[str, None] = {}
-    for pair in pairs:
-        found = _difference(groups[pair[0]], groups[pair[1]], called)
+    for pair in combinations([name for name, row in rows.items() if row.best is not None], 2):
+        found = _difference(groups[pair[0]], groups[pair[1]], called) if chosen or standard.name in pair else ""
         if isinstance(found, Difference):
             differences[pair] = found
         elif standard.name in pair:
@@ -152,19 +132,18 @@ def _with_differences(
     corrected = dict(zip(differences, holm([each.p_value for each in differences.values()]), strict=True))
     done = dict(rows)
     for (one, other), difference in differences.items():
-        if standard.name not in (one, other):
-            continue
-        name = other if one == standard.name else one
-        facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
-        p = corrected[one, other]
-        done[name] = replace(rows[name], difference=facing, p=_known(p), verdict=_verdict(facing, p, sign))
+        if standard.name in (one, other):
+            name = other if one == standard.name else one
+            facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
+            p = corrected[one, other]
+            done[name] = replace(rows[name], difference=facing, p=_known(p), verdict=_verdict(facing, p, sign))
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
     notes = [f"no paired difference: {why}" for why in whys]
     uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]
     if uneven and differences:
         notes.append(f"not all seeds finished of {', '.join(uneven)}: the others may be the easier ones")
     if differences:
-        notes = [*of_differences(differences, groups, corrected=len(differences), chosen=chosen), *notes]
+        notes = [*of_differences(differences, groups, chosen=chosen), *notes]
     return done, notes
 
 

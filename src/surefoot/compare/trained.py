@@ -8,6 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from surefoot.compare.statistics import Difference
 from surefoot.compare.variants import Variant
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.record import Record, scores_in
-from surefoot.tracking.run_reader import read_records, read_settings, read_state
+from surefoot.tracking.run_reader import RunFiles, read_records, read_settings, read_state
 from surefoot.tracking.run_reader import read_run as read_run_files
 from surefoot.train.early_stopping import parsed
 
@@ -101,26 +102,26 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
 
     A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `score`.
     """
-    lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
-    settings = read_settings(path).flat if (path / "config.toml").is_file() else {}
-    watch = parsed(score) if score is not None else watched(path) or _first_loss(lines)
+    lines = list(read_records(path))
     scored = [record for record in lines if record["kind"] == "scores"]
-    if score is not None and scored:
-        refuse_missing_score(parsed(score), scored[-1], of=path)
+    if score is not None:
+        watch: tuple[Direction, str] | None = parsed(score)
+        if scored:
+            refuse_missing_score(parsed(score), scored[-1], of=path)
+    else:
+        losses_scored = (name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss"))
+        watch = watched(read_run_files(path)) or next((("min", name) for name in losses_scored), None)
     made = [record for record in lines if record["kind"] == "train"]
-    spent, times = 0.0, []
-    for record in made:
-        spent += record.get("training_s", 0.0) + record.get("waiting_s", 0.0)
-        times.append((int(record["step"]), spent))
+    spent_s = accumulate(record.get("training_s", 0.0) + record.get("waiting_s", 0.0) for record in made)
     weights, order = _beginning(path)
     losses = [(int(record["step"]), record.get("loss_of_applied", record.get("loss"))) for record in made]
     name = "" if watch is None else watch[1]
     return Trained(
-        settings=settings,
+        settings=read_settings(path).flat if (path / "config.toml").is_file() else {},
         watch=watch,
         loss=[(step, float(loss)) for step, loss in losses if loss is not None],
         scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
-        times=times,
+        times=[(int(record["step"]), seconds) for record, seconds in zip(made, spent_s, strict=True)],
         targets=math.fsum(record.get("targets", 0.0) - record.get("starting_targets", 0.0) for record in made),
         initial_weights=weights,
         order=order,
@@ -134,21 +135,10 @@ def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Pa
         raise ConfigError(f"--score {' '.join(score)!r}: {of} has no such score; it has: {there}")
 
 
-def planned_steps(path: Path) -> int | None:
-    """How many steps a run is to have; None where it has not begun."""
-    state = read_state(path, 0)
-    return None if state is None else state.planned_steps
-
-
-def watched(path: Path) -> tuple[Direction, str] | None:
+def watched(files: RunFiles) -> tuple[Direction, str] | None:
     """The score that a run itself decides by; None where it has not begun, or decides by none."""
-    state = read_run_files(path).state
+    state = files.state
     return None if state is None or state.watch is None else (state.watch["direction"], state.watch["score"])
-
-
-def _first_loss(lines: list[Record]) -> tuple[Direction, str] | None:
-    scored = next((scores_in(record) for record in lines if record["kind"] == "scores"), {})
-    return next((("min", name) for name in scored if name.endswith("/loss")), None)
 
 
 def _beginning(path: Path) -> tuple[str | None, dict[str, Any] | None]:
@@ -157,7 +147,7 @@ def _beginning(path: Path) -> tuple[str | None, dict[str, Any] | None]:
     try:
         files = read_manifest(Store(path / "checkpoints").path(0)).files
     except (CheckpointError, DamageError):
-        return None, None
+        state = None
     if state is None:
         return None, None
     weights = json.dumps([(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")])
@@ -168,7 +158,7 @@ def _beginning(path: Path) -> tuple[str | None, dict[str, Any] | None]:
 class Compared:
     """One run of a comparison: what it is, how it ended, and what its directory tells.
 
-    `batches` is what `batches.scores_by_batch` found, or why nothing was.
+    `batches` are its scores batch by batch, or why there are none.
     """
 
     variant: Variant

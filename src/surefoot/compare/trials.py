@@ -51,11 +51,6 @@ class Trial:
     started: float = field(default_factory=time.monotonic)
     ending: Literal["", "stopped", "pruned"] = ""  # what it was told to end for
 
-    def close(self) -> None:
-        """Close the pipe to the process, which has ended."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-
 
 class Records:
     """The lines that a metrics.jsonl grows by."""
@@ -89,7 +84,6 @@ class Trials:
             make_no_follow(path / folder)
         metrics = path / name / "metrics.jsonl"
         fresh = not metrics.exists()
-        numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
         with open(open_no_follow(path / LOGS / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             begin = log.tell()
             process = subprocess.Popen(
@@ -97,7 +91,7 @@ class Trials:
                 stdin=subprocess.PIPE,  # the end of it is the end of this process: see distributed/parent_watch.py
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | numbers,
+                env=with_threads(self.threads),
                 cwd=self.cwd,
                 start_new_session=True,  # Ctrl-C is for this process, which tells them
             )
@@ -109,12 +103,9 @@ class Trials:
         """The variants that have ended since the last call; what became of each is on disk when this returns."""
         found = []
         for name, trial in list(self.running.items()):
-            code = trial.process.poll()
-            if code is None:
+            if trial.process.poll() is None:
                 continue
-            del self.running[name]
-            trial.close()
-            outcome = self._outcome(trial, code)
+            outcome = self._outcome(trial, self._over(name))
             if outcome.status not in ("finished", "stopped"):
                 write_outcome(self.directory, name, outcome)
             found.append((trial, outcome))
@@ -126,17 +117,16 @@ class Trials:
             trial.ending = why
             trial.process.terminate()
 
-    def stop_all(self) -> None:
-        for trial in self.running.values():
-            self.stop(trial, "stopped")
-
     def close(self) -> None:
         """Kill whatever still runs: this process ends in another way than it should."""
-        for trial in self.running.values():
+        for name, trial in list(self.running.items()):
             trial.process.kill()
-            trial.process.wait()
-            trial.close()
-        self.running = {}
+            self._over(name)
+
+    def _over(self, name: str) -> int:
+        """Wait for the end of a process; its exit status."""
+        with self.running.pop(name).process as process:  # closes the pipe
+            return process.wait()
 
     def _outcome(self, trial: Trial, code: int) -> Outcome:
         held = outcome_of(self.directory.path, trial.name)
@@ -147,7 +137,7 @@ class Trials:
         if code in _STOPPED:
             return Outcome("stopped")
         if code < 0:
-            short = ": is memory short?" if code == -signal.SIGKILL else ""
+            short = ": is memory short?" * (code == -signal.SIGKILL)
             return Outcome("failed", f"killed by {signal.Signals(-code).name}{short}")
         return Outcome(_BY_EXIT.get(code, "failed"), self._said(trial))
 
@@ -159,6 +149,11 @@ class Trials:
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         last = [line for line in lines if line.strip()][-1:]
         return (errors or last or ["it said nothing"])[0][:_SAID_AT_MOST]
+
+
+def with_threads(threads: int) -> dict[str, str]:
+    """The environment of a process that computes with so many threads."""
+    return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
 def write_outcome(directory: RunDirectory, name: str, outcome: Outcome, **further: Any) -> None:

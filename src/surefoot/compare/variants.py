@@ -1,6 +1,7 @@
 """The variants of a comparison: combinations of settings, and the name that each has as a directory and in a table."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -51,8 +52,8 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     short = short_names({setting for combination in combinations for setting in combination})
     found: list[str] = []
     for combination in combinations:
-        parts = [f"{short[setting]}={_plain(as_typed(value))}" for setting, value in combination.items()]
-        text = ",".join(parts) or "base"
+        plain = {name: re.sub(r"[^A-Za-z0-9_.+%-]+", "_", as_typed(value)) for name, value in combination.items()}
+        text = ",".join(f"{short[name]}={value}" for name, value in plain.items()) or "base"
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
         others = (f"{text}-{number}" for number in count(2))  # two paths may be one text
@@ -114,14 +115,11 @@ def flags(settings: Mapping[str, Any]) -> str:
     >>> flags({"optimizer.lr": 0.003, "schedule.warmup": "100 steps", "model.tied": None})
     "--optimizer.lr 0.003 --schedule.warmup '100 steps' --model.tied None"
     """
-    from shlex import quote
-
-    typed = []
+    words = []
     for setting, value in settings.items():
-        many = isinstance(value, list | tuple)
-        text = " ".join(quote(as_typed(part)) for part in value) if many else quote(as_typed(value))
-        typed.append(f"--{setting.replace('_', '-')} {text}")
-    return " ".join(typed)
+        parts = value if isinstance(value, list | tuple) else [value]
+        words += [f"--{setting.replace('_', '-')}", *map(as_typed, parts)]
+    return shlex.join(words)
 
 
 def refuse_twins(combinations: Sequence[Mapping[str, Any]], wholes: Sequence[Mapping[str, Any]]) -> None:
@@ -129,13 +127,15 @@ def refuse_twins(combinations: Sequence[Mapping[str, Any]], wholes: Sequence[Map
 
     `wholes` are all settings of each.
     """
-    seen: list[Mapping[str, Any]] = []
-    for combination, whole in zip(combinations, wholes, strict=True):
-        if whole in seen:
+    for place, (combination, whole) in enumerate(zip(combinations, wholes, strict=True)):
+        if whole in wholes[:place]:
             same = flags(combination) or "that without further settings"
             raise ConfigError(f"two variants are the same: {same}\n  leave one of them out")
-        seen.append(whole)
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.+%-]+", "_", text)
+def refuse_reference(reference: str, labels: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for a reference that is none of the variants; `labels` are what each is called, by its name."""
+    if reference in ("best", "first", *labels, *labels.values()):
+        return
+    there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
+    raise ConfigError(f"--reference {reference!r}: no variant of that name; there are: {there}\n  or: best, first")

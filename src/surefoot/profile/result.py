@@ -17,7 +17,6 @@ from surefoot.profile.trace import MemoryLine, Operator, draw
 from surefoot.tracking.format import measured_time, shortened, with_unit
 from surefoot.tracking.text_table import text_table
 
-
 PHASES = ("waiting", "forward", "loss", "backward", "communication", "optimizer", "rest")
 
 

@@ -174,7 +174,9 @@ def with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Non
         attributes.update(own)
 
 
-def _in_phase(phase: str, function: Callable[..., Any], watch: Stopwatch, *, splits: bool = False) -> Callable[..., Any]:
+def _in_phase(
+    phase: str, function: Callable[..., Any], watch: Stopwatch, *, splits: bool = False
+) -> Callable[..., Any]:
     """A function as a phase; `splits`: a loss that is given to it is one too, which cannot be seen in compiled code."""
 
     def called(*inputs: Any, **named: Any) -> Any:
