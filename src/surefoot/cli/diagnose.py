@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from surefoot.cli.options import RunOption, find_run, only_options
 
@@ -41,14 +40,14 @@ def diagnose(arguments: list[str]) -> None:
     all_verdicts = verdicts(history, broken=_warn_of)
     findings = worst_first([verdict for verdict in all_verdicts if isinstance(verdict, Finding)])
     if options.json:
-        report: dict[str, Any] = {
+        report = {
             "run": str(run),
             "steps_made": history.step,
             "steps": history.described.steps,
             "findings": [finding.as_json() for finding in findings],
+            "well": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Well)},
+            "unclear": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Unclear)},
         }
-        for name, kind in (("well", Well), ("unclear", Unclear)):
-            report[name] = {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, kind)}
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:
         print(told(history, all_verdicts, every=options.all))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.cli.options import RunOption, find_run, only_options
+from surefoot.saved_run import SavedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +36,9 @@ class Export(RunOption):
 
 def export(arguments: list[str]) -> None:
     options = only_options(Export, arguments, verb="export")
-    from surefoot.export import export as exporting
     from surefoot.memory import in_words
 
-    done = exporting.export(
-        find_run(options.run),
+    done = SavedRun(find_run(options.run)).export(
         options.out,
         checkpoint=options.checkpoint,
         weights=options.weights,

@@ -94,7 +94,9 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
         if not isinstance(error, SurefootError) and not out_of_memory:
             raise
         if _speaks_of(error):
-            _say(error, shown)
+            if shown:
+                traceback.print_exception(error)
+            print(error_lines(error), file=sys.stderr)
             if out_of_memory:
                 print(
                     "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same),"
@@ -142,9 +144,3 @@ def verb_function(verb: str) -> Callable[[list[str]], None]:
     name = verb.replace("-", "_")
     function: Callable[[list[str]], None] = getattr(importlib.import_module(f"surefoot.cli.{name}"), name)
     return function
-
-
-def _say(problem: BaseException, with_traceback: bool) -> None:
-    if with_traceback:
-        traceback.print_exception(problem)
-    print(error_lines(problem), file=sys.stderr)

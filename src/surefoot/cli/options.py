@@ -3,8 +3,6 @@
 What is left are settings of the run that the verb is about: settings.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import inspect
@@ -17,7 +15,7 @@ from collections.abc import Collection, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.conf import Positional, arg
@@ -26,10 +24,7 @@ from surefoot.config.paths import local_path
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-T = TypeVar("T", bound="DataclassInstance")
+T = TypeVar("T")
 _WORDS = {  # how tyro and Python say it -> how a person does
     r"Error parsing (--[\w.-]+): ": r"\1 ",
     r"no type matching .*- <class '\w+'>: ": "",  # what the last of several types says
@@ -75,8 +70,8 @@ class ProgramOptions:
     """A TOML file of settings."""
 
 
-def limited(default: Any, *, least: float) -> Any:
-    """The field of an option that is a number of `least` or more."""
+def limited(default: Any, *, least: int) -> Any:
+    """The field of an option that is a whole number of `least` or more."""
     return dataclasses.field(default=default, metadata={"least": least})
 
 
@@ -155,7 +150,8 @@ def verb_options(
         print("Settings, which come before or after these:\n", flush=True)
     words = [word for name, group in groups if name in own for word in group]
     options = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
-    for field in dataclasses.fields(options):
+    fields: Any = kind
+    for field in dataclasses.fields(fields):
         _refuse_out_of_range(field, getattr(options, field.name))
     return options, without(arguments, own)
 
@@ -184,12 +180,10 @@ def _print_help(kind: type[Any], verb: str) -> None:
 
 def _refuse_out_of_range(field: dataclasses.Field[Any], value: Any) -> None:
     flag = f"--{field.name.removesuffix('_').replace('_', '-')}"
-    least = field.metadata.get("least", -math.inf)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{flag} {str(value)!r} is not a number")
-    if isinstance(value, int | float) and value < least:
-        kind = "a whole number" if isinstance(value, int) else "a number"
-        raise ConfigError(f"{flag} {str(value)!r} is not {kind}, {least} or more")
+    if "least" in field.metadata and value is not None and value < field.metadata["least"]:
+        raise ConfigError(f"{flag} {str(value)!r} is not a whole number, {field.metadata['least']} or more")
 
 
 def find_run(given: str) -> Path:

@@ -1,22 +1,16 @@
 """`surefoot report RUN...`: a run, or several over each other, as one page of HTML; as a picture; or served while it goes on."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from surefoot.cli.options import find_run, limited, only_options
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
-
-if TYPE_CHECKING:
-    from surefoot.report.charts import Chart
-    from surefoot.report.series import ReportedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,31 +57,23 @@ def report(arguments: list[str]) -> None:
 
 
 def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
-    from surefoot.report.write import page_of, target_of, write
+    from surefoot.report.write import write_page
 
-    target = target_of(runs, out)
-    write(page_of(runs), target)
+    target = write_page(*runs, out=out)
     print(f"written: {target}")
     if len(runs) == 1 and _could_have_panels(runs[0]):
         print(f"note: without panels of what the model does, which surefoot evaluate {runs[0]} --panels makes")
     if png:
         from surefoot.report.figures import draw
-        from surefoot.report.series import read_reported_run
-
-        charts, title = _charts([read_reported_run(run) for run in runs])
-        for file in draw(charts, target.with_suffix(""), title=title):
-            print(f"written: {file}")
-
-
-def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
-    if len(runs) == 1:
         from surefoot.report.run_charts import charts
+        from surefoot.report.series import read_reported_run
+        from surefoot.report.several_runs import overlaid
 
-        return charts(runs[0]), runs[0].files.name
-    from surefoot.report.several_runs import overlaid
-
-    held = overlaid(runs, ["silent"] * len(runs), stretches=150)
-    return held.overlaid, held.title
+        first, *others = [read_reported_run(run) for run in runs]
+        several = overlaid([first, *others], ["silent"] * len(runs), stretches=150) if others else None
+        shown, title = (several.overlaid, several.title) if several else (charts(first), first.files.name)
+        for file in draw(shown, target.with_suffix(""), title=title):
+            print(f"written: {file}")
 
 
 def _could_have_panels(run: Path) -> bool:
