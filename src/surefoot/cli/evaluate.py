@@ -89,8 +89,7 @@ def _scored(run: Path, which: str | None, chosen: Contents) -> tuple[str, str]:
 
 def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: str, key: str) -> None:
     scoring = run.parts.scoring
-    unknown = [name for name in only if name not in scoring.splits]
-    if unknown:
+    if unknown := [name for name in only if name not in scoring.splits]:
         there = ", ".join(scoring.splits) or "none"
         raise ConfigError(
             f"--on {unknown[0]}: no split of this run, which has: {there}, nor a file here\n  a file: --on NAME=FILE"
@@ -103,9 +102,8 @@ def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: 
     if run.load(chosen):
         note("warning: the data are others than the run was trained on: these scores are of those")
     scores = run.scores(*names)
-    if run.parts.world.is_main:
-        for name, value in scores.items():
-            print(f"{key} {name}={value!r}")
+    for name, value in scores.items() if run.parts.world.is_main else ():
+        print(f"{key} {name}={value!r}")
 
 
 def _write_panels(program: Program, config: Any, run_path: Path) -> None:

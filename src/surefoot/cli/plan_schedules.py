@@ -12,7 +12,7 @@ from surefoot.config.durations import Length, in_steps, planned
 from surefoot.config.tree import flatten, nearest
 from surefoot.errors import ConfigError
 from surefoot.recipes.optimizer_settings import Schedule
-from surefoot.recipes.program import Program, build_run, find_program
+from surefoot.recipes.program import build_run, find_program
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.lr_schedule import Joined, join
 from surefoot.schedules.lr_schedule import Schedule as Single
@@ -31,15 +31,6 @@ class Plain:
     """What the schedules have in common, as far as each takes it."""
 
 
-@dataclass(frozen=True)
-class Basis:
-    """The run whose schedules are drawn: its length, its schedule's settings, and its base learning rate where it has one."""
-
-    length: Length
-    settings: Mapping[str, Any]
-    rate: float | None
-
-
 def compare_schedules(options: Compare, flags: Sequence[str], *, given: Collection[str]) -> None:
     unused = sorted(set(given) - {"schedules", "out", "config"})
     if unused:
@@ -48,16 +39,15 @@ def compare_schedules(options: Compare, flags: Sequence[str], *, given: Collecti
         raise ConfigError(f"compare which schedules? --schedules LIST, {_FORM}")
     if flag_text(flags, "schedule.name") is not None:
         raise ConfigError("--schedule.name: the names are those of --schedules\n  leave it out")
-    basis = _basis(options, flags)
-    chosen = schedules(options.schedules, basis.length, shared=basis.settings)
+    length, settings, rate = _basis(options, flags)
+    chosen = schedules(options.schedules, length, shared=settings)
 
     from surefoot.plan.schedule_plot import drawn, table, traced
 
-    traces = traced(chosen, basis.length)
-    rate = "" if basis.rate is None else f", base learning rate {basis.rate:g}"
-    print(f"schedules of a run of {basis.length.steps:,} steps{rate}\n\n{table(traces, rate=basis.rate)}\n")
-    files = drawn(traces, out=options.out or "schedules", rate=basis.rate)
-    print(f"drawn in {' and '.join(str(file) for file in files)}")
+    traces = traced(chosen, length)
+    base = "" if rate is None else f", base learning rate {rate:g}"
+    print(f"schedules of a run of {length.steps:,} steps{base}\n\n{table(traces, rate=rate)}\n")
+    print(f"drawn in {' and '.join(map(str, drawn(traces, out=options.out or 'schedules', rate=rate)))}")
 
 
 def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[str, Single | Joined]:
@@ -136,45 +126,33 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"{name} = {value!r} is not a number") from None
 
 
-def _basis(options: Compare, flags: Sequence[str]) -> Basis:
-    """The run that the arguments besides the list mean."""
+def _basis(options: Compare, flags: Sequence[str]) -> tuple[Length, dict[str, Any], float | None]:
+    """The length of the run that the arguments besides the list mean, its schedule's settings, and its base rate if it has one."""
     own, verb = ["schedules", "out"], "compare --schedules LIST"
     if not options.what:
         plain = configured(Plain, [("file", file_values(options.config))], flags, verb=verb, own=own)[0]
         from surefoot.plan.schedule_plot import steps_alone
 
-        return Basis(steps_alone(plain.length), _settings(flatten(plain)), None)
+        return steps_alone(plain.length), _settings(flatten(plain)), None
     program = find_program(options.what[0])
     layers = layers_below(program, file_values(options.config), flags)
     config, _ = read_settings(program, layers, flags, verb=f"{verb} {options.what[0]}", own=own)
-    if program.described["kind"] != "recipe":
-        return _of_run(program, config)
-    values = flatten(config)
-    settings = _settings(values)
-    length = _known(str(values["length"]), f"{options.schedules} {settings}")
-    if length is None:  # in passes over data, which must be read to know how many steps that is
-        length = build_run(program, config).parts.length
-    return Basis(length, settings, float(config.optimizer.spec().lr))
-
-
-def _of_run(program: Program, config: Any) -> Basis:
-    """The basis that is a run of the user's own making: its schedule's warm-up and floor are taken over."""
-    parts = build_run(program, config).parts
-    settings: dict[str, Any] = {"warmup": f"{parts.schedule.warmup or 0} steps"}
+    if program.described["kind"] == "recipe":
+        settings = _settings(flatten(config))
+        if re.search("epoch", f"{config.length} {options.schedules} {settings}", re.IGNORECASE):
+            length = build_run(program, config).parts.length  # the data must be read to know how many steps that is
+        else:
+            length = planned(config.length, samples_per_epoch=1, batch_size=1)
+        return length, settings, float(config.optimizer.spec().lr)
+    parts = build_run(program, config).parts  # of the user's own making: its warm-up and floor are taken over
+    settings = {"warmup": f"{parts.schedule.warmup or 0} steps"}
     if isinstance(parts.schedule, Single) and parts.schedule.floor is not None:
         settings["floor"] = parts.schedule.floor
     first = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
-    return Basis(parts.length, settings, float(first["initial_lr"]))
+    return parts.length, settings, float(first["initial_lr"])
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration says of its schedule, but for the name."""
     found = {name.removeprefix("schedule."): value for name, value in values.items() if name.startswith("schedule.")}
     return {name: value for name, value in found.items() if value is not None and name != "name"}
-
-
-def _known(length: str, durations: Sequence[str] | str) -> Length | None:
-    """The length where no pass over the data is counted in, neither in it nor in any of the durations."""
-    if re.search("epoch", f"{length} {durations}", re.IGNORECASE):
-        return None
-    return planned(length, samples_per_epoch=1, batch_size=1)

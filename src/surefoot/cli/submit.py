@@ -105,7 +105,9 @@ def submit(arguments: list[str]) -> None:
     if options.local:
         for name in ["--sbatch"] * bool(options.sbatch) + ["--partition"] * (options.partition is not None):
             raise ConfigError(f"{name} is for Slurm, and --local is without it: leave one of them out")
-    else:
+    else:  # "account=lab" is an option of sbatch with a value, "exclusive" one without
+        pairs = [text.removeprefix("--").partition("=") for text in options.sbatch]
+        further = {name: value if equals else True for name, equals, value in pairs}
         requested |= {
             "slurm_partition": options.partition,
             "slurm_setup": [
@@ -113,7 +115,7 @@ def submit(arguments: list[str]) -> None:
                 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',  # since Slurm 22.05 srun does not take it over
             ],
             "slurm_srun_args": ["--kill-on-bad-exit=0"],  # a rank that has ended: the others are writing the checkpoint
-            "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **_pairs(options.sbatch)},
+            "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **further},
         }
     logs = local_path(options.logs, setting="--logs")
     training = Training(("train", what, *flags))
@@ -172,12 +174,6 @@ def _submitted(training: Training, requested: dict[str, Any], logs: Path, *, req
     except (RuntimeError, ValueError, OSError) as problem:
         where = "" if local else "\n  is this where jobs are submitted? to try it on this machine: --local"
         raise ConfigError(f"the job could not be submitted: {first_line(problem)}{where}") from problem
-
-
-def _pairs(options: Sequence[str]) -> dict[str, Any]:
-    """Further options of sbatch: "account=lab" is one with a value, "exclusive" one without."""
-    pairs = [text.removeprefix("--").partition("=") for text in options]
-    return {name: value if equals else True for name, equals, value in pairs}
 
 
 def _submitit(module: str) -> Any:
