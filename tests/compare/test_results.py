@@ -22,6 +22,7 @@ from surefoot.errors import ConfigError
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
 
+ORDER = {"seed": 0, "batch_size": 8, "data": "same", "precision": "fp32", "weights": "same"}
 SCORES = [(10, 2.0), (20, 1.0), (30, 1.5)]
 
 
@@ -33,8 +34,7 @@ def trained(scores: Any = SCORES, **changes: Any) -> Trained:
         "scores": scores,
         "times": [(10, 1.0), (20, 2.0), (30, 4.0)],
         "targets": 400.0,
-        "initial_weights": "same",
-        "order": {"seed": 0, "batch_size": 8, "data": "same", "precision": "fp32"},
+        "order": ORDER,
     }
     return Trained(**(settings | changes))
 
@@ -127,7 +127,7 @@ def repeats(scores: dict[str, tuple[float, ...]], *, failed: tuple[str, int] | N
     return [
         Compared(
             variant(f"{name},seed={seed}", name, seed=seed),
-            trained([(10, score)], order={"seed": seed, "batch_size": 8, "data": "same", "precision": "fp32"}),
+            trained([(10, score)], order=ORDER | {"seed": seed}),
             "failed" if (name, seed) == failed else "finished",
         )
         for name, held in scores.items()
@@ -148,7 +148,7 @@ def test_nothing_is_shared_where_there_are_no_two_to_share_it() -> None:
 
 
 def test_what_a_run_began_with_is_not_known_without_its_first_checkpoint() -> None:
-    notes = compared([run("a"), run("b"), run("c", initial_weights=None, order=None)]).notes
+    notes = compared([run("a"), run("b"), run("c", order=None)]).notes
     assert "not known, as its checkpoint of step 0 is gone: what c began with" in notes
 
 
@@ -168,9 +168,9 @@ def test_a_table_shows_what_differs_and_files_have_the_names_of_directories_too(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"initial_weights": "other"}, "not shared: the initial weights"),
-        ({"order": {"seed": 1, "batch_size": 8}}, "not shared: the samples in their order, because of seed, data"),
-        ({"order": {"seed": 0, "batch_size": 8, "data": "same", "precision": "bf16"}}, "not shared: the precision"),
+        ({"order": ORDER | {"weights": "other"}}, "not shared: the initial weights"),
+        ({"order": ORDER | {"seed": 1, "data": "b"}}, "not shared: the samples in their order, because of seed, data"),
+        ({"order": ORDER | {"precision": "bf16"}}, "not shared: the precision"),
     ],
 )
 def test_what_is_not_shared_is_said(changes: dict[str, Any], said: str) -> None:

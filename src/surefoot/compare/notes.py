@@ -1,15 +1,11 @@
 """What is said below the table of a comparison: what its columns mean, and what the runs did and did not share."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.compare.statistics import LEVEL, Difference
+from surefoot.compare.trained import Compared, Row
 from surefoot.tracking.format import as_typed, counted
-
-if TYPE_CHECKING:
-    from surefoot.compare.trained import Compared, Row
 
 
 def of_target(target: float | None, first: Row, *, is_first: bool) -> str:
@@ -89,8 +85,7 @@ def of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
     repeated = len({run.variant.group for run in runs}) < len(runs)
     for run in runs:
         if run.trained.order is not None:
-            facts = {**run.trained.order, "weights": run.trained.initial_weights}
-            by_seed.setdefault(facts.get("seed") if repeated else None, []).append(facts)
+            by_seed.setdefault(run.trained.order.get("seed") if repeated else None, []).append(run.trained.order)
         elif run.trained.scores:
             unknown.append(f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with")
     if all(len(held) < 2 for held in by_seed.values()):

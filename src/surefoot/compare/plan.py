@@ -3,24 +3,19 @@
 The settings of the first variant as a config.toml has them, then [program] and [comparison] with the variants.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from surefoot.compare.variants import Variant, flags
+from surefoot.compare.variants import Direction, Variant, flags
 from surefoot.config.paths import read_regular
 from surefoot.config.toml import origins, program, to_toml, values
 from surefoot.config.user_code import is_resolved
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
 from surefoot.train.early_stopping import parsed
-
-if TYPE_CHECKING:
-    from surefoot.compare.trained import Direction  # imports torch
 
 FILE = "compare.toml"
 _TABLE = "comparison"

@@ -12,8 +12,8 @@ from typing import Any
 
 from surefoot.compare.notes import of_differences, of_target, of_what_is_shared
 from surefoot.compare.statistics import LEVEL, Difference, holm, mean_and_error, paired_difference
-from surefoot.compare.trained import Compared, Direction, Row
-from surefoot.compare.variants import group_labels, refuse_reference
+from surefoot.compare.trained import Compared, Row
+from surefoot.compare.variants import Direction, group_labels, refuse_reference
 from surefoot.errors import ConfigError
 
 

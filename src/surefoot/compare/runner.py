@@ -10,8 +10,9 @@ from shutil import get_terminal_size
 from typing import TextIO
 
 from surefoot.compare.search import Search
-from surefoot.compare.trained import Direction, refuse_missing_score, watched
+from surefoot.compare.trained import refuse_missing_score, watched
 from surefoot.compare.trials import Outcome, Trial, Trials, is_over
+from surefoot.compare.variants import Direction
 from surefoot.tracking.console import Said
 from surefoot.tracking.format import duration, in_line, number, shortened, visible
 from surefoot.tracking.record import Record

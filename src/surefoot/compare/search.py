@@ -4,21 +4,16 @@ What trial n is to try follows from the seed, n, and what was known when it bega
 proposes what it would have proposed. A trial that was running goes on from its checkpoint.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from surefoot.compare.trials import TO_THE_END, Outcome, outcome_of
 from surefoot.compare.variants import grid
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
-
-if TYPE_CHECKING:
-    import optuna
 
 FILE = "search.db"
 Sampler = Literal["tpe", "random"]
@@ -113,7 +108,7 @@ class Search:
             pruner=self._pruner(pruner),
             load_if_exists=True,
         )
-        self.going: dict[str, optuna.Trial] = {}
+        self.going: dict[str, Any] = {}  # trials of Optuna
         states = self.optuna.trial.TrialState
         trials_made = self.study.get_trials(deepcopy=False)
         self.left_running = [trial for trial in trials_made if trial.state == states.RUNNING]
@@ -141,7 +136,7 @@ class Search:
         known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
         if step not in known and math.isfinite(score):
             trial.report(score, step)
-        return trial.should_prune()
+        return bool(trial.should_prune())
 
     def ended(self, name: str, outcome: Outcome) -> None:
         """Tell Optuna how a trial ended: one that diverged as one that was given up; a stopped one goes on another time."""
@@ -170,7 +165,7 @@ class Search:
             return self.optuna.pruners.MedianPruner(n_startup_trials=_STARTUP)
         return self.optuna.pruners.SuccessiveHalvingPruner() if name == "halving" else self.optuna.pruners.NopPruner()
 
-    def _choose(self, trial: optuna.Trial) -> str:
+    def _choose(self, trial: Any) -> str:
         """Have the sampler choose the settings of a trial, and write them where its process finds them; returns its name."""
         for setting, held in self.space.items():
             if held["kind"] == "choice":

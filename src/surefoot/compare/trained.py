@@ -3,27 +3,24 @@
 Nothing is rebuilt and no tensor is read. What a later resume has superseded is no part of a curve.
 """
 
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import DamageError
 from surefoot.checkpoint.reader import read_manifest
 from surefoot.compare.statistics import Difference
-from surefoot.compare.variants import Variant
+from surefoot.compare.variants import Direction, Variant
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.record import Record, scores_in
 from surefoot.tracking.run_reader import RunFiles, read_records, read_settings, read_state
 from surefoot.tracking.run_reader import read_run as read_run_files
 from surefoot.train.early_stopping import parsed
-
-Direction = Literal["min", "max"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +28,8 @@ class Trained:
     """A run that has been trained, or begun.
 
     loss: (steps made, mean training loss since the record before). scores: (steps made, score). times: (steps made, seconds
-    spent training and waiting for data so far). `initial_weights` is a hash, and `order` all that decides which samples
-    come when; both None where there is no checkpoint of step 0.
+    spent training and waiting for data so far). `order` is all that decides which samples come when, and a hash of the
+    initial weights; None where there is no checkpoint of step 0.
     """
 
     settings: Mapping[str, Any]
@@ -41,7 +38,6 @@ class Trained:
     scores: list[tuple[int, float]]
     times: list[tuple[int, float]]
     targets: float
-    initial_weights: str | None
     order: Mapping[str, Any] | None
 
     @property
@@ -85,7 +81,7 @@ class Trained:
     def seconds_at(self, step: int) -> float:
         """Seconds of training after so many steps; between two records as if all steps took the same time.
 
-        >>> run = Trained({}, None, [], [], [(10, 2.0), (20, 6.0)], 0.0, None, None)
+        >>> run = Trained({}, None, [], [], [(10, 2.0), (20, 6.0)], 0.0, None)
         >>> run.seconds_at(10), run.seconds_at(15), run.seconds_at(25)
         (2.0, 4.0, 6.0)
         """
@@ -113,7 +109,6 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
         watch = watched(read_run_files(path)) or next((("min", name) for name in losses_scored), None)
     made = [record for record in lines if record["kind"] == "train"]
     spent_s = accumulate(record.get("training_s", 0.0) + record.get("waiting_s", 0.0) for record in made)
-    weights, order = _beginning(path)
     losses = [(int(record["step"]), record.get("loss_of_applied", record.get("loss"))) for record in made]
     name = "" if watch is None else watch[1]
     return Trained(
@@ -123,8 +118,7 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
         scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
         times=[(int(record["step"]), seconds) for record, seconds in zip(made, spent_s, strict=True)],
         targets=math.fsum(record.get("targets", 0.0) - record.get("starting_targets", 0.0) for record in made),
-        initial_weights=weights,
-        order=order,
+        order=_beginning(path),
     )
 
 
@@ -141,17 +135,19 @@ def watched(files: RunFiles) -> tuple[Direction, str] | None:
     return None if state is None or state.watch is None else (state.watch["direction"], state.watch["score"])
 
 
-def _beginning(path: Path) -> tuple[str | None, dict[str, Any] | None]:
-    """A hash of the weights that a run began with, and what decides which samples come when."""
+def _beginning(path: Path) -> dict[str, Any] | None:
+    """What decides which samples come when, and the hashes of the weights that a run began with."""
     state = read_state(path, 0)
     try:
         files = read_manifest(Store(path / "checkpoints").path(0)).files
     except (CheckpointError, DamageError):
-        state = None
+        return None
     if state is None:
-        return None, None
-    weights = json.dumps([(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")])
-    return weights, {name: state.described.get(name) for name in ("seed", "batch_size", "data", "precision")}
+        return None
+    weights = [(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")]
+    return {name: state.described.get(name) for name in ("seed", "batch_size", "data", "precision")} | {
+        "weights": weights
+    }
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, count, product
-from typing import Any
+from typing import Any, Literal
 
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
 
+Direction = Literal["min", "max"]  # of a score: which is better
 _LONGEST = 80  # letters of a name: directories may have 255 bytes, tables less
 
 

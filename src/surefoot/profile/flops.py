@@ -6,14 +6,12 @@ and the same whatever computes it: what a fused kernel computes again for its ba
 attention in tiles, which leaves half of it out, counts as if it did not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,9 +24,6 @@ from surefoot.profile.timed_step import Stepping, Stopwatch, is_compiled, stopwa
 from surefoot.train import activation_checkpointing
 from surefoot.train.loop import State, Task
 from surefoot.train.precision import FORMATS
-
-if TYPE_CHECKING:
-    from torch.utils.flop_counter import FlopCounterMode  # makes loggers when it is imported
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class Flops:
         return sum(self.by_phase.values()) + self.again
 
 
-def counter() -> FlopCounterMode:
+def counter() -> Any:
     """Torch's counter, which also knows attention on the CPU (torch 2.13 leaves that out).
 
     It counts the scores that fused attention computes again in its backward pass, which this one does not: attention written
@@ -66,7 +61,7 @@ def counter() -> FlopCounterMode:
     >>> counting.get_total_flops()
     120
     """
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils.flop_counter import FlopCounterMode  # makes loggers when it is imported
 
     operators = torch.ops.aten
     return FlopCounterMode(

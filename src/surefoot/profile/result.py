@@ -1,7 +1,5 @@
 """What a profile found, as JSON and as a person reads it, in at most 100 columns."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -59,21 +57,6 @@ def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
     )
 
 
-def written(profile: Profile, place: Path) -> Profile:
-    """Write all but the trace, which is there; returns the profile with the names of its files."""
-    pictures = draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
-    there = [place / "profile.txt", place / "profile.json", place / "trace.json.gz", *pictures]
-    found = replace(profile, files=tuple(str(path) for path in there))
-    try:
-        (place / "profile.json").write_text(json.dumps(found.described(), indent=1, allow_nan=False) + "\n")
-        (place / "profile.txt").write_text(f"{found}\n")
-    except OSError as problem:
-        raise ConfigError(
-            f"cannot write to {place}: {problem.strerror or problem}\n  choose another place: --out DIR"
-        ) from problem
-    return found
-
-
 @dataclass(frozen=True)
 class Profile:
     """Where a step of a run goes. Seconds, bytes and operations are of one step of this process; shares are 0 to 1.
@@ -123,6 +106,21 @@ class Profile:
         if self.files:
             sections.append(["written", *(f"  {name}" for name in self.files)])
         return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in sections)
+
+
+def written(profile: Profile, place: Path) -> Profile:
+    """Write all but the trace, which is there; returns the profile with the names of its files."""
+    pictures = draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
+    there = [place / "profile.txt", place / "profile.json", place / "trace.json.gz", *pictures]
+    found = replace(profile, files=tuple(str(path) for path in there))
+    try:
+        (place / "profile.json").write_text(json.dumps(found.described(), indent=1, allow_nan=False) + "\n")
+        (place / "profile.txt").write_text(f"{found}\n")
+    except OSError as problem:
+        raise ConfigError(
+            f"cannot write to {place}: {problem.strerror or problem}\n  choose another place: --out DIR"
+        ) from problem
+    return found
 
 
 _NAMES = {
