@@ -70,8 +70,7 @@ def find_lr(arguments: list[str]) -> None:
     check_range(lowest, highest, count)
     run, settings = tried_run(options, flags, verb="find-lr")
     from surefoot.report.figures import made
-    from surefoot.tune.lr_search import draw
-    from surefoot.tune.lr_search import find_lr as range_test
+    from surefoot.tune import lr_search
 
     if out is not None:
         made(local_path(out, setting="--out"))  # before the test, which may take long
@@ -88,13 +87,13 @@ def find_lr(arguments: list[str]) -> None:
         seen += 1
 
     start = run.state.step
-    test = range_test(run, low=lowest, high=highest, steps=count, watch=watch)
+    test = lr_search.find_lr(run, low=lowest, high=highest, steps=count, watch=watch)
     flag = "--optimizer.lr " if "optimizer.lr" in settings else "learning rate "
     print(f"{test.ended}; the table shows {-(-seen // stride)} of {len(test.rates)} rates")
     print(f"suggested  {flag}{written(test.suggested)}" if test.suggested is not None else "no suggestion")
     print(f"  {test.reason}")
     if out is not None:
-        print("drawn ", ", ".join(map(str, draw(test, Path(out), title=f"surefoot find-lr {options.what}"))))
+        print("drawn ", ", ".join(map(str, lr_search.draw(test, Path(out), title=f"surefoot find-lr {options.what}"))))
     if test.suggested is None:
         sys.exit(1)
 

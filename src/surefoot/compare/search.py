@@ -193,8 +193,7 @@ def _number(text: str, setting: str, whole: str) -> int | float:
 
 def _imported() -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             import optuna
     except ModuleNotFoundError as problem:
         if problem.name != "optuna":

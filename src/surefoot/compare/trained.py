@@ -4,12 +4,13 @@ Nothing is rebuilt and no tensor is read. What a later resume has superseded is 
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import DamageError
@@ -85,12 +86,8 @@ class Trained:
         >>> run.seconds_at(10), run.seconds_at(15), run.seconds_at(25)
         (2.0, 4.0, 6.0)
         """
-        place = bisect_left(self.times, (step, -math.inf))
-        if place == len(self.times):
-            return self.training_s
-        before_step, before_s = self.times[place - 1] if place else (0, 0.0)
-        at_step, at_s = self.times[place]
-        return before_s + (at_s - before_s) * (step - before_step) / max(1, at_step - before_step)
+        steps, seconds = zip((0, 0.0), *self.times, strict=True)
+        return float(np.interp(step, steps, seconds))
 
 
 def read_run(path: Path, *, score: str | None = None) -> Trained:

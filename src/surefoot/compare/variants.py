@@ -62,31 +62,26 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def labels(variants: Sequence[Variant]) -> list[str]:
-    """What tells each of the variants from the others, for people: its settings without those that all of them share.
+def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
+    """What tells each group of repeats from the others, for people, by its name: its settings without those that all share.
 
     Nothing is cut off. A variant that was not named by its settings (a trial, a run's directory) keeps its name, and so do
     those whose labels would be the same.
 
     >>> settings = [{"schedule.name": "constant", "optimizer.lr": lr} for lr in (0.1, 0.2)]
-    >>> labels([Variant(name, name, held, held) for name, held in zip(names(settings), settings)])
-    ['lr=0.1', 'lr=0.2']
+    >>> group_labels([Variant(name, name, held, held) for name, held in zip(names(settings), settings)])
+    {'name=constant,lr=0.1': 'lr=0.1', 'name=constant,lr=0.2': 'lr=0.2'}
     """
+    groups = {variant.group: variant for variant in variants}
     varied = dict.fromkeys(setting for variant in variants for setting in variant.varied)
-    apart = [setting for setting in varied if len({repr(_effective(variant, setting)) for variant in variants}) > 1]
-    short = short_names(apart)
-    found = []
-    for variant in variants:
+    apart = [name for name in varied if len({repr(_effective(variant, name)) for variant in groups.values()}) > 1]
+    short, shown = short_names(apart), dict[str, str]()
+    for group, variant in groups.items():
         own = [setting for setting in apart if setting in variant.varied] or apart
         text = ",".join(f"{short[setting]}={as_typed(_effective(variant, setting))}" for setting in own)
-        found.append(text if text and variant.varied and "=" in variant.group else variant.group)
-    return [label if found.count(label) == 1 else variant.group for label, variant in zip(found, variants, strict=True)]
-
-
-def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
-    """A label for the name of each group of repeats."""
-    groups = {variant.group: variant for variant in variants}
-    return dict(zip(groups, labels(list(groups.values())), strict=True))
+        shown[group] = text if text and variant.varied and "=" in group else group
+    told = list(shown.values())
+    return {group: label if told.count(label) == 1 else group for group, label in shown.items()}
 
 
 def run_labels(variants: Sequence[Variant]) -> dict[str, str]:

@@ -51,8 +51,8 @@ def tried(variant: Variant, base: Stepping, *, limit_s: float) -> Tried:
 
 def ranked(found: Sequence[Tried]) -> list[Tried]:
     """Gains first, the largest before; then what is inside the noise, what is slower, and what could not be tried."""
-    measured = sorted((one for one in found if one.problem is None), key=lambda one: -one.speedup)
-    measured.sort(key=lambda one: 1 if one.in_noise else 0 if one.speedup > 1 else 2)
+    measured = [one for one in found if one.problem is None]
+    measured.sort(key=lambda one: (1 if one.in_noise else 0 if one.speedup > 1 else 2, -one.speedup))
     return [*measured, *(one for one in found if one.problem is not None)]
 
 

@@ -90,13 +90,10 @@ def measure(
             tell(f"timing {steps} steps")
             while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * limit_s):
                 laps.append(base.make())
-            phases = middle_half(laps)
             tell("under torch's profiler")
             seen = profiled(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
             if place is not None:
                 write_trace(seen, place / "trace.json.gz")
-            on_device = parts.device.type == "cuda"
-            rows = operators(seen, steps=_UNDER_PROFILER, shapes=shapes, on_device=on_device)
             memory = _memory(parts, base)
             tell("counting operations")
             micro_batches = base.feed.micro_batches(base.next)
@@ -106,11 +103,12 @@ def measure(
             outcomes, left_out = _tried(parts, base, tries, until=until, limit_s=limit_s, tell=tell)
         finally:
             base.feed.close()
+        on_device = parts.device.type == "cuda"
         found = Profile(
             what=what,
             setting=_setting(parts),
-            phases=phases,
-            operators=rows,
+            phases=middle_half(laps),
+            operators=operators(seen, steps=_UNDER_PROFILER, shapes=shapes, on_device=on_device),
             memory=memory,
             flops=flops,
             peak=found_peak,
