@@ -107,7 +107,6 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
         raise ConfigError(
             "these runs have no setting `out`, so all variants would be one directory\n  add out: str to the settings"
         )
-    search = {"trials": asked.search, "sampler": asked.sampler, "pruner": asked.pruner}
     varied = [{setting: values[setting] for setting in text} for values, text in zip(flat, texts, strict=True)]
     if space is None:
         refuse_twins(varied, flat)
@@ -129,7 +128,15 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
         target=asked.target,
         score=asked.score,
         reference=asked.reference,
-        search=None if space is None else search | {"seed": flat[0].get("seed", 0), "space": space},
+        search=None
+        if space is None
+        else {
+            "trials": asked.search,
+            "sampler": asked.sampler,
+            "pruner": asked.pruner,
+            "seed": flat[0].get("seed", 0),
+            "space": space,
+        },
     )
     check_reference(plan)
     return plan

@@ -93,8 +93,7 @@ def _prepared(
     elif held is None:
         plan = asked_plan
     else:
-        threads_given = asked.threads is not None
-        plan = planned.going_on(held, asked_plan, where=directory.path, threads_given=threads_given)
+        plan = planned.going_on(held, asked_plan, where=directory.path, threads_given=asked.threads is not None)
     judged = None if held is None or held.search is None or not held.found else held.watch
     if judged is not None and plan.watch != judged:
         raise ConfigError(

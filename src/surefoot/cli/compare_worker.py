@@ -37,15 +37,14 @@ _CLOSE = 1e-3
 
 def command(what: str, directory: Path, name: str) -> list[str]:
     """The command line that does with a variant what `what` says: "train" it, or "look" at what it is built as."""
-    own = [str(os.getpid()), sys.argv[0], what, str(directory.resolve()), name]
-    return [sys.executable, "-m", "surefoot.cli.compare_worker", *own]
+    words = [sys.executable, "-m", "surefoot.cli.compare_worker", str(os.getpid()), sys.argv[0], what]
+    return [*words, str(directory.resolve()), name]
 
 
 def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
     """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
-    name = plan.names[0] if plan.names else "first"
     with subprocess.Popen(
-        command("look", directory.path, name),
+        command("look", directory.path, plan.names[0] if plan.names else "first"),
         stdin=subprocess.PIPE,  # open as long as this process lives: see distributed/environment.py
         stdout=subprocess.PIPE,
         env=with_threads(plan.threads),
@@ -97,9 +96,9 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
         if means is None:
             return {"why": f"{score} is no mean over samples"}
         counts = [float(mean.count) for mean in means]
-        total = math.fsum(float(mean.total) for mean in means)
-        size = math.fsum(abs(float(mean.total)) for mean in means)  # near 0 where all are, not where signs differ
-        if abs(total - whole * math.fsum(counts)) > _CLOSE * size:
+        totals = [float(mean.total) for mean in means]
+        size = math.fsum(map(abs, totals))  # near 0 where all are, not where signs differ
+        if abs(math.fsum(totals) - whole * math.fsum(counts)) > _CLOSE * size:
             return {"why": f"{score} is no mean over samples"}
         if found.setdefault("counts", counts) != counts:
             return {"why": f"{score} counts other targets from one checkpoint to the next"}

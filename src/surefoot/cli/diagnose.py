@@ -57,5 +57,5 @@ def diagnose(arguments: list[str]) -> None:
 
 def _warn_of(check: object, problem: Exception) -> None:
     """A fault of surefoot's own in one finding; the others are told."""
-    name = getattr(check, "__name__", "?")
-    print(f"warning: the finding {name} cannot be made: {type(problem).__name__}: {problem}", file=sys.stderr)
+    what = f"the finding {getattr(check, '__name__', '?')} cannot be made"
+    print(f"warning: {what}: {type(problem).__name__}: {problem}", file=sys.stderr)

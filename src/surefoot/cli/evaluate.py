@@ -63,13 +63,15 @@ def evaluate(arguments: list[str]) -> None:
     if files:
         processes.refuse_several(arguments, verb="evaluate --on FILE")
         processes.refuse_launched("evaluate --on FILE")
-    command = ["evaluate", *without(arguments, processes.NAMES)]
-    processes.start_several(command, options, config=config, flags=arguments, out=run_path)
+    processes.start_several(
+        ["evaluate", *without(arguments, processes.NAMES)], options, config=config, flags=arguments, out=run_path
+    )
     chosen = choose_checkpoint(run_path, options.checkpoint)
     whose, key = _scored(run_path, options.checkpoint, chosen)
     if splits or not on:
-        run = build_run(program, config_here, of=run_path)
-        _evaluate_splits(run, splits, chosen, whose=f"{whose} of {run_path}", key=key)
+        _evaluate_splits(
+            build_run(program, config_here, of=run_path), splits, chosen, whose=f"{whose} of {run_path}", key=key
+        )
     if files:
         note(f"scoring {whose} of {run_path} on {', '.join(files)}")
         for name, value in program.names["judged"](config_here, files, run=run_path, checkpoint=chosen):

@@ -48,7 +48,8 @@ def export(arguments: list[str]) -> None:
     )
     for damage in done.damaged:
         print(f"warning: {damage}", file=sys.stderr)
-    kind = "averaged" if done.averaged else "trained"
-    print(f"written into {done.directory}: the {kind} weights of step {done.step:,}")
+    print(
+        f"written into {done.directory}: the {'averaged' if done.averaged else 'trained'} weights of step {done.step:,}"
+    )
     for file in done.files:
         print(f"  {file:<36} {in_words((done.directory / file).stat().st_size):>10}")

@@ -88,9 +88,9 @@ def find_lr(arguments: list[str]) -> None:
 
     start = run.state.step
     test = lr_search.find_lr(run, low=lowest, high=highest, steps=count, watch=watch)
-    flag = "--optimizer.lr " if "optimizer.lr" in settings else "learning rate "
     print(f"{test.ended}; the table shows {-(-seen // stride)} of {len(test.rates)} rates")
-    print(f"suggested  {flag}{written(test.suggested)}" if test.suggested is not None else "no suggestion")
+    what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
+    print("no suggestion" if test.suggested is None else f"suggested  {what} {written(test.suggested)}")
     print(f"  {test.reason}")
     if out is not None:
         print("drawn ", ", ".join(map(str, lr_search.draw(test, Path(out), title=f"surefoot find-lr {options.what}"))))

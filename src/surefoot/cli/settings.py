@@ -30,6 +30,7 @@ from surefoot.saved_run import SavedRun
 if TYPE_CHECKING:
     from surefoot.run.run import Run
 
+_TRUTHS = {"true": "True", "false": "False", "none": "None"}
 Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
 
@@ -151,6 +152,5 @@ def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
             written += words
         else:
             flag, *values = words[0].split("=", 1) + words[1:]
-            plain = ("true", "false", "none")
-            written += [flag, *(word.capitalize() if word.lower() in plain else word for word in values or ["True"])]
+            written += [flag, *(_TRUTHS.get(word.lower(), word) for word in values or ["True"])]
     return written

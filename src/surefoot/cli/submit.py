@@ -118,8 +118,7 @@ def submit(arguments: list[str]) -> None:
             "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **further},
         }
     logs = local_path(options.logs, setting="--logs")
-    training = Training(("train", what, *flags))
-    job = _submitted(training, requested, logs, requeues=options.requeues, local=options.local)
+    job = _submitted(Training(("train", what, *flags)), requested, logs, requeues=options.requeues, local=options.local)
     size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
     hours = f"{options.hours:g} hour{'s' * (options.hours != 1)}"
     print(f"submitted  job {job.job_id}: {size}, {hours}, and again up to {options.requeues} times")

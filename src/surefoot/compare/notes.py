@@ -13,10 +13,8 @@ def of_target(target: float | None, first: Row, *, is_first: bool) -> str:
     if target is not None:
         return f"target: {as_typed(target)}, as asked; the first evaluation that was as good"
     assert first.best is not None
-    which = "the first" if is_first else "the first that has a score"
-    return (
-        f"target: {first.best:.5g}, the best of {first.label}, which is {which}; the first evaluation that was as good"
-    )
+    which = f"{first.label}, which is the first{'' if is_first else ' that has a score'}"
+    return f"target: {first.best:.5g}, the best of {which}; the first evaluation that was as good"
 
 
 def of_what_was_open(found: Mapping[str, Any], *, settings: Container[str]) -> list[str]:

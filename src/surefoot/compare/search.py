@@ -133,8 +133,7 @@ class Search:
     def saw(self, name: str, step: int, score: float) -> bool:
         """Tell Optuna of an evaluation; true where the trial is worse than others were at that step."""
         trial = self.going[name]
-        known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        if step not in known and math.isfinite(score):
+        if math.isfinite(score) and step not in self.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
             trial.report(score, step)
         return bool(trial.should_prune())
 

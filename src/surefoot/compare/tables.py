@@ -81,8 +81,7 @@ def _of_best(comparison: Comparison) -> list[str]:
 def _title(comparison: Comparison) -> str:
     if comparison.score is None:
         return "no score is watched: training is told, and nothing compared"
-    better = "lower" if comparison.direction == "min" else "higher"
-    return f"{comparison.score}: {better} is better"
+    return f"{comparison.score}: {'lower' if comparison.direction == 'min' else 'higher'} is better"
 
 
 def _below(comparison: Comparison) -> list[str]:
