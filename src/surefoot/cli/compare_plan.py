@@ -112,12 +112,13 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
         refuse_twins(varied, flat)
     unlike = [name for name in flat[0] if name != "out" and any(values[name] != flat[0][name] for values in flat)]
     kept = dict.fromkeys([*(name for one in varied for name in one), *unlike])
-    shown = [{key: value for key, value in one.items() if key != "seed" or asked.seeds == 1} for one in varied]
-    settings = [{key: values[key] for key in kept} for values in flat]
-    groups = [group for group in names(shown[:: asked.seeds]) for _ in range(asked.seeds)]
-    repeat = [f",seed={one['seed']}" if asked.seeds > 1 else "" for one in varied]
-    each = zip(groups, repeat, shown, settings, strict=True)
-    variants = [Variant(group + seed, group, one, own) for group, seed, one, own in each]
+    seeds = [one.pop("seed") if asked.seeds > 1 else None for one in varied]
+    groups = [group for group in names(varied[:: asked.seeds]) for _ in range(asked.seeds)]
+    variants = [
+        Variant(group if seed is None else f"{group},seed={seed}", group, one, {key: values[key] for key in kept})
+        for group, seed, one, values in zip(groups, seeds, varied, flat, strict=True)
+    ]
+    search = {"trials": asked.search, "sampler": asked.sampler, "pruner": asked.pruner}
     plan = Planned(
         program=program.described,
         base=flat[0],
@@ -128,15 +129,7 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
         target=asked.target,
         score=asked.score,
         reference=asked.reference,
-        search=None
-        if space is None
-        else {
-            "trials": asked.search,
-            "sampler": asked.sampler,
-            "pruner": asked.pruner,
-            "seed": flat[0].get("seed", 0),
-            "space": space,
-        },
+        search=None if space is None else search | {"seed": flat[0].get("seed", 0), "space": space},
     )
     check_reference(plan)
     return plan

@@ -82,19 +82,18 @@ def _scored(run: Path, which: str | None, chosen: Contents) -> tuple[str, str]:
     """Whose scores they are, in words and as a line of scores begins, of what `--checkpoint` asked for and what that came to."""
     from surefoot.checkpoint import Store, last_steps
 
-    match (which or "").split():
-        case ["average", count]:
-            steps = [str(step) for step in last_steps(Store(run / "checkpoints"), int(count))]
-            return f"the mean of steps {', '.join(steps)}", f"mean_of_steps={','.join(steps)}"
+    if which is not None and which.startswith("average"):
+        steps = [str(step) for step in last_steps(Store(run / "checkpoints"), int(which.split()[1]))]
+        return f"the mean of steps {', '.join(steps)}", f"mean_of_steps={','.join(steps)}"
     return f"step {chosen.step}" + (", the best," if which == "best" else ""), f"step={chosen.step}"
 
 
 def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: str, key: str) -> None:
     scoring = run.parts.scoring
     if unknown := [name for name in only if name not in scoring.splits]:
-        there = ", ".join(scoring.splits) or "none"
         raise ConfigError(
-            f"--on {unknown[0]}: no split of this run, which has: {there}, nor a file here\n  a file: --on NAME=FILE"
+            f"--on {unknown[0]}: no split of this run, which has: {', '.join(scoring.splits) or 'none'}, nor a file here\n"
+            "  a file: --on NAME=FILE"
         )
     at_end = scoring.names(at_end=True)
     names = only or scoring.names(at_end=False) or at_end
@@ -103,9 +102,9 @@ def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: 
         note(f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}")
     if run.load(chosen):
         note("warning: the data are others than the run was trained on: these scores are of those")
-    scores = run.scores(*names)
-    for name, value in scores.items() if run.parts.world.is_main else ():
-        print(f"{key} {name}={value!r}")
+    for name, value in run.scores(*names).items():
+        if run.parts.world.is_main:
+            print(f"{key} {name}={value!r}")
 
 
 def _write_panels(program: Program, config: Any, run_path: Path) -> None:

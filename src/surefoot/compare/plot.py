@@ -49,7 +49,10 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
             beyond |= _bounded(each, points)
             each.grid(visible=True, color="0.9")
             each.spines[["top", "right"]].set_visible(False)
-        _name_axes(axes, comparison, any(run.trained.loss for run in comparison.runs))
+        axes[0].set_ylabel(_what_is_drawn(comparison, apart=apart))
+        if apart:
+            axes[1].set_ylabel(comparison.score)
+        axes[-1].set_xlabel("steps")
         varied = dict.fromkeys(setting for row in comparison.rows for setting in row.varied)
         unlike = [name for name in varied if len({repr(row.varied.get(name)) for row in comparison.rows}) > 1]
         names = [_legend_name(row, unlike or list(varied), off=beyond.get(row.name)) for row in comparison.rows]
@@ -81,15 +84,12 @@ def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:
     return shortened(name, _LONGEST, keep="both") + (f" ({', '.join(told)})" if told else "")
 
 
-def _name_axes(axes: Sequence[Any], comparison: Comparison, losses: bool) -> None:
-    """Say what is drawn, and nothing that is not."""
-    line, point = "training loss" if losses else "", comparison.score or ""
-    axes[0].set_ylabel(
-        line if len(axes) > 1 else f"{line} (lines), {point} (points)" if line and point else line or point
-    )
-    if len(axes) > 1:
-        axes[1].set_ylabel(point)
-    axes[-1].set_xlabel("steps")
+def _what_is_drawn(comparison: Comparison, *, apart: bool) -> str:
+    """In the first field, and nothing that is not."""
+    line = "training loss" if any(run.trained.loss for run in comparison.runs) else ""
+    if apart or not line or comparison.score is None:
+        return line if apart else line or comparison.score or ""
+    return f"{line} (lines), {comparison.score} (points)"
 
 
 def _finite(points: Iterable[Point]) -> list[Point]:

@@ -138,12 +138,11 @@ def _with_differences(
             p = corrected[one, other]
             done[name] = replace(rows[name], difference=facing, p=_known(p), verdict=_verdict(facing, p, sign))
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
-    notes = [f"no paired difference: {why}" for why in whys]
+    notes = of_differences(differences, groups, chosen=chosen) if differences else []
+    notes += [f"no paired difference: {why}" for why in whys]
     uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]
     if uneven and differences:
         notes.append(f"not all seeds finished of {', '.join(uneven)}: the others may be the easier ones")
-    if differences:
-        notes = [*of_differences(differences, groups, chosen=chosen), *notes]
     return done, notes
 
 
@@ -159,24 +158,19 @@ def _difference(one: Sequence[Compared], other: Sequence[Compared], called: Mapp
         if len(scores) < 2:
             return "fewer than two seeds have been trained to the end by both"
         return paired_difference([a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores))
-    first, second = one[0].batches, other[0].batches
     for run in (one[0], other[0]):
-        if run.batches is None:
-            return f"{called[run.variant.group]} was not scored batch by batch"
-        if "why" in run.batches or run.batches.get("best") is None:
-            return str(run.batches.get("why", f"{called[run.variant.group]} kept no checkpoint of its best step"))
-    assert first is not None
-    assert second is not None
+        if (run.batches or {}).get("best") is None:
+            why = "kept no checkpoint of its best step" if run.batches else "was not scored batch by batch"
+            return str((run.batches or {}).get("why", f"{called[run.variant.group]} {why}"))
+    first, second = one[0].batches or {}, other[0].batches or {}
     if first["split"] != second["split"] or first["counts"] != second["counts"]:
         return "the variants are not evaluated on the same batches"
     return paired_difference(first["best"]["means"], second["best"]["means"], counts=first["counts"])
 
 
 def _verdict(difference: Difference, p: float, sign: int) -> str:
-    if math.isnan(p):
-        return ""
-    if p >= LEVEL:
-        return "inside the noise"
+    if math.isnan(p) or p >= LEVEL:
+        return "" if math.isnan(p) else "inside the noise"
     return "worse" if sign * difference.mean > 0 else "better"
 
 

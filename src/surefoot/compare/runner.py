@@ -82,10 +82,8 @@ class Board:
         self.drawn = []
 
     def say(self, text: str) -> None:
-        lines, start = self.drawn, self._start()
-        self.drawn = []
-        self.said.put(f"{start}{visible(text)}\n")
-        self._draw(lines)
+        self.said.put(f"{self._start()}{visible(text)}\n")
+        self._draw(self.drawn)
 
     def show(self, standing: Mapping[str, Standing]) -> None:
         names = {name: in_line(name) for name in standing}
@@ -115,11 +113,10 @@ class Board:
 Screen = Lines | Board
 
 
-def screen(stream: TextIO | None = None) -> Screen:
-    """Lines that are drawn again where `stream` (default: standard output) is a terminal, else plain ones."""
-    shown = stream or sys.stdout
+def screen() -> Screen:
+    """Lines that are drawn again where standard output is a terminal, else plain ones."""
     plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
-    return Lines(stream) if shown is None or not shown.isatty() or plain else Board(stream)
+    return Lines() if sys.stdout is None or not sys.stdout.isatty() or plain else Board()
 
 
 class InOrder:
