@@ -19,7 +19,6 @@ from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError, first_line
 from surefoot.launch.process_count import cores_each
 from surefoot.recipes.program import Program, program_again
-from surefoot.train.early_stopping import parsed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,12 +257,3 @@ def _cores() -> int:
     """The cores that this process may use; as many threads at most as OMP_NUM_THREADS says."""
     cores, told = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(told)) if told.isdigit() and int(told) else cores
-
-
-def check_score(text: str | None) -> None:
-    try:
-        direction, score = (None, None) if text is None else parsed(text)
-    except ConfigError as problem:
-        raise ConfigError(f"--score {text!r}: {problem}") from problem
-    if score is not None and not all(score.partition("/")):
-        raise ConfigError(f"--score {text!r}: a split and a score of it, as in '{direction} held-out/loss'")

@@ -27,6 +27,7 @@ from surefoot.distributed.environment import die_with
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.run.run import Run
 from surefoot.tracking.run_directory import RunDirectory
+from surefoot.tracking.run_reader import is_running
 from surefoot.train.auto_precision import settle_choices
 
 _PATIENCE_S = 20.0
@@ -109,17 +110,8 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
 def _wait_until_free(path: Path) -> None:
     """Give a variant that was killed a moment ago the time to be gone: a driver may hold a dead process for seconds."""
     until = time.monotonic() + _PATIENCE_S
-    while True:
-        directory = RunDirectory(path)
-        try:
-            directory.open()
-        except ConfigError:
-            if time.monotonic() >= until:
-                raise
-            time.sleep(0.1)
-        else:
-            directory.close()
-            return
+    while is_running(path) and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def look(plan: Planned, directory: Path, name: str) -> None:
