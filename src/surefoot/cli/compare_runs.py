@@ -11,8 +11,7 @@ from surefoot.cli.compare_worker import command, scores_by_batch, what_building_
 from surefoot.cli.options import find_run
 from surefoot.compare import plan as planned
 from surefoot.compare import runner
-from surefoot.compare.notes import of_what_was_open
-from surefoot.compare.plan import Planned, some_of
+from surefoot.compare.plan import Planned, of_what_was_open, some_of
 from surefoot.compare.plot import draw
 from surefoot.compare.results import Comparison, compared
 from surefoot.compare.search import Search

@@ -4,7 +4,7 @@ The settings of the first variant as a config.toml has them, then [program] and 
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,32 @@ def going_on(held: Planned, asked: Planned, *, where: Path, threads_given: bool)
         return replace(asked, threads=held.threads, started_in=held.started_in, found=held.found)
     score = asked.score or held.score  # trials are told to the search by it
     return replace(held, target=asked.target, score=score, reference=asked.reference, search=asked.search)
+
+
+def of_what_was_open(found: Mapping[str, Any], *, settings: Container[str]) -> list[str]:
+    """Which precision was chosen for all runs (`found` of a plan), and whether they are compiled, where these were left open.
+
+    How to have it so again is said where it is one of the `settings`.
+
+    >>> of_what_was_open({"precision": "bf16", "chosen": "1.3 times as fast as fp32"}, settings=())
+    ['precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose otherwise']
+    >>> of_what_was_open({"precision": "fp32", "compile": False}, settings={"compile"})
+    ['compile: False, chosen once for all runs; another machine may choose otherwise: --compile False fixes it']
+    """
+    said = []
+    if "chosen" in found:
+        name, last = found["precision"], found.get("channels_last", False)
+        fixed = f": --precision {name} fixes it" if "precision" in settings and not last else ""
+        said.append(
+            f"precision: {name}{', channels last' * last}, chosen once for all runs ({found['chosen']});"
+            f" another machine may choose otherwise{fixed}"
+        )
+    if "compile" in found:
+        fixed = f": --compile {found['compile']} fixes it" if "compile" in settings else ""
+        said.append(
+            f"compile: {found['compile']}, chosen once for all runs; another machine may choose otherwise{fixed}"
+        )
+    return said
 
 
 def some_of(lines: list[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """Variants side by side: one row each, the differences between them, and in words what they do and do not say.
 
-How differences and their noise are computed is in `statistics.py`, what is said of them in `notes.py`, how rows are printed in
-`tables.py`.
+How differences and their noise are computed is in `statistics.py`, how rows are printed in `tables.py`.
 """
 
 import math
@@ -10,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from surefoot.compare.notes import of_differences, of_target, of_what_is_shared
 from surefoot.compare.statistics import LEVEL, Difference, holm, mean_and_error, paired_difference
 from surefoot.compare.trained import Compared, Row
 from surefoot.compare.variants import Direction, group_labels, refuse_reference
 from surefoot.errors import ConfigError
+from surefoot.tracking.format import as_typed, counted
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def compared(
     shown = group_labels([run.variant for run in runs])
     rows = {name: _row(name, held, shown[name]) for name, held in groups.items()}
     first = next((row for row in rows.values() if row.best is not None), None)
-    notes = [] if first is None else [of_target(target, first, is_first=first is next(iter(rows.values())))]
+    notes = [] if first is None else [_of_target(target, first, is_first=first is next(iter(rows.values())))]
     if target is None and first is not None:
         target = first.best
     if target is not None:
@@ -66,7 +65,7 @@ def compared(
         named = {row.label: row for row in ranked} | rows | {"best": ranked[0], "first": first}
         rows, more = _with_differences(rows, groups, named[reference], sign=sign, chosen=reference == "best")
         notes += more
-    notes += of_what_is_shared(runs)
+    notes += _of_what_is_shared(runs)
     ranked = [rows[row.name] for row in ranked]
     return Comparison(score, direction, target, ranked, notes, runs, settled or {})
 
@@ -138,7 +137,7 @@ def _with_differences(
             p = corrected[one, other]
             done[name] = replace(rows[name], difference=facing, p=_known(p), verdict=_verdict(facing, p, sign))
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
-    notes = of_differences(differences, groups, chosen=chosen) if differences else []
+    notes = _of_differences(differences, groups, chosen=chosen) if differences else []
     notes += [f"no paired difference: {why}" for why in whys]
     uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]
     if uneven and differences:
@@ -176,3 +175,74 @@ def _verdict(difference: Difference, p: float, sign: int) -> str:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
+    """What "to target" means; `first` is the first variant that has a score, which need not be the first of all."""
+    if target is not None:
+        return f"target: {as_typed(target)}, as asked; the first evaluation that was as good"
+    assert first.best is not None
+    which = f"{first.label}, which is the first{'' if is_first else ' that has a score'}"
+    return f"target: {first.best:.5g}, the best of {which}; the first evaluation that was as good"
+
+
+def _of_differences(
+    differences: Mapping[tuple[str, str], Difference],
+    groups: Mapping[str, Sequence[Compared]],
+    *,
+    chosen: bool,
+) -> list[str]:
+    why = ", all pairs, since the best was chosen by looking" if chosen and len(differences) > 1 else ""
+    together = f"{counted(len(differences), 'comparison')}{why}"
+    sizes = sorted({difference.pairs for difference in differences.values()})
+    pairs = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    if any(len(runs) > 1 for runs in groups.values()):
+        what = f"between the best scores of equal seeds, {pairs} of them; its error is that from seed to seed"
+    else:
+        what = (
+            f"of the best weights, over {pairs} shared evaluation batches{_of_sizes(differences, groups)}; its error is"
+            " that of the data evaluated on. Another seed may change more: --seeds 3"
+        )
+    return [f"difference: {what}", f"inside the noise: a t test at {LEVEL:.0%}, by Holm's method for {together}"]
+
+
+def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]]) -> str:
+    """How many targets each of the batches has, where that is the same for all differences."""
+    counts = [batches["counts"] for pair in differences if (batches := groups[pair[0]][0].batches) is not None]
+    if not counts or any(each != counts[0] for each in counts):
+        return ""
+    least, most = int(min(counts[0])), int(max(counts[0]))
+    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f" of {each} target{'s' if most != 1 else ''}" + (f", {int(sum(counts[0])):,} in all" if most > 1 else "")
+
+
+def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
+    """Whether the runs began with the same weights and saw the same samples in the same order, by what is on disk.
+
+    Repeats of other seeds are compared among those of their own seed.
+    """
+    unknown = list[str]()
+    by_seed: dict[Any, list[Mapping[str, Any]]] = {}
+    repeated = len({run.variant.group for run in runs}) < len(runs)
+    for run in runs:
+        if run.trained.order is not None:
+            by_seed.setdefault(run.trained.order.get("seed") if repeated else None, []).append(run.trained.order)
+        elif run.trained.scores:
+            unknown.append(f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with")
+    if all(len(held) < 2 for held in by_seed.values()):
+        return unknown
+
+    def differs(name: str) -> bool:
+        return any(len({repr(facts.get(name)) for facts in held}) > 1 for held in by_seed.values())
+
+    weights = not differs("weights")
+    other = [name for name in ("seed", "batch_size", "data") if differs(name)]
+    rounded = ["not shared: the precision of the passes"] if differs("precision") else []
+    seeds = ", seed by seed" if repeated else ""
+    if weights and not other:
+        return [f"shared: initial weights, and the samples in their order{seeds}", *rounded, *unknown]
+    lines = [*rounded, *unknown, *([] if weights else [f"not shared: the initial weights{seeds}"])]
+    if other:
+        lines.append(f"not shared: the samples in their order{seeds}, because of {', '.join(other)}")
+    kept = ["the samples in their order"] * (not other) + ["the initial weights"] * weights
+    return [*lines, *(f"shared: {what}{seeds}" for what in kept)]
