@@ -59,7 +59,6 @@ def evaluate(arguments: list[str]) -> None:
             f"--on {of_files[0]}: files of questions are scored by runs of gpt, and {run_path} is none\n"
             "  --on SPLIT names one of the run's own splits"
         )
-    splits = [given for given in on if given not in of_files]
     if files:
         processes.refuse_several(arguments, verb="evaluate --on FILE")
         processes.refuse_launched("evaluate --on FILE")
@@ -68,6 +67,7 @@ def evaluate(arguments: list[str]) -> None:
     )
     chosen = choose_checkpoint(run_path, options.checkpoint)
     whose, key = _scored(run_path, options.checkpoint, chosen)
+    splits = [given for given in on if given not in of_files]
     if splits or not on:
         _evaluate_splits(
             build_run(program, config_here, of=run_path), splits, chosen, whose=f"{whose} of {run_path}", key=key

@@ -111,9 +111,7 @@ def start_several(
 def planned(several: Several, config: Any) -> int:
     """How many processes the command would start; raises `ConfigError` where it would be refused."""
     wanted = _wanted(several)
-    if wanted.most == 1:
-        return 1
-    return _places(wanted, {} if config is None else flatten(config)).size()
+    return 1 if wanted.most == 1 else _places(wanted, {} if config is None else flatten(config)).size()
 
 
 def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> None:
@@ -140,8 +138,7 @@ def _wanted(several: Several) -> Asked:
 
 def _places(wanted: Asked, settings: Mapping[str, Any], *, out: Path | None = None) -> Places:
     """Where processes may be started, for these settings of a run; `out` is where one is that goes on."""
-    batch_size, micro = settings.get("batch_size"), settings.get("micro_batch_size")
-    written = settings.get("out")
+    batch_size, micro, written = (settings.get(name) for name in ("batch_size", "micro_batch_size", "out"))
     place = out or (Path(written) if isinstance(written, str) and written else None)
     return Places(
         wanted,

@@ -9,6 +9,7 @@ from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, fin
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.program import build_run, for_one_process
 from surefoot.saved_run import SavedRun
 from surefoot.tracking.run_reader import newest_state
@@ -58,17 +59,13 @@ def replay(arguments: list[str]) -> None:
     with redirect_stdout(sys.stderr):  # what a run that is built has to say is no part of the page
         program, config = saved_settings(path, options, flags, verb="replay")
         run = build_run(program, for_one_process(config, path), of=path)
-        searched = first_bad(run.parts, records_of(path), out=path, say=_note) if step is None else None
+        searched = first_bad(run.parts, records_of(path), out=path, say=note) if step is None else None
         if searched is not None:
             step = searched.step
-        page = None if step is None else replayed(run.parts, step, samples=options.samples, say=_note, path=path)
+        page = None if step is None else replayed(run.parts, step, samples=options.samples, say=note, path=path)
     if options.json:
         first = {} if searched is None else {"bisected": str(searched)}
         text = json.dumps(first | ({} if page is None else page.plain()), allow_nan=False, indent=1)
     else:
         text = "\n".join(str(part) for part in (searched, page) if part is not None)
     Said(None).put(f"{text}\n")
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

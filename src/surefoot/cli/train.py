@@ -79,9 +79,9 @@ def start(
             "  was `out` changed, or is it relative to another directory than this one?"
         )
     refuse_fp16_on_a_cpu(run)
-    if run.parts.example is None and {"predict", "Predict"} <= program.names.keys():
-        run.parts = dataclasses.replace(run.parts, example="INPUT")
-    run.parts = dataclasses.replace(run.parts, accept_change=(*run.parts.accept_change, *accept_change))
+    example = run.parts.example or ("INPUT" if {"predict", "Predict"} <= program.names.keys() else None)
+    accept_change = (*run.parts.accept_change, *accept_change)
+    run.parts = dataclasses.replace(run.parts, example=example, accept_change=accept_change)
     run.train()
 
 

@@ -78,7 +78,7 @@ class Trials:
         self.directory, self.command, self.threads, self.cwd = directory, command, threads, cwd
         self.running: dict[str, Trial] = {}
 
-    def start(self, name: str) -> Trial:
+    def start(self, name: str) -> None:
         path = self.directory.path
         for folder in (RESULTS, LOGS):
             make_no_follow(path / folder)
@@ -95,9 +95,7 @@ class Trials:
                 cwd=self.cwd,
                 start_new_session=True,  # Ctrl-C is for this process, which tells them
             )
-        trial = Trial(name, process, Records(metrics), begin, fresh)
-        self.running[name] = trial
-        return trial
+        self.running[name] = Trial(name, process, Records(metrics), begin, fresh)
 
     def ended(self) -> list[tuple[Trial, Outcome]]:
         """The variants that have ended since the last call; what became of each is on disk when this returns."""

@@ -9,7 +9,6 @@ attention in tiles, which leaves half of it out, counts as if it did not.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -108,12 +107,8 @@ def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
 def computed_again(state: State) -> list[nn.Module]:
     """The blocks of a run's models that activation checkpointing computes again."""
     parts = [part for model in state.models.values() for part in model.modules()]
-    forwards = [vars(part).get("forward") for part in parts]
-    return [
-        part
-        for part, forward in zip(parts, forwards, strict=True)
-        if isinstance(forward, partial) and forward.func is activation_checkpointing._computed_again
-    ]
+    again = activation_checkpointing._computed_again
+    return [part for part in parts if getattr(vars(part).get("forward"), "func", None) is again]
 
 
 def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:

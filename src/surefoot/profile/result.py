@@ -144,8 +144,7 @@ def _time(profile: Profile) -> list[str]:
     ]
     rows = [("where it goes", "time", "share", "memory at its peak")]
     for name in (name for name in PHASES if name in phases.seconds):
-        at_peak = profile.memory.phases.get(name)
-        memory = "" if at_peak is None else in_words(at_peak.total)
+        memory = in_words(profile.memory.phases[name].total) if name in profile.memory.phases else ""
         rows.append((_NAMES.get(name, name), measured_time(phases.seconds[name]), f"{phases.share(name):.0%}", memory))
     rows.append(("together", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total)))
     lines += text_table(rows)
@@ -196,15 +195,11 @@ def _arithmetic(profile: Profile) -> list[str]:
         f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
     ]
     if flops.again:
-        done = flops.done / step_s / profile.peak
-        lines.append(
-            f"  and {with_unit(flops.again, 'FLOP')} again for activation checkpointing: {done:.1%} of the peak is used"
-        )
+        again, used = with_unit(flops.again, "FLOP"), flops.done / step_s / profile.peak
+        lines.append(f"  and {again} again for activation checkpointing: {used:.1%} of the peak is used")
     if flops.formula is not None:
-        ratio = flops.formula / step_s / profile.peak
-        lines.append(
-            f"  by the formula (6 N + 12 L T D) a token: {with_unit(flops.formula, 'FLOP')} a step, utilisation {ratio:.1%}"
-        )
+        by_formula, used = with_unit(flops.formula, "FLOP"), flops.formula / step_s / profile.peak
+        lines.append(f"  by the formula (6 N + 12 L T D) a token: {by_formula} a step, utilisation {used:.1%}")
     lines.append("  counted: matrix products, convolutions, attention (in full); not: elementwise work, norms, softmax")
     return lines
 

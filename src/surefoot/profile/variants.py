@@ -73,8 +73,7 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
     """What there is to try of these names for a run; where one says nothing about it, there is none."""
     kinds = (_workers, _precisions, _fused, _kept, _channels_last, _micro_batches, _compiled)
-    by_name = dict(zip(NAMES, kinds, strict=True))
-    return [variant for name in names for variant in by_name[name](parts)]
+    return [variant for name in names for variant in kinds[NAMES.index(name)](parts)]
 
 
 def stepping(
@@ -92,14 +91,13 @@ def stepping(
 
 
 def _precisions(parts: RunComponents) -> list[Variant]:
-    precision, device = parts.whole.precision, parts.device
-    names = ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
+    precision = parts.whole.precision
     if precision.loss_scale is not None:  # it would be in the way
         return []
     return [
         Variant(name, f"--precision {name}", partial(stepping, parts), partial(_using, precision, name), _DIGITS[name])
-        for name in names
-        if name != precision.name
+        for name in ("fp32", "tf32", "bf16")
+        if name != precision.name and (name != "tf32" or parts.device.type == "cuda")
     ]
 
 
@@ -118,11 +116,10 @@ def _workers(parts: RunComponents) -> list[Variant]:
     if parts.supply.feed(workers=0).gathers is not None:  # whole batches are taken from memory
         return []
     now, cores = parts.supply.workers, os.cpu_count() or 1
-    counts = {0, 1, 2, 4, 8, 2 * now} - {now}
-    near = sorted(count for count in counts if count <= min(2 * max(now, 1), cores))
     return [
         Variant(f"workers {count}", f"--workers {count}", partial(stepping, parts, workers=count), workers=count)
-        for count in near
+        for count in sorted({0, 1, 2, 4, 8, 2 * now} - {now})
+        if count <= min(2 * max(now, 1), cores)
     ]
 
 
@@ -180,8 +177,10 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
         return []
 
     @contextmanager
-    def entered() -> Iterator[None]:
+    def entered(precision: str | None = None) -> Iterator[None]:
         with ExitStack() as afterwards:
+            if precision is not None:
+                afterwards.enter_context(_using(parts.whole.precision, precision))
             for part in modules:
                 afterwards.callback(setattr, part.weight, "data", part.weight.data)
                 part.weight.data = part.weight.data.contiguous(memory_format=torch.channels_last)
@@ -189,16 +188,12 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
                 afterwards.callback(model.register_forward_pre_hook(_inputs_too).remove)
             yield
 
-    @contextmanager
-    def in_bf16() -> Iterator[None]:
-        with entered(), _using(parts.whole.precision, "bf16"):
-            yield
-
     how = "model.to(memory_format=torch.channels_last), and the pictures too"
     alone = Variant("channels last", how, partial(stepping, parts), entered, "equal to rounding")
     if parts.whole.precision.name != "fp32":
         return [alone]
     both = f"--precision bf16 with {how}"  # what "auto" chooses between
+    in_bf16 = partial(entered, "bf16")
     return [alone, Variant("bf16, channels last", both, partial(stepping, parts), in_bf16, _DIGITS["bf16"])]
 
 
