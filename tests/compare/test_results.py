@@ -16,7 +16,7 @@ from surefoot.compare.results import Comparison, compared
 from surefoot.compare.runner import Board, InOrder, Lines, Sitting, Standing
 from surefoot.compare.tables import as_json, markdown, text, tsv
 from surefoot.compare.trained import Compared, Trained, read_run
-from surefoot.compare.trials import Records, Trial, Trials
+from surefoot.compare.trials import Trial, Trials
 from surefoot.compare.variants import Variant
 from surefoot.errors import ConfigError
 from surefoot.tracking.jsonl import line
@@ -344,7 +344,8 @@ def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "a.json").write_text('{"status": "finished", "said": ""}')
     said = io.StringIO()
-    trial = Trial("b", SimpleNamespace(), Records(tmp_path / "b" / "metrics.jsonl"), 0, fresh=True)  # type: ignore[arg-type]
+    process: Any = SimpleNamespace()
+    trial = Trial("b", process, tmp_path / "b" / "metrics.jsonl", 0, fresh=True)
     sitting = Sitting(
         InOrder("abcd", tmp_path),
         Trials(RunDirectory(tmp_path), lambda name: [name], threads=1, cwd="."),
@@ -389,9 +390,10 @@ def test_a_value_has_the_digits_of_its_error_and_a_step_is_whole() -> None:
 
 def test_records_are_read_as_they_come_and_never_in_part(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    records = Records(path)
-    assert records.new() == []
+    process: Any = SimpleNamespace()
+    trial = Trial("a", process, path, 0, fresh=True)
+    assert trial.new_records() == []
     path.write_text('{"kind": "train", "step": 1}\n{"kind": "tr')
-    assert [record["step"] for record in records.new()] == [1]
+    assert [record["step"] for record in trial.new_records()] == [1]
     path.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 2, "nonfinite": {"loss": "nan"}}\n')
-    assert [record["step"] for record in records.new()] == [2]
+    assert [record["step"] for record in trial.new_records()] == [2]

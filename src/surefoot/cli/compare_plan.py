@@ -117,13 +117,15 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
         Variant(group if seed is None else f"{group},seed={seed}", group, one, {key: values[key] for key in kept})
         for group, seed, one, values in zip(groups, seeds, varied, flat, strict=True)
     ]
+    cores, most = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
+    cores = min(cores, int(most)) if most.isdigit() and int(most) else cores
     search = {"trials": asked.search, "sampler": asked.sampler, "pruner": asked.pruner}
     plan = Planned(
         program=program.described,
         base=flat[0],
         origins={**configurations[0][1], **dict.fromkeys(kept, "varied"), "out": "of each its own"},
         variants=variants if space is None else [],
-        threads=asked.threads or max(1, _cores() // asked.jobs),
+        threads=asked.threads or max(1, cores // asked.jobs),
         started_in=os.getcwd(),
         target=asked.target,
         score=asked.score,
@@ -212,7 +214,11 @@ def _configurations(
         try:
             config = add(text)
             if asked.seeds > 1:
-                seed = _seed(config)
+                seed = flatten(config).get("seed")
+                if not isinstance(seed, int):
+                    raise ConfigError(
+                        "these runs have no whole number `seed` among their settings, so --seeds cannot repeat them"
+                    )
                 known[-1] = {**text, "seed": str(seed)}
                 for repeat in range(1, asked.seeds):
                     add({**text, "seed": str(seed + repeat)})
@@ -226,13 +232,6 @@ def _configurations(
         lines = [said if all_alike else f"{combination}: {said}" for said, combination in problems.items()]
         raise ConfigError("\n  ".join(some_of(lines)) + "\n  nothing was trained")
     return known, configurations
-
-
-def _seed(config: Any) -> int:
-    seed = flatten(config).get("seed")
-    if not isinstance(seed, int):
-        raise ConfigError("these runs have no whole number `seed` among their settings, so --seeds cannot repeat them")
-    return seed
 
 
 def _space(asked: Compare) -> dict[str, dict[str, Any]]:
@@ -251,9 +250,3 @@ def _setting(text: str, option: str) -> tuple[str, str]:
     if setting == "out":
         raise ConfigError(f"{option} {text}: each variant has a directory of its own below --out")
     return setting.replace("-", "_"), value
-
-
-def _cores() -> int:
-    """The cores that this process may use; as many threads at most as OMP_NUM_THREADS says."""
-    cores, told = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(told)) if told.isdigit() and int(told) else cores

@@ -21,8 +21,8 @@ from surefoot.compare import plan as planned
 from surefoot.compare.plan import Planned
 from surefoot.compare.trained import Trained, read_run
 from surefoot.compare.trials import Outcome, with_threads, write_outcome
-from surefoot.config.toml import to_toml
-from surefoot.config.tree import flatten, layered
+from surefoot.config.toml import to_toml, with_choices
+from surefoot.config.tree import layered
 from surefoot.distributed.environment import die_with
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.run.run import Run
@@ -144,21 +144,15 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
     }
     run = program.run(config)
     # models of other sizes would choose otherwise, and then they would not be alike
-    precision, described = run.parts.whole.precision, run.parts.described
-    settled: dict[str, Any] = {}
+    precision, layout, compiling = run.parts.whole.precision, run.parts.layout, run.parts.compiling
     if precision.open and "precision" in plan.found:
         precision.settle(plan.found["precision"])
-        run.parts.layout.settle(bool(plan.found.get("channels_last", False)))
-        described["channels_last"] = run.parts.layout.channels_last
-        settled["precision"] = described["precision"] = precision.name
-    if run.parts.compiling.open and "compile" in plan.found:
-        run.parts.compiling.settle(plan.found["compile"])
-        settled["compile"] = described["compile"] = run.parts.compiled
-    for setting, value in settled.items():
-        if (values := flatten(config)).get(setting) == "auto":
-            config, _ = layered(kind, [("comparison", {**values, setting: value})])
-            kept[setting] = "auto"
-    run.configuration = to_toml(config, kept, program.described)
+        layout.settle(bool(plan.found.get("channels_last", False)))
+    if "compile" in plan.found:
+        compiling.settle(plan.found["compile"])
+    choices = {"precision": precision.name, "channels_last": layout.channels_last, "compile": compiling.on}
+    run.parts.described.update(choices)
+    run.configuration = with_choices(to_toml(config, kept, program.described), choices)
     run.parts.scoring.leave_out_end()
     return run
 

@@ -72,13 +72,12 @@ def _unread() -> bool:
 
 
 def _run(arguments: list[str] | None) -> None:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    shown = "--traceback" in given
-    given = [argument for argument in given if argument != "--traceback"]
+    typed = sys.argv[1:] if arguments is None else arguments
+    given = [argument for argument in typed if argument != "--traceback"]
     if not given or given[0] in ("-h", "--help", "help"):
         print(OVERVIEW, end="")
         sys.exit(0 if given else 2)
-    answered(lambda: _verb(given), shown=shown)
+    answered(lambda: _verb(given), shown="--traceback" in typed)
 
 
 def answered(call: Callable[[], None], *, shown: bool) -> None:

@@ -106,12 +106,9 @@ def flag_text(arguments: Sequence[str], name: str) -> str | None:
     >>> flag_text(["gpt", "--optimizer.betas", "0.9", "0.95", "--seed=3"], "optimizer.betas")
     '0.9 0.95'
     """
-    text = None
-    for flag, words in by_flag(arguments):
-        if flag == name:
-            _, equals, value = words[0].partition("=")
-            text = value if equals else " ".join(words[1:])
-    return text
+    given = [words for flag, words in by_flag(arguments) if flag == name][-1:]
+    texts = [words[0].partition("=")[2] if "=" in words[0] else " ".join(words[1:]) for words in given]
+    return texts[0] if texts else None
 
 
 def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> str:
@@ -149,9 +146,8 @@ def verb_options(
             sys.exit(0)
         print("Settings, which come before or after these:\n", flush=True)
     words = [word for name, group in groups if name in own for word in group]
-    options = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
-    fields: Any = kind
-    for field in dataclasses.fields(fields):
+    options: Any = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
+    for field in dataclasses.fields(options):
         _refuse_out_of_range(field, getattr(options, field.name))
     return options, without(arguments, own)
 

@@ -15,7 +15,7 @@ from surefoot.cli.processes import Several, among_settings, planned, settled
 from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import Program, build_run, find_program
+from surefoot.recipes.program import build_run, find_program
 
 if TYPE_CHECKING:
     from surefoot.plan.cluster import Assumed
@@ -80,8 +80,14 @@ def plan(arguments: list[str]) -> None:
         raise ConfigError("--world is about GPUs on paper: leave --nproc and --max-restarts out")
     config, origins = program_settings(program, options, flags, verb="plan")
     if options.world is not None:
+        from surefoot.distributed.world import on_paper
+        from surefoot.plan import cluster_text
+
         _print_configuration(config, origins)
-        _plan_on_paper(program, config, numbers, world=options.world)
+        with on_paper(options.world):
+            parts = program.on_paper(*([] if config is None else [config])).parts
+            for section in cluster_text.sections(parts, _assumed(numbers, precision=parts.whole.precision.name)):
+                print(f"\n{section}")
         return
     program.check(config)
     ranks = planned(settled(options, config), config)
@@ -107,16 +113,6 @@ def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
         values = {name: value for name, value in flatten(config).items() if value is not None}
         lines = [f"  {name} = {value!r}  [{origins[name]}]" for name, value in values.items()]
         print("\n".join(["configuration", *lines]))
-
-
-def _plan_on_paper(program: Program, config: Any, numbers: Mapping[str, float], *, world: int) -> None:
-    from surefoot.distributed.world import on_paper
-    from surefoot.plan import cluster_text
-
-    with on_paper(world):
-        run = program.on_paper(*([] if config is None else [config]))
-        for section in cluster_text.sections(run.parts, _assumed(numbers, precision=run.parts.whole.precision.name)):
-            print(f"\n{section}")
 
 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> Assumed:

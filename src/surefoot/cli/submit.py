@@ -117,8 +117,7 @@ def submit(arguments: list[str]) -> None:
             "slurm_srun_args": ["--kill-on-bad-exit=0"],  # a rank that has ended: the others are writing the checkpoint
             "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **further},
         }
-    logs = local_path(options.logs, setting="--logs")
-    job = _submitted(Training(("train", what, *flags)), requested, logs, requeues=options.requeues, local=options.local)
+    job = _submitted(Training(("train", what, *flags)), requested, options)
     size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
     hours = f"{options.hours:g} hour{'s' * (options.hours != 1)}"
     print(f"submitted  job {job.job_id}: {size}, {hours}, and again up to {options.requeues} times")
@@ -158,20 +157,20 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
         raise ConfigError("a job that goes on after its time needs a directory\n  add --out runs/NAME, on shared files")
 
 
-def _submitted(training: Training, requested: dict[str, Any], logs: Path, *, requeues: int, local: bool) -> Any:
-    submitit = _submitit("submitit")
+def _submitted(training: Training, requested: dict[str, Any], options: Submit) -> Any:
+    submitit, logs = _submitit("submitit"), local_path(options.logs, setting="--logs")
     try:
         executor = submitit.AutoExecutor(
             folder=logs / "%j",
-            cluster="local" if local else "slurm",
-            slurm_max_num_timeout=requeues,
-            local_max_num_timeout=requeues,
+            cluster="local" if options.local else "slurm",
+            slurm_max_num_timeout=options.requeues,
+            local_max_num_timeout=options.requeues,
         )
         executor.update_parameters(**requested)
         with _submitit("submitit.core.utils").environment_variables(**dict([_SIGNAL])):  # for what starts here
             return executor.submit(training)
     except (RuntimeError, ValueError, OSError) as problem:
-        where = "" if local else "\n  is this where jobs are submitted? to try it on this machine: --local"
+        where = "" if options.local else "\n  is this where jobs are submitted? to try it on this machine: --local"
         raise ConfigError(f"the job could not be submitted: {first_line(problem)}{where}") from problem
 
 

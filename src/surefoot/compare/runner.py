@@ -194,7 +194,7 @@ class Sitting:
 
     def _look(self, trial: Trial) -> None:
         how = self.standing[trial.name]
-        for record in trial.records.new():
+        for record in trial.new_records():
             if how.steps is None:
                 files = read_run(self.trials.directory.path / trial.name)
                 how.steps, self.score = files.planned_steps, self.score or watched(files)

@@ -45,23 +45,17 @@ class Trial:
 
     name: str
     process: subprocess.Popen[bytes]
-    records: Records
+    metrics: Path
     log_start: int
     fresh: bool  # begun in this sitting, not gone on with
     started: float = field(default_factory=time.monotonic)
     ending: Literal["", "stopped", "pruned"] = ""  # what it was told to end for
+    read_bytes: int = 0  # of `metrics`
 
-
-class Records:
-    """The lines that a metrics.jsonl grows by."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.read_bytes = path, 0
-
-    def new(self) -> list[Record]:
+    def new_records(self) -> list[Record]:
         """The records since the last call; a line that is not whole yet is left for the next."""
         try:
-            with open_regular(self.path) as file:
+            with open_regular(self.metrics) as file:
                 file.seek(self.read_bytes)
                 data = file.read()
         except OSError:  # not begun yet
@@ -95,7 +89,7 @@ class Trials:
                 cwd=self.cwd,
                 start_new_session=True,  # Ctrl-C is for this process, which tells them
             )
-        self.running[name] = Trial(name, process, Records(metrics), begin, fresh)
+        self.running[name] = Trial(name, process, metrics, begin, fresh)
 
     def ended(self) -> list[tuple[Trial, Outcome]]:
         """The variants that have ended since the last call; what became of each is on disk when this returns."""
