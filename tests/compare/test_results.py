@@ -13,10 +13,10 @@ import pytest
 from surefoot.compare import plot, runner
 from surefoot.compare.plot import draw
 from surefoot.compare.results import Comparison, compared
-from surefoot.compare.runner import Board, InOrder, Lines, Sitting, Standing
+from surefoot.compare.runner import Board, InOrder, Lines, Sitting
 from surefoot.compare.tables import as_json, markdown, text, tsv
 from surefoot.compare.trained import Compared, Trained, read_run
-from surefoot.compare.trials import Trial, Trials
+from surefoot.compare.trials import Standing, Trial, Trials
 from surefoot.compare.variants import Variant
 from surefoot.errors import ConfigError
 from surefoot.tracking.jsonl import line
@@ -359,7 +359,6 @@ def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
     sitting._estimate(trial, 90.0)
     assert said.getvalue() == "about 5m00s for the 3 that are left, judging by the first\n"
-    sitting.standing["b"] = Standing()
     (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "scores", "step": 1, "held-out/accuracy": 0.5}\n')
     with pytest.raises(ConfigError, match="b has no such score; it has: held-out/accuracy"):
         sitting._look(trial)

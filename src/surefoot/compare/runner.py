@@ -4,48 +4,22 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TextIO
 
 from surefoot.compare.search import Search
 from surefoot.compare.trained import refuse_missing_score, watched
-from surefoot.compare.trials import Outcome, Trial, Trials, is_over
+from surefoot.compare.trials import Outcome, Standing, Trial, Trials, is_over
 from surefoot.compare.variants import Direction
 from surefoot.tracking.console import Said
 from surefoot.tracking.format import duration, in_line, number, shortened, visible
-from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import read_run
 
 _LOOK_S = 0.2
 _BETWEEN_S = 10.0  # plain lines of one variant
 _NAME = 20  # letters of a name at least, on a line that is too short for it
 _ABOVE, _ERASE_BELOW = "\x1b[{}A\r", "\x1b[J"
-
-
-@dataclass
-class Standing:
-    """How far a variant is, as far as its records tell."""
-
-    step: int = 0
-    steps: int | None = None
-    loss: float | None = None
-    score: float | None = None
-    left_s: float | None = None
-
-    def take(self, record: Record, *, score: str | None) -> None:
-        self.step = int(record["step"])
-        if record["kind"] == "train":
-            self.loss = record.get("loss_of_applied", record.get("loss"))
-            self.left_s = record.get("left_s")
-        elif record["kind"] == "scores" and score in record:
-            self.score = record[score]
-
-    def values(self) -> list[str]:
-        shown = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
-        known = (("loss", self.loss, number), ("score", self.score, number), ("left", self.left_s, duration))
-        return shown + [f"{name}={form(value)}" for name, value, form in known if value is not None]
 
 
 class Lines:
@@ -158,7 +132,6 @@ class Sitting:
     ) -> None:
         self.chooser, self.trials, self.jobs, self.score = chooser, trials, jobs, score
         self.screen, self.stopping, self.shown = screen, stopping, shown
-        self.standing: dict[str, Standing] = {}
         self.done = 0
         self.estimated = self.told = False
 
@@ -175,7 +148,7 @@ class Sitting:
                 for trial, outcome in self.trials.ended():
                     self._look(trial)
                     self._end(trial, outcome)
-                self.screen.show({self.shown.get(name, name): self.standing[name] for name in self.trials.running})
+                self.screen.show({self.shown.get(name, name): on.standing for name, on in self.trials.running.items()})
         finally:
             self.trials.close()
             self.screen.close()
@@ -188,12 +161,11 @@ class Sitting:
             return False
         before = len(self.trials.running)
         while len(self.trials.running) < self.jobs and (name := self.chooser.next()) is not None:
-            self.standing[name] = Standing()
             self.trials.start(name)
         return len(self.trials.running) > before
 
     def _look(self, trial: Trial) -> None:
-        how = self.standing[trial.name]
+        how = trial.standing
         for record in trial.new_records():
             if how.steps is None:
                 files = read_run(self.trials.directory.path / trial.name)
@@ -215,7 +187,7 @@ class Sitting:
             self.screen.say(f"about {duration(whole_s)} for the {left} that are left, judging by the first")
 
     def _end(self, trial: Trial, outcome: Outcome) -> None:
-        how = self.standing[trial.name]
+        how = trial.standing
         self.done += outcome.status != "stopped"
         score = "" if how.score is None or self.score is None else f", {self.score[1]} {number(how.score)}"
         said, name = f": {outcome.said}" if outcome.said else "", self.shown.get(trial.name, trial.name)

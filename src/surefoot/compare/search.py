@@ -101,11 +101,16 @@ class Search:
         self.optuna = _imported()
         self.directory, self.total, self.seed, self.sampler = directory, trials, seed, sampler
         self.space, self.begin = space, begin
+        pruners = {
+            "median": self.optuna.pruners.MedianPruner(n_startup_trials=_STARTUP),
+            "halving": self.optuna.pruners.SuccessiveHalvingPruner(),
+            "none": self.optuna.pruners.NopPruner(),
+        }
         self.study = self.optuna.create_study(
             storage=f"sqlite:///{(directory / FILE).resolve()}",
             study_name="surefoot",
             direction="minimize" if direction == "min" else "maximize",
-            pruner=self._pruner(pruner),
+            pruner=pruners[pruner],
             load_if_exists=True,
         )
         self.going: dict[str, Any] = {}  # trials of Optuna
@@ -158,11 +163,6 @@ class Search:
         if self.sampler == "random":
             return self.optuna.samplers.RandomSampler(seed=seed)
         return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
-
-    def _pruner(self, name: Pruner) -> Any:
-        if name == "median":
-            return self.optuna.pruners.MedianPruner(n_startup_trials=_STARTUP)
-        return self.optuna.pruners.SuccessiveHalvingPruner() if name == "halving" else self.optuna.pruners.NopPruner()
 
     def _choose(self, trial: Any) -> str:
         """Have the sampler choose the settings of a trial, and write them where its process finds them; returns its name."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.paths import make_no_follow, open_no_follow, open_regular, read_regular
+from surefoot.tracking.format import duration, number
 from surefoot.tracking.jsonl import parse_record
 from surefoot.tracking.record import Record
 
@@ -40,6 +41,30 @@ class Outcome:
 
 
 @dataclass
+class Standing:
+    """How far a variant is, as far as its records tell."""
+
+    step: int = 0
+    steps: int | None = None
+    loss: float | None = None
+    score: float | None = None
+    left_s: float | None = None
+
+    def take(self, record: Record, *, score: str | None) -> None:
+        self.step = int(record["step"])
+        if record["kind"] == "train":
+            self.loss = record.get("loss_of_applied", record.get("loss"))
+            self.left_s = record.get("left_s")
+        elif record["kind"] == "scores" and score in record:
+            self.score = record[score]
+
+    def values(self) -> list[str]:
+        shown = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
+        known = (("loss", self.loss, number), ("score", self.score, number), ("left", self.left_s, duration))
+        return shown + [f"{name}={form(value)}" for name, value, form in known if value is not None]
+
+
+@dataclass
 class Trial:
     """One variant being trained."""
 
@@ -51,6 +76,7 @@ class Trial:
     started: float = field(default_factory=time.monotonic)
     ending: Literal["", "stopped", "pruned"] = ""  # what it was told to end for
     read_bytes: int = 0  # of `metrics`
+    standing: Standing = field(default_factory=Standing)
 
     def new_records(self) -> list[Record]:
         """The records since the last call; a line that is not whole yet is left for the next."""

@@ -12,16 +12,7 @@ from surefoot.profile.ab_timing import Tried, ranked, tried
 from surefoot.profile.flops import counted, measured_peak
 from surefoot.profile.result import Profile, middle_half, written
 from surefoot.profile.timed_step import Stepping
-from surefoot.profile.trace import (
-    MemoryLine,
-    copied_s,
-    device_busy_s,
-    gradients_seen,
-    memory_line,
-    operators,
-    profiled,
-    write_trace,
-)
+from surefoot.profile.trace import copied_s, device_busy_s, memory_line, operators, profiled, write_trace
 from surefoot.profile.variants import USUAL, stepping, variants
 from surefoot.report.figures import made
 from surefoot.run.components import RunComponents
@@ -94,7 +85,7 @@ def measure(
             seen = profiled(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
             if place is not None:
                 write_trace(seen, place / "trace.json.gz")
-            memory = _memory(parts, base)
+            memory = memory_line(base.make, parts.state, parts.device)
             tell("counting operations")
             micro_batches = base.feed.micro_batches(base.next)
             base.next += 1
@@ -120,17 +111,6 @@ def measure(
             copied_s=copied_s(seen, steps=_UNDER_PROFILER) if on_device else None,
         )
     return found if place is None else written(found, place)
-
-
-def _memory(parts: RunComponents, base: Stepping) -> MemoryLine:
-    device, standing = parts.device, 0
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        standing = torch.cuda.memory_allocated(device)
-    with gradients_seen(parts.state.parameters) as gradients:
-        seen = profiled(base.make, device, shapes=False)
-    return memory_line(seen, parts.state, gradients, device, standing_bytes=standing)
 
 
 def _tried(

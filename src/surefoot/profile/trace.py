@@ -162,10 +162,15 @@ def gradients_seen(parameters: list[nn.Parameter]) -> Iterator[list[tuple[int, i
         yield seen
 
 
-def memory_line(
-    found: Any, state: State, gradients: list[tuple[int, int]], device: torch.device, *, standing_bytes: int
-) -> MemoryLine:
-    """The memory of the one step that was made under the profiler; `standing_bytes` of a device were there before."""
+def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> MemoryLine:
+    """The memory of one step, which `make` makes, under the profiler."""
+    standing_bytes = 0
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        standing_bytes = torch.cuda.memory_allocated(device)
+    with gradients_seen(state.parameters) as gradients:
+        found = profiled(make, device, shapes=False)
     models, averages = state.models.values(), [average.model for average in state.averages.values()]
     states = [held for trained in state.trained.values() for held in trained.optimizer.state.values()]
     own = tensor_bytes(parameter for model in models for parameter in model.parameters())
