@@ -66,26 +66,20 @@ def evaluate(arguments: list[str]) -> None:
         ["evaluate", *without(arguments, processes.NAMES)], options, config=config, flags=arguments, out=run_path
     )
     chosen = choose_checkpoint(run_path, options.checkpoint)
-    whose, key = _scored(run_path, options.checkpoint, chosen)
-    splits = [given for given in on if given not in of_files]
-    if splits or not on:
-        _evaluate_splits(
-            build_run(program, config_here, of=run_path), splits, chosen, whose=f"{whose} of {run_path}", key=key
-        )
-    if files:
-        note(f"scoring {whose} of {run_path} on {', '.join(files)}")
-        for name, value in program.names["judged"](config_here, files, run=run_path, checkpoint=chosen):
-            print(f"{key} {name}={value!r}", flush=True)
-
-
-def _scored(run: Path, which: str | None, chosen: Contents) -> tuple[str, str]:
-    """Whose scores they are, in words and as a line of scores begins, of what `--checkpoint` asked for and what that came to."""
     from surefoot.checkpoint import Store, last_steps
 
-    if which is not None and which.startswith("average"):
-        steps = [str(step) for step in last_steps(Store(run / "checkpoints"), int(which.split()[1]))]
-        return f"the mean of steps {', '.join(steps)}", f"mean_of_steps={','.join(steps)}"
-    return f"step {chosen.step}" + (", the best," if which == "best" else ""), f"step={chosen.step}"
+    whose = f"step {chosen.step}{', the best,' * (options.checkpoint == 'best')} of {run_path}"
+    key = f"step={chosen.step}"
+    if options.checkpoint is not None and options.checkpoint.startswith("average"):
+        steps = list(map(str, last_steps(Store(run_path / "checkpoints"), int(options.checkpoint.split()[1]))))
+        whose, key = f"the mean of steps {', '.join(steps)} of {run_path}", f"mean_of_steps={','.join(steps)}"
+    splits = [given for given in on if given not in of_files]
+    if splits or not on:
+        _evaluate_splits(build_run(program, config_here, of=run_path), splits, chosen, whose=whose, key=key)
+    if files:
+        note(f"scoring {whose} on {', '.join(files)}")
+        for name, value in program.names["judged"](config_here, files, run=run_path, checkpoint=chosen):
+            print(f"{key} {name}={value!r}", flush=True)
 
 
 def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: str, key: str) -> None:

@@ -148,7 +148,11 @@ def verb_options(
     words = [word for name, group in groups if name in own for word in group]
     options: Any = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
     for field in dataclasses.fields(options):
-        _refuse_out_of_range(field, getattr(options, field.name))
+        flag, value = f"--{field.name.removesuffix('_').replace('_', '-')}", getattr(options, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{flag} {str(value)!r} is not a number")
+        if "least" in field.metadata and value is not None and value < field.metadata["least"]:
+            raise ConfigError(f"{flag} {str(value)!r} is not a whole number, {field.metadata['least']} or more")
     return options, without(arguments, own)
 
 
@@ -172,14 +176,6 @@ def _print_help(kind: type[Any], verb: str) -> None:
         tyro.cli(kind, args=["--help"], prog=f"surefoot {verb}", description="", config=(tyro.conf.FlagCreatePairsOff,))
     except SystemExit:
         sys.stdout.flush()
-
-
-def _refuse_out_of_range(field: dataclasses.Field[Any], value: Any) -> None:
-    flag = f"--{field.name.removesuffix('_').replace('_', '-')}"
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{flag} {str(value)!r} is not a number")
-    if "least" in field.metadata and value is not None and value < field.metadata["least"]:
-        raise ConfigError(f"{flag} {str(value)!r} is not a whole number, {field.metadata['least']} or more")
 
 
 def find_run(given: str) -> Path:

@@ -101,7 +101,19 @@ def submit(arguments: list[str]) -> None:
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
     tasks = options.nodes * options.tasks
     check_training([what, *flags], tasks=tasks, local=options.local)
-    requested = _requested(options)
+    if options.hours is None:
+        raise ConfigError("for how long? --hours 12; when they are over, the job is requeued and goes on")
+    if options.hours < _SHORTEST_H:
+        raise ConfigError(f"--hours {options.hours:g} is too short to save before the end: {_SHORTEST_H} or more")
+    requested: dict[str, Any] = {  # as submitit calls it
+        "name": "surefoot",
+        "timeout_min": round(options.hours * 60),
+        "nodes": options.nodes,
+        "tasks_per_node": options.tasks,
+        "gpus_per_node": options.gpus_per_node or None,
+        "cpus_per_task": options.cpus_per_task,
+        "stderr_to_stdout": True,
+    }
     if options.local:
         for name in ["--sbatch"] * bool(options.sbatch) + ["--partition"] * (options.partition is not None):
             raise ConfigError(f"{name} is for Slurm, and --local is without it: leave one of them out")
@@ -122,25 +134,9 @@ def submit(arguments: list[str]) -> None:
     hours = f"{options.hours:g} hour{'s' * (options.hours != 1)}"
     print(f"submitted  job {job.job_id}: {size}, {hours}, and again up to {options.requeues} times")
     print(f"  command  {shlex.join(['surefoot', 'train', what, *flags])}")
-    print(f"  look     tail -f {_short(job.paths.stdout)}")
+    log = job.paths.stdout
+    print(f"  look     tail -f {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}")
     print(f"  stop     {'kill -INT' if options.local else 'scancel'} {job.job_id}")
-
-
-def _requested(options: Submit) -> dict[str, Any]:
-    """What is requested of any machine, as submitit calls it."""
-    if options.hours is None:
-        raise ConfigError("for how long? --hours 12; when they are over, the job is requeued and goes on")
-    if options.hours < _SHORTEST_H:
-        raise ConfigError(f"--hours {options.hours:g} is too short to save before the end: {_SHORTEST_H} or more")
-    return {
-        "name": "surefoot",
-        "timeout_min": round(options.hours * 60),
-        "nodes": options.nodes,
-        "tasks_per_node": options.tasks,
-        "gpus_per_node": options.gpus_per_node or None,
-        "cpus_per_task": options.cpus_per_task,
-        "stderr_to_stdout": True,
-    }
 
 
 def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> None:
@@ -181,7 +177,3 @@ def _submitit(module: str) -> Any:
         if problem.name != "submitit":
             raise
         raise ConfigError('surefoot submit needs submitit: pip install "surefoot[slurm]"') from problem
-
-
-def _short(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

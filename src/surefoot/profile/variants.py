@@ -173,7 +173,11 @@ def _fused(parts: RunComponents) -> list[Variant]:
 
 def _channels_last(parts: RunComponents) -> list[Variant]:
     modules = [part for part in _modules(parts) if isinstance(part, nn.Conv2d)]
-    if not modules or parts.compiled or parts.layout.channels_last or all(_lies_so(part.weight) for part in modules):
+    last = torch.channels_last
+    last_already = [
+        part.weight.is_contiguous(memory_format=last) and not part.weight.is_contiguous() for part in modules
+    ]
+    if parts.compiled or parts.layout.channels_last or all(last_already):  # and where there is no convolution
         return []
 
     @contextmanager
@@ -183,7 +187,7 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
                 afterwards.enter_context(_using(parts.whole.precision, precision))
             for part in modules:
                 afterwards.callback(setattr, part.weight, "data", part.weight.data)
-                part.weight.data = part.weight.data.contiguous(memory_format=torch.channels_last)
+                part.weight.data = part.weight.data.contiguous(memory_format=last)
             for model in parts.state.models.values():
                 afterwards.callback(model.register_forward_pre_hook(_inputs_too).remove)
             yield
@@ -201,8 +205,7 @@ def _kept(parts: RunComponents) -> list[Variant]:
     blocks = computed_again(parts.state)
     if not blocks or parts.compiled:
         return []
-    entered = partial(kept_activations, blocks)
-    flag = "--activation-checkpointing off"
+    entered, flag = partial(kept_activations, blocks), "--activation-checkpointing off"
     return [Variant("activations kept", flag, partial(stepping, parts), entered, "more memory, no bit")]
 
 
@@ -223,10 +226,6 @@ def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         held.contiguous(memory_format=torch.channels_last) if isinstance(held, Tensor) and held.ndim == 4 else held
         for held in inputs
     )
-
-
-def _lies_so(weight: Tensor) -> bool:
-    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
 
 
 def _modules(parts: RunComponents) -> list[nn.Module]:
