@@ -237,10 +237,9 @@ def _configurations(
 def _space(asked: Compare) -> dict[str, dict[str, Any]]:
     if asked.variant or asked.seeds > 1:
         raise ConfigError("--search chooses its combinations itself: leave --variant and --seeds out")
-    pairs = [_setting(text, "--vary") for text in asked.vary]
-    if not pairs:
+    if not asked.vary:
         raise ConfigError("search for what? --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd")
-    return {setting: parameter(setting, value) for setting, value in pairs}
+    return {name: parameter(name, value) for name, value in (_setting(text, "--vary") for text in asked.vary)}
 
 
 def _setting(text: str, option: str) -> tuple[str, str]:

@@ -25,7 +25,6 @@ from surefoot.config.toml import values
 from surefoot.config.tree import field_hints, layered
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, read_program
-from surefoot.saved_run import SavedRun
 
 if TYPE_CHECKING:
     from surefoot.run.run import Run
@@ -71,11 +70,6 @@ def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str
     if not options.run_changed_program:
         program.refuse_changed_files(config, run=run)
     return program, config
-
-
-def saved_run(path: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str) -> SavedRun:
-    """The run in a directory, whose program is executed with some flags changed."""
-    return SavedRun(path, read_program=lambda: saved_settings(path, options, flags, verb=verb))
 
 
 def read_settings(

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, find_run, limited, verb_options
 from surefoot.cli.processes import refuse_launched, refuse_several
-from surefoot.cli.settings import saved_run
+from surefoot.cli.settings import saved_settings
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import status_line
+from surefoot.saved_run import SavedRun
 
 _BETWEEN_S = 0.2  # drawings of the line that tells how far it is
 
@@ -51,7 +52,8 @@ def verify(arguments: list[str]) -> None:
     options, flags = verb_options(Verify, arguments, verb="verify", missing=WHICH_RUN)
     refuse_several(arguments, verb="verify")
     refuse_launched("verify")
-    saved = saved_run(find_run(options.run), options, flags, verb="verify")
+    run = find_run(options.run)
+    saved = SavedRun(run, read_program=lambda: saved_settings(run, options, flags, verb="verify"))
     some = (options.steps, options.windows, options.seed) != (None, None, None)
     if options.all and some:
         raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")

@@ -54,8 +54,6 @@ class Trained:
     @property
     def best(self) -> tuple[int, float] | None:
         """The step of the best score, the first of equals, and that score; None where there is none."""
-        if self.watch is None:
-            return None
         known = [(self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)]
         return min(known)[1:] if known else None
 
@@ -73,8 +71,6 @@ class Trained:
 
     def reached(self, target: float) -> tuple[int, float] | None:
         """The first evaluation that was as good as `target`: its step, and the seconds of training until then; or None."""
-        if self.watch is None:
-            return None
         known = ((step, score) for step, score in self.scores if math.isfinite(score))
         step = next((step for step, score in known if self._sign * score <= self._sign * target), None)
         return None if step is None else (step, self.seconds_at(step))

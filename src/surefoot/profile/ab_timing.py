@@ -39,8 +39,7 @@ class Tried:
 def tried(variant: Variant, base: Stepping, *, limit_s: float) -> Tried:
     """Try one for about `limit_s` seconds. What fails is told and ends nothing."""
     try:
-        measured = _together if variant.workers is None else _apart
-        ratios, first_s = measured(variant, base, limit_s)
+        ratios, first_s = (_together if variant.workers is None else _apart)(variant, base, limit_s)
     except Exception as problem:
         clear(base.plain_state.parameters)
         base.plain_state.buffers.undo()
