@@ -98,11 +98,9 @@ def _compare_schedules(options: Compare, flags: Sequence[str], *, given: Collect
     if flag_text(flags, "schedule.name") is not None:
         raise ConfigError("--schedule.name: the names are those of --schedules\n  leave it out")
     length, settings, rate = _basis(options, flags)
-    chosen = schedules(options.schedules, length, shared=settings)
-
     from surefoot.plan.schedule_plot import drawn, table, traced
 
-    traces = traced(chosen, length)
+    traces = traced(schedules(options.schedules, length, shared=settings), length)
     base = "" if rate is None else f", base learning rate {rate:g}"
     print(f"schedules of a run of {length.steps:,} steps{base}\n\n{table(traces, rate=rate)}\n")
     print(f"drawn in {' and '.join(map(str, drawn(traces, out=options.out or 'schedules', rate=rate)))}")

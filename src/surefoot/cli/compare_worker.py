@@ -55,8 +55,7 @@ def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any
         said = process.stdout.read()
     if process.returncode:
         sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    return dict(json.loads(said.splitlines()[-1]))
 
 
 def train(plan: Planned, directory: Path, name: str) -> None:

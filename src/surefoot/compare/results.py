@@ -108,7 +108,7 @@ def _mean(values: Iterable[float | None]) -> tuple[float | None, float | None]:
     """The mean over the repeats that have a value, and its standard error; None for what is not known."""
     known = [float(value) for value in values if value is not None]
     mean, error = mean_and_error(known) if known else (None, math.nan)
-    return mean, _known(error)
+    return mean, None if math.isnan(error) else error
 
 
 def _with_differences(
@@ -135,7 +135,8 @@ def _with_differences(
             name = other if one == standard.name else one
             facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
             p = corrected[one, other]
-            done[name] = replace(rows[name], difference=facing, p=_known(p), verdict=_verdict(facing, p, sign))
+            known = None if math.isnan(p) else p
+            done[name] = replace(rows[name], difference=facing, p=known, verdict=_verdict(facing, p, sign))
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
     notes = _of_differences(differences, groups, chosen=chosen) if differences else []
     notes += [f"no paired difference: {why}" for why in whys]
@@ -171,10 +172,6 @@ def _verdict(difference: Difference, p: float, sign: int) -> str:
     if math.isnan(p) or p >= LEVEL:
         return "" if math.isnan(p) else "inside the noise"
     return "worse" if sign * difference.mean > 0 else "better"
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
