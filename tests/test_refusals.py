@@ -325,7 +325,7 @@ def test_a_refusal_before_ranks_meet_waits_for_local_rank_0(
     refusal = sf.ConfigError("no")
     sys.excepthook(sf.ConfigError, refusal, None)
     assert slept == waited_s
-    assert main._speaks_of(refusal)
+    assert main._speaks_of(refusal, None)
     assert slept == 2 * waited_s
     assert capsys.readouterr().err == "error: no\n"
 

@@ -24,13 +24,12 @@ import pytest
 
 from forked import Forked, variants_are_forked
 from surefoot.cli import compare_worker
-from surefoot.cli.compare import _said_first as said_first
-from surefoot.cli.compare_options import Compare
-from surefoot.cli.compare_plan import planned_of, trial
+from surefoot.cli.compare_plan import Compare, planned_of, trial
+from surefoot.cli.compare_runs import _said_first as said_first
 from surefoot.cli.main import main
 from surefoot.cli.options import verb_options
 from surefoot.compare import plan as planned
-from surefoot.compare import progress
+from surefoot.compare import runner
 from surefoot.compare.runner import InOrder
 from surefoot.recipes.program import find_program
 from surefoot.tracking.jsonl import records
@@ -431,7 +430,7 @@ def test_what_a_comparison_cannot_be_gone_on_with_is_refused(
 
 def test_a_reader_that_has_gone_is_no_error(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(whole.parent)
-    monkeypatch.setattr(progress, "screen", lambda: progress.Lines(io.StringIO()))  # it has read the first lines
+    monkeypatch.setattr(runner, "screen", lambda: runner.Lines(io.StringIO()))  # it has read the first lines
     read, write = os.pipe()
     os.close(read)
     pipe = SimpleNamespace(fileno=lambda: write)

@@ -12,18 +12,18 @@ import pytest
 
 from surefoot.compare import runner
 from surefoot.compare.plot import charts, draw
-from surefoot.compare.progress import Board, Lines, Standing
 from surefoot.compare.results import compared
-from surefoot.compare.runner import InOrder, Sitting
+from surefoot.compare.runner import Board, InOrder, Lines, Sitting
 from surefoot.compare.tables import as_json, markdown, text, tsv
 from surefoot.compare.trained import Compared, Trained, read_run
-from surefoot.compare.trials import Records, Trial, Trials
+from surefoot.compare.trials import Standing, Trial, Trials
 from surefoot.compare.variants import Variant
 from surefoot.errors import ConfigError
 from surefoot.report.charts import Chart
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
 
+ORDER = {"seed": 0, "batch_size": 8, "data": "same", "precision": "fp32", "weights": "same"}
 SCORES = [(10, 2.0), (20, 1.0), (30, 1.5)]
 
 
@@ -35,8 +35,7 @@ def trained(scores: Any = SCORES, **changes: Any) -> Trained:
         "scores": scores,
         "times": [(10, 1.0), (20, 2.0), (30, 4.0)],
         "targets": 400.0,
-        "initial_weights": "same",
-        "order": {"seed": 0, "batch_size": 8, "data": "same", "precision": "fp32"},
+        "order": ORDER,
     }
     return Trained(**(settings | changes))
 
@@ -129,7 +128,7 @@ def repeats(scores: dict[str, tuple[float, ...]], *, failed: tuple[str, int] | N
     return [
         Compared(
             variant(f"{name},seed={seed}", name, seed=seed),
-            trained([(10, score)], order={"seed": seed, "batch_size": 8, "data": "same", "precision": "fp32"}),
+            trained([(10, score)], order=ORDER | {"seed": seed}),
             "failed" if (name, seed) == failed else "finished",
         )
         for name, held in scores.items()
@@ -150,7 +149,7 @@ def test_nothing_is_shared_where_there_are_no_two_to_share_it() -> None:
 
 
 def test_what_a_run_began_with_is_not_known_without_its_first_checkpoint() -> None:
-    notes = compared([run("a"), run("b"), run("c", initial_weights=None, order=None)]).notes
+    notes = compared([run("a"), run("b"), run("c", order=None)]).notes
     assert "not known, as its checkpoint of step 0 is gone: what c began with" in notes
 
 
@@ -170,9 +169,9 @@ def test_a_table_shows_what_differs_and_files_have_the_names_of_directories_too(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"initial_weights": "other"}, "not shared: the initial weights"),
-        ({"order": {"seed": 1, "batch_size": 8}}, "not shared: the samples in their order, because of seed, data"),
-        ({"order": {"seed": 0, "batch_size": 8, "data": "same", "precision": "bf16"}}, "not shared: the precision"),
+        ({"order": ORDER | {"weights": "other"}}, "not shared: the initial weights"),
+        ({"order": ORDER | {"seed": 1, "data": "b"}}, "not shared: the samples in their order, because of seed, data"),
+        ({"order": ORDER | {"precision": "bf16"}}, "not shared: the precision"),
     ],
 )
 def test_what_is_not_shared_is_said(changes: dict[str, Any], said: str) -> None:
@@ -340,7 +339,8 @@ def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "a.json").write_text('{"status": "finished", "said": ""}')
     said = io.StringIO()
-    trial = Trial("b", SimpleNamespace(), Records(tmp_path / "b" / "metrics.jsonl"), 0, fresh=True)  # type: ignore[arg-type]
+    process: Any = SimpleNamespace()
+    trial = Trial("b", process, tmp_path / "b" / "metrics.jsonl", 0, fresh=True)
     sitting = Sitting(
         InOrder("abcd", tmp_path),
         Trials(RunDirectory(tmp_path), lambda name: [name], threads=1, cwd="."),
@@ -354,7 +354,6 @@ def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
     sitting._estimate(trial, 90.0)
     assert said.getvalue() == "about 5m00s for the 3 that are left, judging by the first\n"
-    sitting.standing["b"] = Standing()
     (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "scores", "step": 1, "held-out/accuracy": 0.5}\n')
     with pytest.raises(ConfigError, match="b has no such score; it has: held-out/accuracy"):
         sitting._look(trial)
@@ -385,9 +384,10 @@ def test_a_value_has_the_digits_of_its_error_and_a_step_is_whole() -> None:
 
 def test_records_are_read_as_they_come_and_never_in_part(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    records = Records(path)
-    assert records.new() == []
+    process: Any = SimpleNamespace()
+    trial = Trial("a", process, path, 0, fresh=True)
+    assert trial.new_records() == []
     path.write_text('{"kind": "train", "step": 1}\n{"kind": "tr')
-    assert [record["step"] for record in records.new()] == [1]
+    assert [record["step"] for record in trial.new_records()] == [1]
     path.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 2, "nonfinite": {"loss": "nan"}}\n')
-    assert [record["step"] for record in records.new()] == [2]
+    assert [record["step"] for record in trial.new_records()] == [2]

@@ -107,3 +107,9 @@ def test_mean_and_error_are_those_of_numpy() -> None:
     values = list(np.random.default_rng(5).normal(size=9))
     mean, error = mean_and_error(values)
     assert (mean, error) == pytest.approx((np.mean(values), np.std(values, ddof=1) / 3))
+
+
+def test_a_repeat_that_is_not_finite_leaves_no_error_to_tell() -> None:
+    mean, error = mean_and_error([1.0, math.inf])
+    assert mean == math.inf
+    assert math.isnan(error)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from surefoot.compare import plan as planned
 from surefoot.compare.plan import Planned, going_on
-from surefoot.compare.variants import Variant, grid, labels, names, refuse_twins, run_labels
+from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_twins, run_labels
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes.gpt.config import Config
@@ -51,13 +51,13 @@ def test_a_label_shows_what_differs_however_long_the_name() -> None:
     varied.append({**shared, "optimizer.lr": 0.1, "optimizer.name": "sgd"})
     whole = {"optimizer.name": "adamw", "schedule.floor": "5%"}  # the third has that floor too, by default
     variants = [Variant(name, name, one, {**whole, **one}) for name, one in zip(names(varied), varied, strict=True)]
-    assert labels(variants) == ["lr=0.1", "lr=0.2", "lr=0.1,name=sgd"]
+    assert list(group_labels(variants).values()) == ["lr=0.1", "lr=0.2", "lr=0.1,name=sgd"]
 
 
 def test_labels_that_would_be_the_same_are_names() -> None:
     twins = [Variant(f"lr=1{more}", f"lr=1{more}", {"lr": 1, **held}, {"lr": 1, "a": 2}) for more, held in TWINS]
     others = [Variant("trial-000", "trial-000", {"lr": 1}, {"lr": 1}), Variant("runs/a=1", "runs/a=1", {}, {})]
-    assert labels([*twins, *others]) == ["lr=1", "lr=1,a=2", "trial-000", "runs/a=1"]
+    assert list(group_labels([*twins, *others]).values()) == ["lr=1", "lr=1,a=2", "trial-000", "runs/a=1"]
 
 
 TWINS: list[tuple[str, dict[str, Any]]] = [("", {}), (",a=2", {"a": 2})]

@@ -23,9 +23,8 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTShape
 from surefoot.profile.ab_timing import Tried, interval, ranked, tried
 from surefoot.profile.flops import Flops, counted
-from surefoot.profile.memory_timeline import gradients_seen, memory_line
 from surefoot.profile.result import _suggestion
-from surefoot.profile.trace import profiled
+from surefoot.profile.trace import memory_line
 from surefoot.profile.variants import NAMES, stepping, variants
 from surefoot.run.run import unchanged
 from waiting import HANG_S, LogicalClock
@@ -243,9 +242,7 @@ def test_memory_is_told_by_what_holds_it() -> None:
         steps = stepping(parts)
         for _ in range(2):
             steps.make()
-        with gradients_seen(parts.state.parameters) as gradients:
-            seen = profiled(steps.make, parts.device, shapes=False)
-        line = memory_line(seen, parts.state, gradients, parts.device, standing_bytes=0)
+        line = memory_line(steps.make, parts.state, parts.device)
     assert line.peak.parameters == weights
     assert 2 * weights <= line.peak.optimizer <= 2 * weights + 64  # two averages, and the steps
     assert 2 * between <= line.phases["forward"].activations <= 2.2 * between

@@ -1,226 +1,214 @@
-"""`surefoot compare ...`: variants trained side by side, settings searched for, or runs that are there put next to each other."""
+"""`surefoot compare ...`: variants trained side by side, settings searched for, or runs that are there put next to each other.
 
-from __future__ import annotations
+And schedules drawn side by side, for which nothing is trained: which of them, and of which run.
+"""
 
-import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from surefoot.cli.compare_options import Compare, check_score, given_options
-from surefoot.cli.compare_plan import check_reference, planned_of, program_of, trial
-from surefoot.cli.options import verb_options
-from surefoot.compare import plan as planned
-from surefoot.compare import progress
-from surefoot.compare.notes import of_what_was_open
-from surefoot.compare.plan import Planned
-from surefoot.compare.search import Search
-from surefoot.compare.trials import Trials, outcome_of
-from surefoot.compare.variants import run_labels
+from surefoot.cli.compare_plan import Compare, planned_of
+from surefoot.cli.options import by_flag, flag_text, option_names, verb_options
+from surefoot.cli.settings import configured, file_values, layers_below, read_settings
+from surefoot.compare.plan import FILE
+from surefoot.config.durations import Length, in_steps, planned
 from surefoot.config.paths import local_path
-from surefoot.config.tree import layered
+from surefoot.config.tree import flatten, nearest
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import find_program, program_again
-from surefoot.run.signals import Signals, to_terminal
-from surefoot.tracking.console import Said
+from surefoot.recipes.optimizer_settings import Schedule
+from surefoot.recipes.program import build_run, find_program
+from surefoot.schedules.curves import SHAPES
+from surefoot.schedules.lr_schedule import Joined, join
+from surefoot.schedules.lr_schedule import Schedule as Single
 from surefoot.train.patience import parsed
 
-if TYPE_CHECKING:
-    from surefoot.compare.runner import Chooser
-    from surefoot.compare.trained import Compared
-    from surefoot.tracking.run_directory import RunDirectory
-
 _OUT = "runs/compare"
+_FACTORS = ("floor", "power", "drop_factor", "start", "cycle_growth")
+_FORM = "as in cosine,linear:floor=0.1,wsd:cooldown=30%,constant+linear@50%"
 
 
 def compare(arguments: list[str]) -> None:
     options, flags = verb_options(Compare, arguments, verb="compare")
-    named, given = options.what, given_options(arguments)
+    named, given = options.what, {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
     if options.schedules is not None:
-        from surefoot.cli.plan_schedules import compare_schedules
-
-        compare_schedules(options, flags, given=given)
+        _compare_schedules(options, flags, given=given)
         return
-    check_score(options.score)
+    _check_score(options.score)
     if not named:
         raise ConfigError(
             "compare what? surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
         )
-    if len(named) == 1 and (Path(named[0]) / planned.FILE).is_file():
-        _refuse(flags, given - {"jobs", "threads", "target", "reference", "score", "search", "run_changed_program"})
-        _train(None, Path(named[0]), options, given=given)
-    elif len(named) > 1:
+    plan, path = None, Path(named[0])
+    if len(named) > 1:
         _refuse(flags, given - {"target", "reference", "score", "out", "paired", "run_changed_program"})
-        from surefoot.cli.compare_runs import compare_runs
-
-        compare_runs(options)
+    elif (path / FILE).is_file():
+        _refuse(flags, given - {"jobs", "threads", "target", "reference", "score", "search", "run_changed_program"})
     else:
-        if (Path(named[0]) / "config.toml").is_file():
-            raise ConfigError(f"{named[0]} is one run: name another to compare it with, or what to train")
+        if (path / "config.toml").is_file():
+            raise ConfigError(f"{path} is one run: name another to compare it with, or what to train")
         if options.paired:
             raise ConfigError(
                 "--paired is for runs that are there: those trained here are always scored batch by batch"
             )
         if options.search is None and given & {"sampler", "pruner"}:
             raise ConfigError("--sampler and --pruner are of a search\n  say how many trials: --search 20")
-        program = find_program(named[0])
-        plan = planned_of(program, flags, options, verb=f"compare {named[0]}")
-        _train(plan, local_path(options.out or _OUT, setting="--out"), options, given=given)
+        plan = planned_of(find_program(named[0]), flags, options, verb=f"compare {named[0]}")
+        path = local_path(options.out or _OUT, setting="--out")
+    from surefoot.cli import compare_runs  # imports torch
+
+    if len(named) > 1:
+        compare_runs.there(options)
+    else:
+        compare_runs.trained_here(plan, path, options, given=given)
 
 
 def _refuse(flags: Sequence[str], options: set[str]) -> None:
-    first = next(iter([*flags, *(f"--{name.replace('_', '-')}" for name in sorted(options))]), None)
-    if first is not None:
+    for first in [*flags, *(f"--{name.replace('_', '-')}" for name in sorted(options))][:1]:
         raise ConfigError(
             f"{first} is for the start of a comparison\n  another one: surefoot compare RECIPE ... --out DIR"
         )
 
 
-# --- trained here ----------------------------------------------------------------------------------------------------
-
-
-def _train(asked_plan: Planned | None, path: Path, asked: Compare, *, given: set[str]) -> None:
-    """Train what is not yet trained of a comparison, in the directory that it holds meanwhile, and tell how they compare."""
-    from surefoot.cli.compare_runs import tell
-    from surefoot.cli.compare_worker import command
-    from surefoot.compare.results import compared
-    from surefoot.compare.runner import Sitting
-    from surefoot.tracking.run_directory import RunDirectory
-
-    if asked_plan is not None:
-        check_reference(asked_plan)
-    directory = RunDirectory(path)
-    directory.open()
-    screen = progress.screen()
-    signals = Signals(lambda: f"go on with: surefoot compare {path}", say=to_terminal("\n"))
+def _check_score(text: str | None) -> None:
     try:
-        plan, chooser = _prepared(asked_plan, directory, asked, given=given)
-        screen.say(_said_first(plan, path, chooser, jobs=asked.jobs))
-        trials = Trials(directory, lambda name: command("train", path, name), threads=plan.threads, cwd=plan.started_in)
-        sitting = Sitting(
-            chooser,
-            trials,
-            jobs=asked.jobs,
-            score=plan.watch,
-            screen=screen,
-            stopping=lambda: signals.stop is not None,
-            shown=run_labels(plan.variants),
-        )
-        signals.install()
+        direction, score = (None, None) if text is None else parsed(text)
+    except ConfigError as problem:
+        raise ConfigError(f"--score {text!r}: {problem}") from problem
+    if score is not None and not all(score.partition("/")):
+        raise ConfigError(f"--score {text!r}: a split and a score of it, as in '{direction} held-out/loss'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """A run of which nothing is known but its length and the settings of its schedules."""
+
+    length: str = "1000 steps"
+    """How long the run is, in steps."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """What the schedules have in common, as far as each takes it."""
+
+
+def _compare_schedules(options: Compare, flags: Sequence[str], *, given: Collection[str]) -> None:
+    for unused in sorted(set(given) - {"schedules", "out", "config"})[:1]:
+        raise ConfigError(f"--{unused.replace('_', '-')}: --schedules trains nothing\n  leave it out")
+    if not options.schedules:
+        raise ConfigError(f"compare which schedules? --schedules LIST, {_FORM}")
+    if flag_text(flags, "schedule.name") is not None:
+        raise ConfigError("--schedule.name: the names are those of --schedules\n  leave it out")
+    length, settings, rate = _basis(options, flags)
+    from surefoot.plan.schedule_plot import drawn, table, traced
+
+    traces = traced(schedules(options.schedules, length, shared=settings), length)
+    base = "" if rate is None else f", base learning rate {rate:g}"
+    print(f"schedules of a run of {length.steps:,} steps{base}\n\n{table(traces, rate=rate)}\n")
+    print(f"drawn in {' and '.join(map(str, drawn(traces, out=options.out or 'schedules', rate=rate)))}")
+
+
+def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[str, Single | Joined]:
+    """The schedules of a list by name; `shared` are settings that each has where it takes them and does not say otherwise.
+
+    Raises one `ConfigError` with all that is wrong.
+
+    >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
+    >>> found = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "floor": 0.1})
+    >>> print(found["wsd:cooldown=30%"].described())
+    {'shape': 'wsd', 'warmup': '10%', 'floor': 0.1, 'cooldown': '30%'}
+    """
+    names = list(SHAPES) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    found: dict[str, Single | Joined] = {}
+    problems = []
+    for name in names:
         try:
-            sitting.train()
-        finally:
-            signals.restore()
-        if signals.stop is not None:
-            Said(None).put(f"stopped; go on with: surefoot compare {path}\n")
-            raise SystemExit(128 + signals.stop)
-        plan = planned.read(path) or plan
-        found = compared(_trained(plan, path), target=plan.target, reference=plan.reference, settled=plan.settled)
-        Said(None).put("\n")
-        tell(found, path, more=of_what_was_open(plan.found, settings=plan.base))
-        if not any(row.status == "finished" for row in found.rows):
-            raise SystemExit(1)
-    finally:
-        directory.close()
-
-
-def _prepared(
-    asked_plan: Planned | None, directory: RunDirectory, asked: Compare, *, given: set[str]
-) -> tuple[Planned, Chooser]:
-    from surefoot.cli.compare_worker import what_building_tells
-    from surefoot.compare.runner import InOrder
-
-    held = planned.read(directory.path)
-    if asked_plan is None:
-        assert held is not None
-        program_again(held.program, run=directory.path, run_changed=asked.run_changed_program)
-        changes = {name: getattr(asked, name) for name in ("target", "score") if getattr(asked, name) is not None}
-        changes |= {"reference": asked.reference} if "reference" in given else {}
-        if asked.search is not None:
-            if held.search is None:
-                raise ConfigError(f"--search {asked.search}: {directory.path} is no search, its variants are given")
-            changes["search"] = {**held.search, "trials": asked.search}
-        if asked.threads not in (None, held.threads):
-            raise ConfigError(
-                f"--threads {asked.threads}: this comparison has {held.threads}, and another number gives other bits"
-            )
-        plan = dataclasses.replace(held, **changes)
-    else:
-        plan = asked_plan
-        if held is not None:
-            plan = planned.going_on(held, plan, where=directory.path, threads_given=asked.threads is not None)
-    judged = None if held is None or held.search is None or not held.found else held.watch
-    if judged is not None and plan.watch != judged:
-        raise ConfigError(
-            f"--score {plan.score!r}: what this search has tried was judged by {' '.join(judged)}\n"
-            "  another search: --out DIR"
-        )
-    _check_score(plan, directory.path)
-    check_reference(plan)
-    _write(plan if plan.found else dataclasses.replace(plan, score=None), directory)  # which may not be one of theirs
-    if not plan.found:
-        plan = dataclasses.replace(plan, found=what_building_tells(plan, directory))
-        _check_score(plan, directory.path)
-        _write(plan, directory)
-    if plan.search is None:
-        return plan, InOrder(plan.names, directory.path)
-    return plan, _search(plan, directory)
-
-
-def _search(plan: Planned, directory: RunDirectory) -> Chooser:
-    """The search of a plan; the settings of each trial are in the plan before it begins."""
-    assert plan.search is not None
-
-    def begin(name: str, chosen: dict[str, str]) -> None:
-        held = planned.read(directory.path) or plan
-        if name not in held.names:
-            _write(dataclasses.replace(held, variants=[*held.variants, trial(plan, name, chosen)]), directory)
-
-    if plan.watch is None:
-        raise ConfigError(
-            "these runs watch no score, so a search would not know what is better\n  say it: --score 'min SPLIT/SCORE'"
-        )
-    return Search(
-        directory.path,
-        plan.search["space"],
-        **{name: plan.search[name] for name in ("trials", "seed", "sampler", "pruner")},
-        direction=plan.watch[0],
-        begin=begin,
-    )
-
-
-def _write(plan: Planned, directory: RunDirectory) -> None:
-    config = layered(program_of(plan, run=directory.path)[1], [("comparison", plan.base)])[0]
-    directory.write_text(planned.FILE, planned.to_text(plan, config))
-
-
-def _check_score(plan: Planned, path: Path) -> None:
-    """Refuse a score that these runs do not have, as far as building one has told, and what is recorded of those begun."""
-    from surefoot.compare.trained import read_run
-
-    splits = plan.found.get("splits")
-    if plan.score is not None and splits is not None and parsed(plan.score)[1].partition("/")[0] not in splits:
-        raise ConfigError(
-            f"--score {plan.score!r}: these runs score no such split on the way; there are: {', '.join(splits) or 'none'}"
-        )
-    for name in plan.names if plan.score is not None else []:
-        read_run(path / name, score=plan.score)
-
-
-def _said_first(plan: Planned, path: Path, chooser: Chooser, *, jobs: int) -> str:
-    done = f", {chooser.over} of them {'is' if chooser.over == 1 else 'are'} done" if chooser.over else ""
-    kind = ("run" if plan.search is None else "trial") + "s" * (chooser.total != 1)
-    threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''}"
-    first = f"{chooser.total} {kind}{done}; {jobs} at once, each with {threads}; in {path}"
-    return "\n".join([first, *of_what_was_open(plan.found, settings=plan.base)])
-
-
-def _trained(plan: Planned, path: Path) -> list[Compared]:
-    from surefoot.compare.trained import Compared, read_run
-
-    found = []
-    for variant in plan.variants:
-        outcome = outcome_of(path, variant.name) or {"status": "stopped", "said": ""}
-        run = read_run(path / variant.name, score=plan.score)
-        found.append(Compared(variant, run, outcome["status"], outcome.get("said", ""), outcome.get("batches")))
+            if name in found:
+                raise ConfigError("is there twice")
+            found[name] = _schedule(name, length, shared)
+        except ConfigError as problem:
+            problems.append(f"--schedules {name}: {problem}")
+    if problems:
+        raise ConfigError("\n".join(problems))
     return found
+
+
+def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | Joined:
+    """One schedule, or several of which each begins where the one before ends: "constant+linear@50%"."""
+    first, *others = text.split("+")
+    if not others:
+        return _single(first, shared)
+    # of the whole run, as all others
+    warmup = in_steps(str(shared.get("warmup", "5%")), length=length, setting="warmup")
+    begun: Single | Joined = _single(first, {**shared, "warmup": f"{warmup} steps"})
+    for other in others:
+        shape, mark, at = other.rpartition("@")
+        if not mark:
+            raise ConfigError(f"{other!r} begins nowhere: write at which step, as in {first}+{other}@50%")
+        # a part begins at its own step 0; what is shared but the warm-up is of the last one too
+        following = _single(shape, {name: value for name, value in shared.items() if name != "warmup"}, rises=False)
+        begun = join(begun, following, at=in_steps(at, length=length, setting="at"))
+    return begun
+
+
+def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Single:
+    shape, *settings = text.split(":")
+    if shape not in SHAPES:
+        close = nearest(shape, SHAPES)
+        raise ConfigError(
+            f"no schedule {shape!r}: " + (f"did you mean {close}?" if close else f"there are: {', '.join(SHAPES)}")
+        )
+    own = dict(_setting(setting) for setting in settings)
+    taken = {name: value for name, value in shared.items() if name in SHAPES[shape].takes}
+    if SHAPES[shape].own_rise or "warmup" in own:
+        taken.pop("warmup", None)
+    made = Schedule(name=shape, **(taken | own)).spec()
+    return made if rises or "warmup" in own else replace(made, warmup=None)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    known = [own for each in SHAPES.values() for own in each.takes]
+    if not equals or not value or name not in known:
+        close = nearest(name, known)
+        meant = f"did you mean {close}?" if close and name not in known else f"write NAME=VALUE, {_FORM}"
+        raise ConfigError(f"{text!r} is no setting: {meant}")
+    if name == "drops":
+        return name, tuple(value.split("/"))
+    if name not in _FACTORS:
+        return name, value
+    try:
+        return name, float(value)
+    except ValueError:
+        raise ConfigError(f"{name} = {value!r} is not a number") from None
+
+
+def _basis(options: Compare, flags: Sequence[str]) -> tuple[Length, dict[str, Any], float | None]:
+    """The length of the run that the arguments besides the list mean, its schedule's settings, and its base rate if it has one."""
+    own, verb = ["schedules", "out"], "compare --schedules LIST"
+    if not options.what:
+        plain = configured(Plain, [("file", file_values(options.config))], flags, verb=verb, own=own)[0]
+        from surefoot.plan.schedule_plot import steps_alone
+
+        return steps_alone(plain.length), _settings(flatten(plain)), None
+    program = find_program(options.what[0])
+    layers = layers_below(program, file_values(options.config), flags)
+    config, _ = read_settings(program, layers, flags, verb=f"{verb} {options.what[0]}", own=own)
+    if program.described["kind"] == "recipe":
+        settings = _settings(flatten(config))
+        if re.search("epoch", f"{config.length} {options.schedules} {settings}", re.IGNORECASE):
+            length = build_run(program, config).parts.length  # the data must be read to know how many steps that is
+        else:
+            length = planned(config.length, samples_per_epoch=1, batch_size=1)
+        return length, settings, float(config.optimizer.spec().lr)
+    parts = build_run(program, config).parts  # of the user's own making: its warm-up and floor are taken over
+    settings = {"warmup": f"{parts.schedule.warmup or 0} steps"}
+    if isinstance(parts.schedule, Single) and parts.schedule.floor is not None:
+        settings["floor"] = parts.schedule.floor
+    first = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
+    return parts.length, settings, float(first["initial_lr"])
+
+
+def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says of its schedule, but for the name."""
+    found = {name.removeprefix("schedule."): value for name, value in values.items() if name.startswith("schedule.")}
+    return {name: value for name, value in found.items() if value is not None and name != "name"}

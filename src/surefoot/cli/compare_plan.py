@@ -1,24 +1,88 @@
-"""What `surefoot compare ...` asks for: from a command line to the plan of a comparison, every variant's settings checked."""
+"""What `surefoot compare ...` asks for: its options, and from them the plan of a comparison, every variant's settings checked."""
 
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from surefoot.cli.compare_options import Compare
-from surefoot.cli.options import option_names, without
+from tyro.conf import Positional, UseAppendAction, arg
+
+from surefoot.cli.options import ChangedProgramOption, limited, option_names, without
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed
-from surefoot.compare.plan import Planned
-from surefoot.compare.search import corners, parameter, trial_name
-from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_twins
+from surefoot.compare.plan import Planned, some_of
+from surefoot.compare.search import Pruner, Sampler, corners, parameter, trial_name
+from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_reference, refuse_twins
 from surefoot.config.tree import flatten, layered
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
 from surefoot.launch.process_count import cores_each
 from surefoot.recipes.program import Program, program_again
 
-_SHOWN = 3  # combinations that cannot be
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(ChangedProgramOption):
+    """surefoot compare RECIPE|FILE.py:build --vary SETTING=A,B... [settings]
+    surefoot compare DIR                 go on with a comparison
+    surefoot compare RUN RUN...          compare runs that are there
+    surefoot compare --schedules LIST    draw schedules side by side; trains nothing
+
+    Train every combination of the varied settings on the same samples in the same
+    order, each as a run of its own below --out; then one table and one plot, with
+    what is inside the noise said. Stopped or killed, the same command goes on:
+    what is finished is not trained again. A test split is never scored by it.
+
+      surefoot compare gpt --vary optimizer.name=adamw,sgd --vary optimizer.lr=1e-3,3e-3
+      surefoot compare images --search 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
+      surefoot compare runs/a runs/b --paired
+
+    With --schedules each is drawn with its peak, its lowest rate, the end of its
+    warm-up and the mean of its factors, which are printed too. Of a run of 1,000
+    steps, or of one of --length; of a recipe with that recipe's length, base rate
+    and the settings of its schedule. LIST has commas between schedules, a colon
+    before each setting, a slash between drops, and + and @ where one follows on
+    another; all is every shape.
+
+      surefoot compare --schedules cosine,linear,wsd,inverse-sqrt
+      surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
+      surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
+      surefoot compare --schedules all gpt --preset shakespeare --out rates
+    """
+
+    what: Positional[Annotated[tuple[str, ...], arg(metavar="RECIPE|FILE.py:build|DIR|RUN")]] = ()
+    """What to train, a comparison to go on with, or several runs."""
+    config: str | None = None
+    """A TOML file of settings."""
+    vary: UseAppendAction[tuple[str, ...]] = ()
+    """SETTING=A,B: values of a setting; several make a grid. Of a search also a range, SETTING=1e-4..1e-2."""
+    variant: UseAppendAction[tuple[str, ...]] = ()
+    """"S=A T=B": one combination more."""
+    seeds: int = limited(1, least=1)
+    """Train each combination this many times, with as many seeds from --seed on."""
+    jobs: int = limited(1, least=1)
+    """Runs that train at once."""
+    threads: int | None = limited(None, least=1)
+    """Threads of each run; kept in compare.toml. Absent: cores / jobs."""
+    target: float | None = None
+    """Tell how soon each reaches this score."""
+    reference: str = "best"
+    """What differences are taken to: best, first or a variant."""
+    score: str | None = None
+    """"min SPLIT/LOSS": judge by this instead of the score the runs watch."""
+    out: str | None = None
+    """Directory. Absent: runs/compare; of runs that are there runs/compared, written anew each time. Of schedules PATH.png and
+    PATH.svg. Absent: schedules."""
+    paired: bool = False
+    """Of runs that are there: score them again, batch by batch."""
+    search: int | None = limited(None, least=1)
+    """Search with this many trials in ranges."""
+    sampler: Sampler = "tpe"
+    """Of a search: how settings are chosen."""
+    pruner: Pruner = "median"
+    """Of a search: which trials are ended early."""
+    schedules: str | None = None
+    """Draw these schedules."""
 
 
 def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: str) -> Planned:
@@ -31,7 +95,7 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
     refuse_several(flags, verb="compare")
     space = _space(asked) if asked.search is not None else None
     texts = _combinations(asked) if space is None else corners(space)
-    configurations = _configurations(program, file_values(asked.config), flags, texts, verb=verb)
+    texts, configurations = _configurations(program, asked, flags, texts, verb=verb)
     if space is None and len(texts) == 1:
         raise ConfigError(
             "one variant, and nothing to compare it with\n"
@@ -42,36 +106,41 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
         raise ConfigError(
             "these runs have no setting `out`, so all variants would be one directory\n  add out: str to the settings"
         )
-    search = {"trials": asked.search, "sampler": asked.sampler, "pruner": asked.pruner}
-    varied = [{setting: values[setting] for setting in _plain(text)} for values, text in zip(flat, texts, strict=True)]
+    varied = [{setting: values[setting] for setting in text} for values, text in zip(flat, texts, strict=True)]
     if space is None:
         refuse_twins(varied, flat)
     unlike = [name for name in flat[0] if name != "out" and any(values[name] != flat[0][name] for values in flat)]
     kept = dict.fromkeys([*(name for one in varied for name in one), *unlike])
-    repeats = asked.seeds if space is None else 1
-    shown = [{key: value for key, value in one.items() if key != "seed" or repeats == 1} for one in varied]
-    settings = [{key: values[key] for key in kept} for values in flat]
-    named = _named(varied, repeats)
-    variants = [Variant(*pair, one, own) for pair, one, own in zip(named, shown, settings, strict=True)]
-    return Planned(
+    seeds = [one.pop("seed") if asked.seeds > 1 else None for one in varied]
+    groups = [group for group in names(varied[:: asked.seeds]) for _ in range(asked.seeds)]
+    variants = [
+        Variant(group if seed is None else f"{group},seed={seed}", group, one, {key: values[key] for key in kept})
+        for group, seed, one, values in zip(groups, seeds, varied, flat, strict=True)
+    ]
+    cores, most = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
+    cores = min(cores, int(most)) if most.isdigit() and int(most) else cores
+    search = {"trials": asked.search, "sampler": asked.sampler, "pruner": asked.pruner}
+    plan = Planned(
         program=program.described,
         base=flat[0],
         origins={**configurations[0][1], **dict.fromkeys(kept, "varied"), "out": "of each its own"},
         variants=variants if space is None else [],
-        threads=asked.threads or max(1, _cores() // asked.jobs),
+        threads=asked.threads or max(1, cores // asked.jobs),
         started_in=os.getcwd(),
         target=asked.target,
         score=asked.score,
         reference=asked.reference,
         search=None if space is None else search | {"seed": flat[0].get("seed", 0), "space": space},
     )
+    check_reference(plan)
+    return plan
 
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
     _, kind = program_of(plan, run=Path(name))
     flags = [part for setting, text in chosen.items() for part in typed(kind, setting, text)]
     meant = flatten(configured(kind, [("comparison", plan.base)], flags, verb="compare")[0])
-    varied = {setting: meant[setting] for setting in _plain(chosen)}
+    varied = {setting: meant[setting] for setting in chosen}
     # what was typed for all trials stands beside what varies: no other optimizer makes it fall away
     by_hand = {setting: value for setting, value in plan.base.items() if plan.origins.get(setting) == "flag"}
     below = {setting: value for setting, value in plan.base.items() if setting not in by_hand}
@@ -90,8 +159,6 @@ def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
 
 def check_reference(plan: Planned) -> None:
     """Refuse a reference that no variant will be called."""
-    from surefoot.compare.results import refuse_reference
-
     called = group_labels(plan.variants)
     if plan.search is not None:
         called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}
@@ -99,7 +166,7 @@ def check_reference(plan: Planned) -> None:
 
 
 def _combinations(asked: Compare) -> list[dict[str, str]]:
-    """Settings as texts: the grid, the single ones, and of each as many as there are seeds."""
+    """Settings as texts: the grid and the single ones."""
     vary: dict[str, list[str]] = {}
     for text in asked.vary:
         setting, value = _setting(text, "--vary")
@@ -120,74 +187,59 @@ def _combinations(asked: Compare) -> list[dict[str, str]]:
                 "compare what? --vary optimizer.lr=1e-3,3e-3, or --variant 'optimizer.name=sgd optimizer.lr=0.1'"
             )
         combinations = [{}]
-    if asked.seeds == 1:
-        return combinations
-    if any("seed" in one for one in combinations):
+    if asked.seeds > 1 and any("seed" in one for one in combinations):
         raise ConfigError("--seeds and a varied seed: choose one of them")
-    return [{**one, "seed": f"+{repeat}"} for one in combinations for repeat in range(asked.seeds)]
+    return combinations
 
 
 def _configurations(
-    program: Program, in_file: dict[str, Any], flags: Sequence[str], texts: Sequence[Mapping[str, str]], *, verb: str
-) -> list[tuple[Any, dict[str, str]]]:
-    """The configuration of every combination, with origins; one `ConfigError` for all that cannot be."""
-    kind = program.config
+    program: Program, asked: Compare, flags: Sequence[str], texts: Sequence[dict[str, str]], *, verb: str
+) -> tuple[list[dict[str, str]], list[tuple[Any, dict[str, str]]]]:
+    """The texts of every combination, once for each seed, and its configuration with origins; one `ConfigError` for all problems."""
+    kind, in_file = program.config, file_values(asked.config)
     assert kind is not None
-    configurations, problems, wrong = [], dict[str, str](), list[str]()
-    seeds: dict[str, int] = {}  # of each combination, without those of its repeats
+    known, configurations = list[dict[str, str]](), list[tuple[Any, dict[str, str]]]()
+    problems, wrong = dict[str, str](), 0
 
-    def made(text: Mapping[str, str]) -> tuple[Any, dict[str, str]]:
+    def add(text: dict[str, str]) -> Any:
         own = [part for setting, value in text.items() for part in typed(kind, setting, value)]
-        given = [*without(flags, _plain(text)), *own]  # what varies wins
-        return configured(kind, layers_below(program, in_file, given), given, verb=verb, own=option_names(Compare))
+        given = [*without(flags, text), *own]  # what varies wins
+        layers = layers_below(program, in_file, given)
+        configurations.append(configured(kind, layers, given, verb=verb, own=option_names(Compare)))
+        known.append(text)
+        program.check(configurations[-1][0])
+        return configurations[-1][0]
 
-    for combination in texts:
-        text = dict(combination)
-        alone = {setting: value for setting, value in text.items() if (setting, value[:1]) != ("seed", "+")}
+    for text in texts:
         try:
-            if len(alone) < len(text):
-                if repr(alone) not in seeds:
-                    seeds[repr(alone)] = _seed(made(alone)[0])
-                text = {**alone, "seed": str(seeds[repr(alone)] + int(text["seed"]))}
-            configurations.append(made(text))
-            program.check(configurations[-1][0])
+            config = add(text)
+            if asked.seeds > 1:
+                seed = flatten(config).get("seed")
+                if not isinstance(seed, int):
+                    raise ConfigError(
+                        "these runs have no whole number `seed` among their settings, so --seeds cannot repeat them"
+                    )
+                known[-1] = {**text, "seed": str(seed)}
+                for repeat in range(1, asked.seeds):
+                    add({**text, "seed": str(seed + repeat)})
         except ConfigError as problem:
-            if not alone:
+            if not text:
                 raise
-            said = str(problem).splitlines()[0]
-            wrong.append(said)
-            problems.setdefault(said, " ".join(f"{setting}={value}" for setting, value in alone.items()))
-    all_alike = len(problems) == 1 and len(wrong) == len(texts) > 1
+            wrong += 1
+            problems.setdefault(first_line(problem), " ".join(f"{name}={value}" for name, value in text.items()))
     if problems:
+        all_alike = len(problems) == 1 and wrong == len(texts) > 1
         lines = [said if all_alike else f"{combination}: {said}" for said, combination in problems.items()]
-        more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-        raise ConfigError("\n  ".join([*lines[:_SHOWN], *more]) + "\n  nothing was trained")
-    return configurations
-
-
-def _seed(config: Any) -> int:
-    seed = flatten(config).get("seed")
-    if not isinstance(seed, int):
-        raise ConfigError("these runs have no whole number `seed` among their settings, so --seeds cannot repeat them")
-    return seed
-
-
-def _named(varied: Sequence[Mapping[str, Any]], seeds: int) -> list[tuple[str, str]]:
-    if seeds == 1:
-        return [(name, name) for name in names(varied)]
-    groups = names([{key: value for key, value in one.items() if key != "seed"} for one in varied[::seeds]])
-    return [
-        (f"{groups[place // seeds]},seed={one['seed']}", groups[place // seeds]) for place, one in enumerate(varied)
-    ]
+        raise ConfigError("\n  ".join(some_of(lines)) + "\n  nothing was trained")
+    return known, configurations
 
 
 def _space(asked: Compare) -> dict[str, dict[str, Any]]:
     if asked.variant or asked.seeds > 1:
         raise ConfigError("--search chooses its combinations itself: leave --variant and --seeds out")
-    pairs = [_setting(text, "--vary") for text in asked.vary]
-    if not pairs:
+    if not asked.vary:
         raise ConfigError("search for what? --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd")
-    return {setting.replace("-", "_"): parameter(setting, value) for setting, value in pairs}
+    return {name: parameter(name, value) for name, value in (_setting(text, "--vary") for text in asked.vary)}
 
 
 def _setting(text: str, option: str) -> tuple[str, str]:
@@ -196,14 +248,4 @@ def _setting(text: str, option: str) -> tuple[str, str]:
         raise ConfigError(f"{option} {text}: a setting, =, and what it is to be, as in {option} optimizer.lr=1e-3")
     if setting == "out":
         raise ConfigError(f"{option} {text}: each variant has a directory of its own below --out")
-    return setting, value
-
-
-def _plain(texts: Mapping[str, Any]) -> list[str]:
-    return [setting.replace("-", "_") for setting in texts]
-
-
-def _cores() -> int:
-    """The cores that this process may use; as many threads at most as OMP_NUM_THREADS says."""
-    cores, told = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(told)) if told.isdigit() and int(told) else cores
+    return setting.replace("-", "_"), value

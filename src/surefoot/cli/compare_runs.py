@@ -1,33 +1,164 @@
-"""`surefoot compare RUN RUN...`: runs that are there put next to each other; and how every comparison is told and written."""
+"""The runs of a comparison, trained here or there already: what is known of each, and how they compare, told and written."""
 
-import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli.compare_options import Compare
+from surefoot.cli.compare_plan import Compare, check_reference, program_of, trial
+from surefoot.cli.compare_worker import command, scores_by_batch, what_building_tells
 from surefoot.cli.options import find_run
 from surefoot.compare import plan as planned
-from surefoot.compare.batch_scores import scores_by_batch
+from surefoot.compare import runner
+from surefoot.compare.plan import Planned, of_what_was_open, some_of
 from surefoot.compare.plot import draw
 from surefoot.compare.results import Comparison, compared
+from surefoot.compare.search import Search
 from surefoot.compare.tables import as_json, markdown, text, tsv
 from surefoot.compare.trained import Compared, Trained, read_run
-from surefoot.compare.trials import outcome_of
-from surefoot.compare.variants import Variant, flags
+from surefoot.compare.trials import Trials, outcome_of
+from surefoot.compare.variants import Variant, flags, run_labels
 from surefoot.config.paths import local_path
-from surefoot.errors import ConfigError, SurefootError
-from surefoot.recipes.program import build_run, in_directory, program_and_config
+from surefoot.config.tree import layered
+from surefoot.errors import ConfigError, SurefootError, first_line
+from surefoot.recipes.program import build_run, in_directory, program_again, program_and_config
+from surefoot.run.signals import Signals, to_terminal
 from surefoot.tracking.console import Said
+from surefoot.tracking.format import counted
 from surefoot.tracking.run_directory import RunDirectory
+from surefoot.train.patience import parsed
 
 _OUT = "runs/compared"
 _NAMED = 4  # runs of a comparison
 _DIFFERENT = 8  # settings shown that runs differ in
 
 
-def compare_runs(asked: Compare) -> None:
+def trained_here(asked_plan: Planned | None, path: Path, asked: Compare, *, given: set[str]) -> None:
+    """Train what is not yet trained of a comparison, in the directory that it holds meanwhile, and tell how they compare."""
+    directory = RunDirectory(path)
+    directory.open()
+    screen = runner.screen()
+    signals = Signals(lambda: f"go on with: surefoot compare {path}", say=to_terminal("\n"))
+    try:
+        plan, chooser = _prepared(asked_plan, directory, asked, given=given)
+        screen.say(_said_first(plan, path, chooser, jobs=asked.jobs))
+        sitting = runner.Sitting(
+            chooser,
+            Trials(directory, lambda name: command("train", path, name), threads=plan.threads, cwd=plan.started_in),
+            jobs=asked.jobs,
+            score=plan.watch,
+            screen=screen,
+            stopping=lambda: signals.stop is not None,
+            shown=run_labels(plan.variants),
+        )
+        signals.install()
+        try:
+            sitting.train()
+        finally:
+            signals.restore()
+        if signals.stop is not None:
+            Said(None).put(f"stopped; go on with: surefoot compare {path}\n")
+            raise SystemExit(128 + signals.stop)
+        plan = planned.read(path) or plan
+        found = compared(_trained(plan, path), target=plan.target, reference=plan.reference, settled=plan.settled)
+        Said(None).put("\n")
+        _tell(found, directory, more=of_what_was_open(plan.found, settings=plan.base))
+        if not any(row.status == "finished" for row in found.rows):
+            raise SystemExit(1)
+    finally:
+        directory.close()
+
+
+def _prepared(
+    asked_plan: Planned | None, directory: RunDirectory, asked: Compare, *, given: set[str]
+) -> tuple[Planned, runner.Chooser]:
+    """The plan that is gone on with or begun, written; and who chooses what is trained."""
+    held = planned.read(directory.path)
+    if asked_plan is None:
+        assert held is not None
+        program_again(held.program, run=directory.path, run_changed=asked.run_changed_program)
+        changes = {name: getattr(asked, name) for name in ("target", "score") if getattr(asked, name) is not None}
+        changes |= {"reference": asked.reference} if "reference" in given else {}
+        if asked.search is not None:
+            if held.search is None:
+                raise ConfigError(f"--search {asked.search}: {directory.path} is no search, its variants are given")
+            changes["search"] = {**held.search, "trials": asked.search}
+        if asked.threads not in (None, held.threads):
+            raise ConfigError(
+                f"--threads {asked.threads}: this comparison has {held.threads}, and another number gives other bits"
+            )
+        plan = replace(held, **changes)
+    elif held is None:
+        plan = asked_plan
+    else:
+        plan = planned.going_on(held, asked_plan, where=directory.path, threads_given=asked.threads is not None)
+    judged = None if held is None or held.search is None or not held.found else held.watch
+    if judged is not None and plan.watch != judged:
+        raise ConfigError(
+            f"--score {plan.score!r}: what this search has tried was judged by {' '.join(judged)}\n"
+            "  another search: --out DIR"
+        )
+    _check_score(plan, directory.path)
+    check_reference(plan)
+    _write(plan if plan.found else replace(plan, score=None), directory)  # which may not be one of theirs
+    if not plan.found:
+        plan = replace(plan, found=what_building_tells(plan, directory))
+        _check_score(plan, directory.path)
+        _write(plan, directory)
+    return plan, runner.InOrder(plan.names, directory.path) if plan.search is None else _search(plan, directory)
+
+
+def _search(plan: Planned, directory: RunDirectory) -> Search:
+    """The search of a plan; the settings of each trial are in the plan before it begins."""
+    assert plan.search is not None
+
+    def begin(name: str, chosen: dict[str, str]) -> None:
+        held = planned.read(directory.path) or plan
+        if name not in held.names:
+            _write(replace(held, variants=[*held.variants, trial(plan, name, chosen)]), directory)
+
+    if plan.watch is None:
+        raise ConfigError(
+            "these runs watch no score, so a search would not know what is better\n  say it: --score 'min SPLIT/SCORE'"
+        )
+    return Search(directory.path, **plan.search, direction=plan.watch[0], begin=begin)
+
+
+def _write(plan: Planned, directory: RunDirectory) -> None:
+    config = layered(program_of(plan, run=directory.path)[1], [("comparison", plan.base)])[0]
+    directory.write_text(planned.FILE, planned.to_text(plan, config))
+
+
+def _check_score(plan: Planned, path: Path) -> None:
+    """Refuse a score that these runs do not have, as far as building one has told, and what is recorded of those begun."""
+    splits = plan.found.get("splits")
+    if plan.score is not None and splits is not None and parsed(plan.score)[1].partition("/")[0] not in splits:
+        raise ConfigError(
+            f"--score {plan.score!r}: these runs score no such split on the way; there are: {', '.join(splits) or 'none'}"
+        )
+    for name in plan.names if plan.score is not None else []:
+        read_run(path / name, score=plan.score)
+
+
+def _said_first(plan: Planned, path: Path, chooser: runner.Chooser, *, jobs: int) -> str:
+    done = f", {chooser.over} of them {'is' if chooser.over == 1 else 'are'} done" if chooser.over else ""
+    runs = counted(chooser.total, "run" if plan.search is None else "trial")
+    first = f"{runs}{done}; {jobs} at once, each with {counted(plan.threads, 'thread')}; in {path}"
+    return "\n".join([first, *of_what_was_open(plan.found, settings=plan.base)])
+
+
+def _trained(plan: Planned, path: Path) -> list[Compared]:
+    found = []
+    for variant in plan.variants:
+        outcome = outcome_of(path, variant.name) or {"status": "stopped"}
+        run = read_run(path / variant.name, score=plan.score)
+        found.append(Compared(variant, run, outcome["status"], outcome.get("said", ""), outcome.get("batches")))
+    return found
+
+
+def there(asked: Compare) -> None:
+    """Put runs that are there next to each other; nothing in them is changed."""
     _refuse_comparisons(asked.what)
     paths = [find_run(name) for name in asked.what]
     if len({path.resolve() for path in paths}) < len(paths):
@@ -38,23 +169,21 @@ def compare_runs(asked: Compare) -> None:
         for name in dict.fromkeys(name for run in runs for name in run.settings)
         if name != "out" and len({repr(run.settings.get(name)) for run in runs}) > 1
     ]
-    found = []
+    found, told = list[Compared](), list[str]()
     for path, run in zip(paths, runs, strict=True):
         variant = Variant(str(path), str(path), {}, {name: run.settings.get(name) for name in unlike})
-        if asked.paired:
-            batches: Mapping[str, Any] = _scored_again(path, run, run_changed=asked.run_changed_program)
-        else:
-            batches = _scored_then(path, run)
-        found.append(Compared(variant, run, batches=batches))
+        scored = _scored_again(path, run, asked.run_changed_program) if asked.paired else _scored_then(path, run)
+        found.append(Compared(variant, run, batches=scored))
+        # settings that a run does not have are told only where it has none of them
+        known = {name: run.settings[name] for name in unlike[:_DIFFERENT] if run.settings.get(name) is not None}
+        told += [f"{path}: {flags(known) or 'without ' + ', '.join(unlike[:_DIFFERENT])}"] * bool(unlike)
+    if len(unlike) > _DIFFERENT:
+        told.append(f"and {len(unlike) - _DIFFERENT} more settings that differ: see config.toml of each")
     out = RunDirectory(local_path(asked.out or _OUT, setting="--out"))
     out.open()
-    overwritten = (out.path / "comparison.json").exists()
     try:
-        told = [f"{run.variant.name}: {_typed(run.variant.settings, unlike[:_DIFFERENT])}" for run in found if unlike]
-        if len(unlike) > _DIFFERENT:
-            told.append(f"and {len(unlike) - _DIFFERENT} more settings that differ: see config.toml of each")
-        over = ", over those of an earlier comparison" if overwritten else ""
-        tell(compared(found, target=asked.target, reference=asked.reference), out.path, more=told, over=over)
+        over = ", over those of an earlier comparison" * (out.path / "comparison.json").exists()
+        _tell(compared(found, target=asked.target, reference=asked.reference), out, more=told, over=over)
     finally:
         out.close()
 
@@ -69,44 +198,33 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
             more = f" and {len(plan.names) - _NAMED} more" if len(plan.names) > _NAMED else ""
             problems.append(f"{name} is a comparison; its runs: {', '.join(there) or 'none yet'}{more}")
     if problems:
-        more_of_them = [f"... and {len(problems) - 3} more"] if len(problems) > 3 else []
-        raise ConfigError("\n  ".join([*problems[:3], *more_of_them, "compare runs of them: surefoot compare RUN RUN"]))
-
-
-def _typed(settings: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Some settings as they are typed; those that a run does not have only where it has none of them."""
-    known = {name: settings[name] for name in names if settings.get(name) is not None}
-    return flags(known) if known else f"without {', '.join(names)}"
+        raise ConfigError("\n  ".join([*some_of(problems), "compare runs of them: surefoot compare RUN RUN"]))
 
 
 def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
     """The scores batch by batch that a comparison has left beside a run which it trained, if they are of this run and score."""
-    held = (outcome_of(path.absolute().parent, path.name) or {}).get("batches")
-    missing = {"why": f"{path} was not scored batch by batch: --paired does that"}
-    if held is None or run.watch is None or run.best is None:
-        return missing
-    if "why" in held:
-        return dict(held)
-    steps = [None if held.get(kind) is None else held[kind]["step"] for kind in ("best", "final")]
-    same = held.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]
-    return dict(held) if same else missing
+    held: dict[str, Any] = (outcome_of(path.absolute().parent, path.name) or {}).get("batches") or {}
+    if held and run.watch is not None and run.best is not None:
+        steps = [(held.get(kind) or {}).get("step") for kind in ("best", "final")]
+        if "why" in held or (held.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]):
+            return held
+    return {"why": f"{path} was not scored batch by batch: --paired does that"}
 
 
-def _scored_again(path: Path, run: Any, *, run_changed: bool) -> dict[str, Any]:
+def _scored_again(path: Path, run: Trained, run_changed: bool) -> dict[str, Any]:
     """The scores of a run batch by batch, by building it again; why not, where that cannot be."""
     print(f"scoring {path} batch by batch", file=sys.stderr)
     try:
         program, config = program_and_config(path, run_changed=run_changed)
         return scores_by_batch(build_run(program, in_directory(config, path), of=path), run)
     except SurefootError as problem:
-        return {"why": f"{path} cannot be built again: {str(problem).splitlines()[0]}"}
+        return {"why": f"{path} cannot be built again: {first_line(problem)}"}
 
 
-def tell(comparison: Comparison, path: Path, *, more: Sequence[str], over: str = "") -> None:
+def _tell(comparison: Comparison, directory: RunDirectory, *, more: Sequence[str], over: str = "") -> None:
     """Write a comparison as tables and as a picture, with `more` notes, and print it."""
-    comparison = dataclasses.replace(comparison, notes=[*comparison.notes, *more])
-    directory = RunDirectory(path)
+    comparison = replace(comparison, notes=[*comparison.notes, *more])
     for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
         directory.write_text(f"comparison.{name}", written(comparison))
-    draw(comparison, path / "comparison")
-    Said(None).put(f"{text(comparison)}\nwritten: {path}/comparison.png, .svg, .md, .tsv, .json{over}\n")
+    draw(comparison, directory.path / "comparison")
+    Said(None).put(f"{text(comparison)}\nwritten: {directory.path}/comparison.png, .svg, .md, .tsv, .json{over}\n")

@@ -1,62 +1,65 @@
-"""The process that trains one variant of a comparison: a run like any other, that ends with the process which started it."""
+"""The process that trains one variant of a comparison: a run like any other, that ends with the process which started it.
 
-from __future__ import annotations
+The scores of a trained run batch by batch are kept beside it; from them differences between runs are taken.
+"""
 
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from surefoot.checkpoint import Store
 from surefoot.cli.compare_plan import program_of
 from surefoot.cli.main import answered
 from surefoot.compare import plan as planned
-from surefoot.config.toml import to_toml
-from surefoot.config.tree import flatten, layered
-from surefoot.errors import ConfigError
-
-if TYPE_CHECKING:
-    from surefoot.compare.plan import Planned
-    from surefoot.run.run import Run
-    from surefoot.tracking.run_directory import RunDirectory
+from surefoot.compare.plan import Planned
+from surefoot.compare.trained import Trained, read_run
+from surefoot.compare.trials import Outcome, with_threads, write_outcome
+from surefoot.config.toml import to_toml, with_choices
+from surefoot.config.tree import layered
+from surefoot.distributed.environment import die_with
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.run.run import Run
+from surefoot.tracking.run_directory import RunDirectory
+from surefoot.tracking.run_reader import is_running
+from surefoot.train.auto_precision import settle_choices
 
 _PATIENCE_S = 20.0
+BATCHES = 128  # fewer of a small split; neighbours, which are alike, stay together in one
+# relative, between a whole score and the mean of its batches: the passes may be in bf16, in other batch sizes
+_CLOSE = 1e-3
 
 
 def command(what: str, directory: Path, name: str) -> list[str]:
     """The command line that does with a variant what `what` says: "train" it, or "look" at what it is built as."""
-    own = [str(os.getpid()), sys.argv[0], what, str(directory.resolve()), name]
-    return [sys.executable, "-m", "surefoot.cli.compare_worker", *own]
+    words = [sys.executable, "-m", "surefoot.cli.compare_worker", str(os.getpid()), sys.argv[0], what]
+    return [*words, str(directory.resolve()), name]
 
 
 def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
     """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
-    name = plan.names[0] if plan.names else "first"
-    threads = {"OMP_NUM_THREADS": str(plan.threads), "MKL_NUM_THREADS": str(plan.threads)}
     with subprocess.Popen(
-        command("look", directory.path, name),
+        command("look", directory.path, plan.names[0] if plan.names else "first"),
         stdin=subprocess.PIPE,  # open as long as this process lives: see distributed/environment.py
         stdout=subprocess.PIPE,
-        env=os.environ | threads,
+        env=with_threads(plan.threads),
         cwd=plan.started_in,
     ) as process:
         assert process.stdout is not None
         said = process.stdout.read()
     if process.returncode:
         sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    return dict(json.loads(said.splitlines()[-1]))
 
 
 def train(plan: Planned, directory: Path, name: str) -> None:
     """Train a variant, or go on with it; then score it batch by batch, and leave its result."""
-    from surefoot.compare.batch_scores import scores_by_batch
-    from surefoot.compare.trained import read_run
-    from surefoot.compare.trials import Outcome, write_outcome
-    from surefoot.tracking.run_directory import RunDirectory
-
     run = _built(plan, directory, name)
     _wait_until_free(directory / name)
     run.train()
@@ -64,28 +67,54 @@ def train(plan: Planned, directory: Path, name: str) -> None:
     write_outcome(RunDirectory(directory), name, Outcome("finished"), batches=batches)
 
 
+def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
+    """The watched score of each batch of its split, with the best checkpoint's weights and with the last ones, as JSON.
+
+    `run` has the settings of the trained one and is given its weights. {"why": ...} in words where there can be none.
+    """
+    if trained.watch is None or run.parts.directory is None:
+        return {"why": "no score is watched"}
+    score, best = trained.watch[1], trained.best
+    split = score.partition("/")[0]
+    if best is None or trained.final is None or split not in run.parts.scoring.splits:
+        return {"why": f"{score} was never scored"}
+    store = Store(run.parts.directory.checkpoints)
+    last = trained.scores[-1][0]
+    found: dict[str, Any] = {"score": score, "split": run.parts.scored[split]}
+    for kind, step, whole in (("final", last, trained.final), ("best", *best)):
+        if kind == "best" and step == last:
+            found["best"] = found["final"]
+            continue
+        try:
+            for difference in run.load(store.at(step)):
+                return {"why": f"its data are not those it was trained on: {difference}"}
+        except CheckpointError:
+            found[kind] = None  # not every run keeps its best
+            continue
+        with run.parts.numerics():
+            means = run.parts.scoring.score_by_batch(score, batches=BATCHES)
+        if means is None:
+            return {"why": f"{score} is no mean over samples"}
+        counts = [float(mean.count) for mean in means]
+        totals = [float(mean.total) for mean in means]
+        size = math.fsum(map(abs, totals))  # near 0 where all are, not where signs differ
+        if abs(math.fsum(totals) - whole * math.fsum(counts)) > _CLOSE * size:
+            return {"why": f"{score} is no mean over samples"}
+        if found.setdefault("counts", counts) != counts:
+            return {"why": f"{score} counts other targets from one checkpoint to the next"}
+        found[kind] = {"step": step, "means": [float(mean.value) for mean in means]}
+    return found
+
+
 def _wait_until_free(path: Path) -> None:
     """Give a variant that was killed a moment ago the time to be gone: a driver may hold a dead process for seconds."""
-    from surefoot.tracking.run_directory import RunDirectory
-
     until = time.monotonic() + _PATIENCE_S
-    while True:
-        directory = RunDirectory(path)
-        try:
-            directory.open()
-        except ConfigError:
-            if time.monotonic() >= until:
-                raise
-            time.sleep(0.1)
-        else:
-            directory.close()
-            return
+    while is_running(path) and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def look(plan: Planned, directory: Path, name: str) -> None:
     """Build a variant, and print as JSON what only that tells: its precision and whether it is compiled, its score, its splits."""
-    from surefoot.train.auto_precision import settle_choices
-
     run = _built(plan, directory, name)
     auto = settle_choices(run.parts)
     watch = run.parts.whole.watch
@@ -102,11 +131,9 @@ def look(plan: Planned, directory: Path, name: str) -> None:
 
 def _built(plan: Planned, directory: Path, name: str) -> Run:
     """The run that a variant is, without what is for the end alone: who chooses between variants must not know that."""
-    import torch
-
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)
-    settings: dict[str, Any] = dict(plan.variant(name).settings) if name in plan.names else {}
+    settings = next((variant.settings for variant in plan.variants if variant.name == name), {})
     own = {**settings, "out": str(directory / name)}
     # one layer, not two: what another optimizer makes fall away fell away when this was planned
     config, origins = layered(kind, [("comparison", {**plan.base, **own})])
@@ -116,21 +143,15 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
     }
     run = program.run(config)
     # models of other sizes would choose otherwise, and then they would not be alike
-    precision, described = run.parts.whole.precision, run.parts.described
-    settled: dict[str, Any] = {}
+    precision, layout, compiling = run.parts.whole.precision, run.parts.layout, run.parts.compiling
     if precision.open and "precision" in plan.found:
         precision.settle(plan.found["precision"])
-        run.parts.layout.settle(bool(plan.found.get("channels_last", False)))
-        described["channels_last"] = run.parts.layout.channels_last
-        settled["precision"] = described["precision"] = precision.name
-    if run.parts.compiling.open and "compile" in plan.found:
-        run.parts.compiling.settle(plan.found["compile"])
-        settled["compile"] = described["compile"] = run.parts.compiled
-    for setting, value in settled.items():
-        if (values := flatten(config)).get(setting) == "auto":
-            config, _ = layered(kind, [("comparison", {**values, setting: value})])
-            kept[setting] = "auto"
-    run.configuration = to_toml(config, kept, program.described)
+        layout.settle(bool(plan.found.get("channels_last", False)))
+    if "compile" in plan.found:
+        compiling.settle(plan.found["compile"])
+    choices = {"precision": precision.name, "channels_last": layout.channels_last, "compile": compiling.on}
+    run.parts.described.update(choices)
+    run.configuration = with_choices(to_toml(config, kept, program.described), choices)
     run.parts.scoring.leave_out_end()
     return run
 
@@ -138,8 +159,6 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
 def main() -> None:
     """`python -m surefoot.cli.compare_worker PARENT PROGRAM train|look DIRECTORY NAME`, as `command` writes it."""
     parent, typed, what, directory, name = sys.argv[1:]
-    from surefoot.distributed.environment import die_with
-
     die_with(int(parent))
     sys.argv = [typed, "compare", directory]  # what goes on with it, for its environment.json and its messages
 

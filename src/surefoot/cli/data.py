@@ -39,8 +39,7 @@ class Prepare:
 def data(arguments: list[str]) -> None:
     form = "surefoot data prepare OUT INPUT... --tokenizer NAME"
     if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
-        said = f"no {arguments[0]!r}" if arguments else "data what?"
-        raise ConfigError(f"{said}: {form}")
+        raise ConfigError(f"no {arguments[0]!r}: {form}" if arguments else f"data what?: {form}")
     missing = f"which text, and where to? {form}"
     asked = only_options(Prepare, arguments[1:] or arguments, verb="data prepare", missing=missing)
     if not asked.inputs:

@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from surefoot.cli.options import RunOption, find_run, only_options
 
@@ -40,14 +39,14 @@ def diagnose(arguments: list[str]) -> None:
     all_verdicts = verdicts(history, broken=_warn_of)
     findings = worst_first(all_verdicts)
     if options.json:
-        report: dict[str, Any] = {
+        report = {
             "run": str(run),
             "steps_made": history.step,
             "steps": history.described.steps,
             "findings": [finding.as_json() for finding in findings],
+            "well": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Well)},
+            "unclear": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Unclear)},
         }
-        for name, kind in (("well", Well), ("unclear", Unclear)):
-            report[name] = {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, kind)}
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:
         print(told(history, all_verdicts, every=options.all))
@@ -57,5 +56,5 @@ def diagnose(arguments: list[str]) -> None:
 
 def _warn_of(check: object, problem: Exception) -> None:
     """A fault of surefoot's own in one finding; the others are told."""
-    name = getattr(check, "__name__", "?")
-    print(f"warning: the finding {name} cannot be made: {type(problem).__name__}: {problem}", file=sys.stderr)
+    what = f"the finding {getattr(check, '__name__', '?')} cannot be made"
+    print(f"warning: {what}: {type(problem).__name__}: {problem}", file=sys.stderr)

@@ -59,41 +59,35 @@ def evaluate(arguments: list[str]) -> None:
             f"--on {of_files[0]}: files of questions are scored by runs of gpt, and {run_path} is none\n"
             "  --on SPLIT names one of the run's own splits"
         )
-    splits = [given for given in on if given not in of_files]
     if files:
         processes.refuse_several(arguments, verb="evaluate --on FILE")
         processes.refuse_launched("evaluate --on FILE")
-    command = ["evaluate", *without(arguments, processes.NAMES)]
-    processes.start_several(command, options, config=config, flags=arguments, out=run_path)
+    processes.start_several(
+        ["evaluate", *without(arguments, processes.NAMES)], options, config=config, flags=arguments, out=run_path
+    )
     chosen = choose_checkpoint(run_path, options.checkpoint)
-    whose, key = _scored(run_path, options.checkpoint, chosen)
+    from surefoot.checkpoint import Store, last_steps
+
+    whose = f"step {chosen.step}{', the best,' * (options.checkpoint == 'best')} of {run_path}"
+    key = f"step={chosen.step}"
+    if options.checkpoint is not None and options.checkpoint.startswith("average"):
+        steps = list(map(str, last_steps(Store(run_path / "checkpoints"), int(options.checkpoint.split()[1]))))
+        whose, key = f"the mean of steps {', '.join(steps)} of {run_path}", f"mean_of_steps={','.join(steps)}"
+    splits = [given for given in on if given not in of_files]
     if splits or not on:
-        run = build_run(program, config_here, of=run_path)
-        _evaluate_splits(run, splits, chosen, whose=f"{whose} of {run_path}", key=key)
+        _evaluate_splits(build_run(program, config_here, of=run_path), splits, chosen, whose=whose, key=key)
     if files:
-        note(f"scoring {whose} of {run_path} on {', '.join(files)}")
+        note(f"scoring {whose} on {', '.join(files)}")
         for name, value in program.names["judged"](config_here, files, run=run_path, checkpoint=chosen):
             print(f"{key} {name}={value!r}", flush=True)
 
 
-def _scored(run: Path, which: str | None, chosen: Contents) -> tuple[str, str]:
-    """Whose scores they are, in words and as a line of scores begins, of what `--checkpoint` asked for and what that came to."""
-    from surefoot.checkpoint import Store, last_steps
-
-    match (which or "").split():
-        case ["average", count]:
-            steps = [str(step) for step in last_steps(Store(run / "checkpoints"), int(count))]
-            return f"the mean of steps {', '.join(steps)}", f"mean_of_steps={','.join(steps)}"
-    return f"step {chosen.step}" + (", the best," if which == "best" else ""), f"step={chosen.step}"
-
-
 def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: str, key: str) -> None:
     scoring = run.parts.scoring
-    unknown = [name for name in only if name not in scoring.splits]
-    if unknown:
-        there = ", ".join(scoring.splits) or "none"
+    if unknown := [name for name in only if name not in scoring.splits]:
         raise ConfigError(
-            f"--on {unknown[0]}: no split of this run, which has: {there}, nor a file here\n  a file: --on NAME=FILE"
+            f"--on {unknown[0]}: no split of this run, which has: {', '.join(scoring.splits) or 'none'}, nor a file here\n"
+            "  a file: --on NAME=FILE"
         )
     at_end = scoring.names(at_end=True)
     names = only or scoring.names(at_end=False) or at_end
@@ -102,9 +96,8 @@ def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: 
         note(f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}")
     if run.load(chosen):
         note("warning: the data are others than the run was trained on: these scores are of those")
-    scores = run.scores(*names)
-    if run.parts.world.is_main:
-        for name, value in scores.items():
+    for name, value in run.scores(*names).items():
+        if run.parts.world.is_main:
             print(f"{key} {name}={value!r}")
 
 

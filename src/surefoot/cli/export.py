@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.cli.options import RunOption, find_run, only_options
+from surefoot.saved_run import SavedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +36,9 @@ class Export(RunOption):
 
 def export(arguments: list[str]) -> None:
     options = only_options(Export, arguments, verb="export")
-    from surefoot.export import export as exporting
     from surefoot.memory import in_words
 
-    done = exporting.export(
-        find_run(options.run),
+    done = SavedRun(find_run(options.run)).export(
         options.out,
         checkpoint=options.checkpoint,
         weights=options.weights,
@@ -49,7 +48,8 @@ def export(arguments: list[str]) -> None:
     )
     for damage in done.damaged:
         print(f"warning: {damage}", file=sys.stderr)
-    kind = "averaged" if done.averaged else "trained"
-    print(f"written into {done.directory}: the {kind} weights of step {done.step:,}")
+    print(
+        f"written into {done.directory}: the {'averaged' if done.averaged else 'trained'} weights of step {done.step:,}"
+    )
     for file in done.files:
         print(f"  {file:<36} {in_words((done.directory / file).stat().st_size):>10}")

@@ -70,8 +70,7 @@ def find_lr(arguments: list[str]) -> None:
     check_range(lowest, highest, count)
     run, settings = tried_run(options, flags, verb="find-lr")
     from surefoot.report.figures import made
-    from surefoot.tune.lr_search import draw
-    from surefoot.tune.lr_search import find_lr as range_test
+    from surefoot.tune import lr_search
 
     if out is not None:
         made(local_path(out, setting="--out"))  # before the test, which may take long
@@ -88,21 +87,19 @@ def find_lr(arguments: list[str]) -> None:
         seen += 1
 
     start = run.state.step
-    test = range_test(run, low=lowest, high=highest, steps=count, watch=watch)
-    flag = "--optimizer.lr " if "optimizer.lr" in settings else "learning rate "
+    test = lr_search.find_lr(run, low=lowest, high=highest, steps=count, watch=watch)
     print(f"{test.ended}; the table shows {-(-seen // stride)} of {len(test.rates)} rates")
-    print(f"suggested  {flag}{written(test.suggested)}" if test.suggested is not None else "no suggestion")
+    what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
+    print("no suggestion" if test.suggested is None else f"suggested  {what} {written(test.suggested)}")
     print(f"  {test.reason}")
     if out is not None:
-        files = draw(test, Path(out), title=f"surefoot find-lr {options.what}")
-        print(f"drawn  {', '.join(str(file) for file in files)}")
+        print("drawn ", ", ".join(map(str, lr_search.draw(test, Path(out), title=f"surefoot find-lr {options.what}"))))
     if test.suggested is None:
         sys.exit(1)
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
-    examples = f"surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
-    missing = f"{verb} of what? {examples}"
+    missing = f"{verb} of what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
     options, flags = verb_options(kind, arguments, verb=verb, missing=missing, help_goes_on=True)
     refuse_several(flags, verb=verb)
     return options, flags
@@ -133,19 +130,15 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> t
 def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[Run, set[str]]:
     if options.config is not None:
         raise ConfigError(f"--config is for what has no settings yet, and {path} has\n  leave it out, or give flags")
-    if verb == "find-lr":
-        _refuse_another_optimizer(path, flags)
+    asked = flag_text(flags, "optimizer.name")
+    if verb == "find-lr" and asked is not None:
+        trained_with = values(file_text(path / "config.toml")).get("optimizer.name")
+        if trained_with not in (None, asked):
+            raise ConfigError(
+                f"--optimizer.name {asked}: {path} was trained with {trained_with}, and its state is that one's\n"
+                "  leave it out, or test a start with the other one: surefoot find-lr RECIPE --optimizer.name ..."
+            )
     program, config = saved_settings(path, options, flags, verb=verb)
     run = build_run(program, in_directory(config, path), of=path)
     run.load(choose_checkpoint(path, options.checkpoint))
     return run, set() if config is None else set(flatten(config))
-
-
-def _refuse_another_optimizer(run: Path, flags: Sequence[str]) -> None:
-    asked = flag_text(flags, "optimizer.name")
-    trained_with = values(file_text(run / "config.toml")).get("optimizer.name")
-    if asked is not None and trained_with is not None and asked != trained_with:
-        raise ConfigError(
-            f"--optimizer.name {asked}: {run} was trained with {trained_with}, and its state is that one's\n"
-            "  leave it out, or test a start with the other one: surefoot find-lr RECIPE --optimizer.name ..."
-        )

@@ -6,6 +6,7 @@ import select
 import sys
 import traceback
 from collections.abc import Callable
+from types import ModuleType
 
 from surefoot.distributed.environment import started_by_launcher
 from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines, wait_for_first_rank
@@ -71,13 +72,12 @@ def _unread() -> bool:
 
 
 def _run(arguments: list[str] | None) -> None:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    shown = "--traceback" in given
-    given = [argument for argument in given if argument != "--traceback"]
+    typed = sys.argv[1:] if arguments is None else arguments
+    given = [argument for argument in typed if argument != "--traceback"]
     if not given or given[0] in ("-h", "--help", "help"):
         print(OVERVIEW, end="")
         sys.exit(0 if given else 2)
-    answered(lambda: _verb(given), shown=shown)
+    answered(lambda: _verb(given), shown="--traceback" in typed)
 
 
 def answered(call: Callable[[], None], *, shown: bool) -> None:
@@ -89,12 +89,17 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
             print("\nnothing was begun", file=sys.stderr)
         sys.exit(130)
     except Exception as problem:
-        error = _told_to_ranks(problem) or problem
+        rendezvous = sys.modules.get(
+            "surefoot.distributed.rendezvous"
+        )  # imports torch; without it there are no other ranks
+        error = (None if rendezvous is None else rendezvous.told_to_ranks(problem)) or problem
         out_of_memory = type(error).__name__ == "OutOfMemoryError"
         if not isinstance(error, SurefootError) and not out_of_memory:
             raise
-        if _speaks_of(error):
-            _say(error, shown)
+        if _speaks_of(error, rendezvous):
+            if shown:
+                traceback.print_exception(error)
+            print(error_lines(error), file=sys.stderr)
             if out_of_memory:
                 print(
                     "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same),"
@@ -104,24 +109,12 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
         sys.exit(error.exit_status if isinstance(error, SurefootError) else 6)
 
 
-def _told_to_ranks(problem: Exception) -> SurefootError | None:
-    """Tell the other ranks, if there are any, of what this one fails; which of them was lost, where that is why."""
-    if "surefoot.distributed.rendezvous" not in sys.modules:  # imports torch; without it there are none
-        return None
-    from surefoot.distributed.rendezvous import told_to_ranks
-
-    return told_to_ranks(problem)
-
-
-def _speaks_of(problem: Exception) -> bool:
+def _speaks_of(problem: Exception, rendezvous: ModuleType | None) -> bool:
     """Whether this process says of what it ends: one rank does, of several that end of the same."""
     if started_by_launcher() and not isinstance(problem, RankLostError):  # which has a file for each of them
         return True
-    if "surefoot.distributed.rendezvous" in sys.modules:
-        from surefoot.distributed.rendezvous import has_met, speaks_of
-
-        if has_met():
-            return speaks_of(problem)
+    if rendezvous is not None and rendezvous.has_met():
+        return bool(rendezvous.speaks_of(problem))
     wait_for_first_rank()
     return True
 
@@ -142,9 +135,3 @@ def verb_function(verb: str) -> Callable[[list[str]], None]:
     name = verb.replace("-", "_")
     function: Callable[[list[str]], None] = getattr(importlib.import_module(f"surefoot.cli.{name}"), name)
     return function
-
-
-def _say(problem: BaseException, with_traceback: bool) -> None:
-    if with_traceback:
-        traceback.print_exception(problem)
-    print(error_lines(problem), file=sys.stderr)

@@ -3,8 +3,6 @@
 What is left are settings of the run that the verb is about: settings.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import inspect
@@ -17,7 +15,7 @@ from collections.abc import Collection, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.conf import Positional, arg
@@ -26,10 +24,7 @@ from surefoot.config.paths import local_path
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-T = TypeVar("T", bound="DataclassInstance")
+T = TypeVar("T")
 _WORDS = {  # how tyro and Python say it -> how a person does
     r"Error parsing (--[\w.-]+): ": r"\1 ",
     r"no type matching .*- <class '\w+'>: ": "",  # what the last of several types says
@@ -75,8 +70,8 @@ class ProgramOptions:
     """A TOML file of settings."""
 
 
-def limited(default: Any, *, least: float) -> Any:
-    """The field of an option that is a number of `least` or more."""
+def limited(default: Any, *, least: int) -> Any:
+    """The field of an option that is a whole number of `least` or more."""
     return dataclasses.field(default=default, metadata={"least": least})
 
 
@@ -111,12 +106,9 @@ def flag_text(arguments: Sequence[str], name: str) -> str | None:
     >>> flag_text(["gpt", "--optimizer.betas", "0.9", "0.95", "--seed=3"], "optimizer.betas")
     '0.9 0.95'
     """
-    text = None
-    for flag, words in by_flag(arguments):
-        if flag == name:
-            _, equals, value = words[0].partition("=")
-            text = value if equals else " ".join(words[1:])
-    return text
+    given = [words for flag, words in by_flag(arguments) if flag == name][-1:]
+    texts = [words[0].partition("=")[2] if "=" in words[0] else " ".join(words[1:]) for words in given]
+    return texts[0] if texts else None
 
 
 def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> str:
@@ -154,9 +146,13 @@ def verb_options(
             sys.exit(0)
         print("Settings, which come before or after these:\n", flush=True)
     words = [word for name, group in groups if name in own for word in group]
-    options = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
+    options: Any = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
     for field in dataclasses.fields(options):
-        _refuse_out_of_range(field, getattr(options, field.name))
+        flag, value = f"--{field.name.removesuffix('_').replace('_', '-')}", getattr(options, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{flag} {str(value)!r} is not a number")
+        if "least" in field.metadata and value is not None and value < field.metadata["least"]:
+            raise ConfigError(f"{flag} {str(value)!r} is not a whole number, {field.metadata['least']} or more")
     return options, without(arguments, own)
 
 
@@ -180,16 +176,6 @@ def _print_help(kind: type[Any], verb: str) -> None:
         tyro.cli(kind, args=["--help"], prog=f"surefoot {verb}", description="", config=(tyro.conf.FlagCreatePairsOff,))
     except SystemExit:
         sys.stdout.flush()
-
-
-def _refuse_out_of_range(field: dataclasses.Field[Any], value: Any) -> None:
-    flag = f"--{field.name.removesuffix('_').replace('_', '-')}"
-    least = field.metadata.get("least", -math.inf)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{flag} {str(value)!r} is not a number")
-    if isinstance(value, int | float) and value < least:
-        kind = "a whole number" if isinstance(value, int) else "a number"
-        raise ConfigError(f"{flag} {str(value)!r} is not {kind}, {least} or more")
 
 
 def find_run(given: str) -> Path:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,10 @@ from surefoot.cli.processes import Several, among_settings, planned, settled
 from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import Program, build_run, find_program
+from surefoot.recipes.program import build_run, find_program
 
 if TYPE_CHECKING:
     from surefoot.plan.network_model import Machine
-    from surefoot.run.run import Run
 
 _H100 = "H100 SXM's data sheet"
 _USUAL = {
@@ -28,6 +28,10 @@ _USUAL = {
     "node_bandwidth": (450e9, f"{_H100}, NVLink one way"),
     "node_size": (8, "as is usual"),
 }
+_FRACTIONS = (
+    ("flops", math.inf, "how many a second, such as 989e12"),
+    ("mfu", 1.0, "which fraction of the FLOP/s is used, above 0 and at most 1"),
+)
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -76,17 +80,26 @@ def plan(arguments: list[str]) -> None:
         raise ConfigError("--world is about GPUs on paper: leave --nproc and --max-restarts out")
     config, origins = program_settings(program, options, flags, verb="plan")
     if options.world is not None:
+        from surefoot.distributed.world import on_paper
+        from surefoot.plan import cluster_text
+
         _print_configuration(config, origins)
-        _plan_on_paper(program, config, numbers, world=options.world)
+        with on_paper(options.world):
+            parts = program.on_paper(*([] if config is None else [config])).parts
+            for section in cluster_text.sections(parts, _assumed(numbers, precision=parts.whole.precision.name)):
+                print(f"\n{section}")
         return
     program.check(config)
-    run = _planned(program, config, settled(options, config))
-    if config is not None:
-        refuse_fp16_on_a_cpu(run)
-        _print_configuration(config, origins)
+    ranks = planned(settled(options, config), config)
+    from surefoot.distributed.world import planned_for
     from surefoot.plan import summary
     from surefoot.train.state_check import loss_contract
 
+    with planned_for(ranks) if ranks > 1 else nullcontext():
+        run = build_run(program, config)
+    if config is not None:
+        refuse_fp16_on_a_cpu(run)
+        _print_configuration(config, origins)
     for section in summary.sections(run.parts):
         print(f"\n{section}")
     holds, words = loss_contract(run.parts)
@@ -95,32 +108,11 @@ def plan(arguments: list[str]) -> None:
     print(f"\nloss contract\n  {words}")
 
 
-def _planned(program: Program, config: Any, several: Several) -> Run:
-    """The run that one of so many processes would train; raises `ConfigError` where they would be refused."""
-    ranks = planned(several, config)
-    if ranks == 1:
-        return build_run(program, config)
-    from surefoot.distributed.world import planned_for
-
-    with planned_for(ranks):
-        return build_run(program, config)
-
-
 def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
     if config is not None:
         values = {name: value for name, value in flatten(config).items() if value is not None}
         lines = [f"  {name} = {value!r}  [{origins[name]}]" for name, value in values.items()]
         print("\n".join(["configuration", *lines]))
-
-
-def _plan_on_paper(program: Program, config: Any, numbers: Mapping[str, float], *, world: int) -> None:
-    from surefoot.distributed.world import on_paper
-    from surefoot.plan import cluster_text
-
-    with on_paper(world):
-        run = program.on_paper(*([] if config is None else [config]))
-        for section in cluster_text.sections(run.parts, _assumed(numbers, precision=run.parts.whole.precision.name)):
-            print(f"\n{section}")
 
 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> Machine:
@@ -148,40 +140,28 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
         )
     from surefoot.memory import parsed_bytes  # imports torch
 
-    readers: dict[str, Callable[[Any], float]] = {
-        "flops": lambda number: _above_0("--flops", number, "how many a second, such as 989e12"),
-        "mfu": lambda number: _above_0(
-            "--mfu", number, "which fraction of the FLOP/s is used, above 0 and at most 1", limit=1.0
-        ),
-        "gpu_memory": lambda text: parsed_bytes(text, setting="--gpu-memory"),
-        "bandwidth": lambda text: bytes_per_s("--bandwidth", text),
-        "node_bandwidth": lambda text: bytes_per_s("--node-bandwidth", text),
-        "node_size": float,
-    }
     numbers, problems = dict[str, float](), list[str]()
     for name, value in given.items():
+        read = parsed_bytes if name == "gpu_memory" else bytes_per_s
         try:
-            numbers[name] = readers[name](value)
+            numbers[name] = read(value, setting=f"--{name.replace('_', '-')}") if isinstance(value, str) else value
         except ConfigError as problem:
             problems.append(str(problem))
+    for name, most, meaning in _FRACTIONS:
+        if not 0 < numbers.get(name, 1.0) <= most:
+            problems.append(f"--{name} '{numbers[name]:g}': {meaning}")
     if problems:
         raise ConfigError("\n".join(problems))
     return numbers
 
 
-def _above_0(option: str, number: float, meaning: str, *, limit: float = math.inf) -> float:
-    if not 0 < number <= limit:
-        raise ConfigError(f"{option} '{number:g}': {meaning}")
-    return number
-
-
-def bytes_per_s(option: str, text: str) -> float:
+def bytes_per_s(text: str, *, setting: str) -> float:
     """Bytes a second from a text with its unit, in which b are bits.
 
-    >>> bytes_per_s("--bandwidth", "50 GB/s"), bytes_per_s("--bandwidth", "400 Gb/s")
+    >>> bytes_per_s("50 GB/s", setting="--bandwidth"), bytes_per_s("400 Gb/s", setting="--bandwidth")
     (50000000000.0, 50000000000.0)
     """
     speed = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(b|B|bit)/s", text.strip(), re.ASCII)
     if speed is None or not float(speed[1]):
-        raise ConfigError(f'{option} {text!r}: write it with a unit, as in "50 GB/s", or "400 Gb/s" in bits')
+        raise ConfigError(f'{setting} {text!r}: write it with a unit, as in "50 GB/s", or "400 Gb/s" in bits')
     return float(speed[1]) * _UNITS[speed[2].lower()] / (1 if speed[3] == "B" else 8)

@@ -42,8 +42,9 @@ def predict(arguments: list[str]) -> None:
             "  in Python, give its weights to a model of yours:\n"
             f"  surefoot.load({str(run_path)!r}).load_model(model)"
         )
-    verb = f"predict {options.run} INPUT"
-    asked, _ = configured(program.names["Predict"], [], flags, verb=verb, own=option_names(Predict))
+    asked, _ = configured(
+        program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=option_names(Predict)
+    )
     checkpoint = choose_checkpoint(run_path, options.checkpoint)
     from surefoot.tracking.console import Said
 

@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.cli.options import flag_text, without
 from surefoot.config import parallel
 from surefoot.config.durations import seconds
-from surefoot.config.tree import flatten
+from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
 from surefoot.errors import ConfigError
 from surefoot.launch.process_count import Asked, Places, asked, sizes_of
@@ -40,12 +40,12 @@ class Several:
 
 def among_settings(program: Program) -> tuple[str, ...]:
     """The names of the options that are settings of the program: its configuration holds them."""
-    return NAMES if program.config is not None and "nproc" in _fields(program.config) else ()
+    return NAMES if program.config is not None and "nproc" in dict(field_hints(program.config)) else ()
 
 
 def settled(several: Several, config: Any) -> Several:
     """What the configuration says, where these are settings of it."""
-    if config is None or "nproc" not in _fields(type(config)):
+    if config is None or "nproc" not in flatten(config):
         return several
     return Several(nproc=config.nproc, max_restarts=config.max_restarts)
 
@@ -111,9 +111,7 @@ def start_several(
 def planned(several: Several, config: Any) -> int:
     """How many processes the command would start; raises `ConfigError` where it would be refused."""
     wanted = _wanted(several)
-    if wanted.most == 1:
-        return 1
-    return _places(wanted, {} if config is None else flatten(config)).size()
+    return 1 if wanted.most == 1 else _places(wanted, {} if config is None else flatten(config)).size()
 
 
 def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> None:
@@ -140,8 +138,7 @@ def _wanted(several: Several) -> Asked:
 
 def _places(wanted: Asked, settings: Mapping[str, Any], *, out: Path | None = None) -> Places:
     """Where processes may be started, for these settings of a run; `out` is where one is that goes on."""
-    batch_size, micro = settings.get("batch_size"), settings.get("micro_batch_size")
-    written = settings.get("out")
+    batch_size, micro, written = (settings.get(name) for name in ("batch_size", "micro_batch_size", "out"))
     place = out or (Path(written) if isinstance(written, str) and written else None)
     return Places(
         wanted,
@@ -154,13 +151,8 @@ def _gpus(device: Any) -> list[str] | None:
     """The names of the GPUs that processes are to use; None where they use none."""
     import torch
 
-    if not isinstance(device, str) or not (device == "auto" or device.startswith("cuda")):
+    on_gpus = isinstance(device, str) and (device == "auto" or device.startswith("cuda"))
+    if not on_gpus or not torch.cuda.is_available():  # whoever asked for one is told by the ranks
         return None
-    if not torch.cuda.is_available():
-        return None  # whoever asked for one is told by the ranks
     there, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(place) for place in range(there)] if visible is None else visible.split(",")[:there]
-
-
-def _fields(kind: type[Any]) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}

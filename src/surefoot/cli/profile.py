@@ -37,13 +37,12 @@ class Profile(TriedRunOptions):
 def profile(arguments: list[str]) -> None:
     options, flags = tried_options(Profile, arguments, verb="profile")
     from surefoot.profile.flops import given_peak
+    from surefoot.profile.profile import measure
     from surefoot.profile.variants import tries_of
 
     tries = tries_of(options.tries)
     peak = None if options.peak is None else given_peak(options.peak)
     run, _ = tried_run(options, flags, verb="profile")
-    from surefoot.profile.profile import measure
-
     with status_line() as watch:
         measured = measure(
             run,

@@ -4,13 +4,15 @@ import json
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 
 from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, find_run, limited, verb_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.program import build_run, for_one_process
+from surefoot.saved_run import SavedRun
+from surefoot.tracking.run_reader import newest_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,38 +47,25 @@ def replay(arguments: list[str]) -> None:
         raise ConfigError(
             f"replay what? surefoot replay {options.run} --step N, or --bisect-nan to find the first bad step"
         )
-    _refuse_early(path, step)
+    if not SavedRun(path).checkpoints:
+        raise CheckpointError(f"{path} holds no checkpoint, so none of its steps can be made again")
     from surefoot.replay.bisect_nan import first_bad
-    from surefoot.replay.replay import records_of, replayed
+    from surefoot.replay.replay import records_of, refuse_step, replayed
     from surefoot.tracking.console import Said
 
+    state = newest_state(path)[1]
+    if step is not None and state is not None:  # before the run's program is executed
+        refuse_step(step, state.planned_steps, where=path)
     with redirect_stdout(sys.stderr):  # what a run that is built has to say is no part of the page
         program, config = saved_settings(path, options, flags, verb="replay")
         run = build_run(program, for_one_process(config, path), of=path)
         searched = None
         if step is None:
-            step, searched = first_bad(run.parts, records_of(path), out=path, say=_note)
-        page = None if step is None else replayed(run.parts, step, samples=options.samples, say=_note, path=path)
+            step, searched = first_bad(run.parts, records_of(path), out=path, say=note)
+        page = None if step is None else replayed(run.parts, step, samples=options.samples, say=note, path=path)
     if options.json:
         first = {} if searched is None else {"bisected": searched}
         text = json.dumps(first | ({} if page is None else page.plain()), allow_nan=False, indent=1)
     else:
         text = "\n".join(str(part) for part in (searched, page) if part is not None)
     Said(None).put(f"{text}\n")
-
-
-def _refuse_early(path: Path, step: int | None) -> None:
-    """Raise what can be told without the run's program: that there is no checkpoint, or no such step."""
-    from surefoot.checkpoint import Store
-    from surefoot.replay.replay import refuse_step
-
-    store = Store(path / "checkpoints")
-    if not store.steps():
-        raise CheckpointError(f"{path} holds no checkpoint, so none of its steps can be made again")
-    newest = store.newest_intact(only=())
-    if step is not None and newest is not None:
-        refuse_step(step, newest[0].saved.planned_steps, where=path)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

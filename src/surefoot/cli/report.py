@@ -1,22 +1,15 @@
 """`surefoot report RUN...`: a run, or several over each other, as one page of HTML; as a picture; or served while it goes on."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from surefoot.cli.options import find_run, limited, only_options
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
-
-if TYPE_CHECKING:
-    from surefoot.report.charts import Chart
-    from surefoot.report.series import ReportedRun
 
 _DRAWN = 8  # charts of the picture
 
@@ -57,40 +50,35 @@ def report(arguments: list[str]) -> None:
     if options.watch:
         if options.out is not None or options.png:
             raise ConfigError("--watch serves the page and writes none: leave --out and --png out")
-        _watch(runs, port=options.port or 0)
+        from surefoot.report.live_server import HERE, served
+
+        with served(runs, port=options.port or 0) as server:
+            try:
+                print(f"open http://{HERE}:{server.server_address[1]}/ here; Ctrl-C ends it", flush=True)
+                server.serve_forever()
+            except KeyboardInterrupt:
+                print("\nno longer served", file=sys.stderr)
+                sys.exit(130)
         return
     if options.port is not None:
         raise ConfigError("--port is for --watch")
-    _write(runs, None if options.out is None else local_path(options.out, setting="--out"), png=options.png)
+    from surefoot.report.write import write_page
 
-
-def _write(runs: Sequence[Path], out: Path | None, *, png: bool) -> None:
-    from surefoot.report.figures import write_file
-    from surefoot.report.write import page_of, target_of
-
-    target = target_of(runs, out)
-    write_file(target, page_of(runs).encode())
+    target = write_page(*runs, out=None if options.out is None else local_path(options.out, setting="--out"))
     print(f"written: {target}")
     if len(runs) == 1 and _could_have_panels(runs[0]):
         print(f"note: without panels of what the model does, which surefoot evaluate {runs[0]} --panels makes")
-    if png:
+    if options.png:
         from surefoot.report.figures import draw
-        from surefoot.report.series import read_reported_run
-
-        charts, title = _charts([read_reported_run(run) for run in runs])
-        for file in draw(charts[:_DRAWN], target.with_suffix(""), title=title):
-            print(f"written: {file}")
-
-
-def _charts(runs: Sequence[ReportedRun]) -> tuple[list[Chart], str]:
-    if len(runs) == 1:
         from surefoot.report.run_charts import charts
+        from surefoot.report.series import read_reported_run
+        from surefoot.report.several_runs import page_values
 
-        return charts(runs[0]), runs[0].files.name
-    from surefoot.report.several_runs import page_values
-
-    shown = page_values(runs, stretches=150)
-    return shown["overlaid"], shown["title"]
+        first, *others = [read_reported_run(run) for run in runs]
+        several = page_values([first, *others], stretches=150) if others else None
+        shown, title = (several["overlaid"], several["title"]) if several else (charts(first), first.files.name)
+        for file in draw(shown[:_DRAWN], target.with_suffix(""), title=title):
+            print(f"written: {file}")
 
 
 def _could_have_panels(run: Path) -> bool:
@@ -104,16 +92,3 @@ def _could_have_panels(run: Path) -> bool:
     has_panels = kind == "recipe" or (kind == "file" and not finished)  # a finished one has made them, if it has any
     has_checkpoint = any((run / "checkpoints").glob("step-*"))
     return has_panels and has_checkpoint and not (run / FILE).exists() and not is_running(run)
-
-
-def _watch(runs: Sequence[Path], *, port: int) -> None:
-    """Serve until Ctrl-C, and leave with 130."""
-    from surefoot.report.live_server import HERE, served
-
-    with served(runs, port=port) as server:
-        try:
-            print(f"open http://{HERE}:{server.server_address[1]}/ here; Ctrl-C ends it", flush=True)
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print("\nno longer served", file=sys.stderr)
-            sys.exit(130)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass, make_dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import tyro
 from tyro.conf import arg
@@ -22,14 +22,14 @@ from surefoot.cli.options import (
 )
 from surefoot.config.paths import file_text, local_path
 from surefoot.config.toml import values
-from surefoot.config.tree import layered
+from surefoot.config.tree import field_hints, layered
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, read_program
-from surefoot.saved_run import SavedRun
 
 if TYPE_CHECKING:
     from surefoot.run.run import Run
 
+_TRUTHS = {"true": "True", "false": "False", "none": "None"}
 Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
 
@@ -72,30 +72,18 @@ def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str
     return program, config
 
 
-def saved_run(path: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str) -> SavedRun:
-    """The run in a directory, whose program is executed with some flags changed."""
-    return SavedRun(path, read_program=lambda: saved_settings(path, options, flags, verb=verb))
-
-
 def read_settings(
     program: Program, layers: Sequence[Layer], flags: Sequence[str], *, verb: str, own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """`configured` for a program; (None, {}) where it takes no settings."""
-    if program.config is None:
-        refuse_settings(program, [*flags, *(f"--config ({origin})" for origin, held in layers if held)])
-        return None, {}
-    return configured(program.config, layers, flags, verb=verb, own=own)
-
-
-def refuse_settings(program: Program, arguments: Sequence[str]) -> None:
-    """Raise where there are settings for a program that takes none; leave with 0 where help is asked for."""
-    if "--help" in arguments:
+    """`configured` for a program; (None, {}) where it takes no settings, which says so where help is asked for."""
+    if program.config is not None:
+        return configured(program.config, layers, flags, verb=verb, own=own)
+    if "--help" in flags:
         print("build() takes no settings.")
         sys.exit(0)
-    if arguments:
-        raise ConfigError(
-            f"{program.described.get('path')}: build() takes no settings, but there are: {' '.join(arguments)}"
-        )
+    if given := " ".join([*flags, *(f"--config ({origin})" for origin, held in layers if held)]):
+        raise ConfigError(f"{program.described.get('path')}: build() takes no settings, but there are: {given}")
+    return None, {}
 
 
 def refuse_fp16_on_a_cpu(run: Run) -> None:
@@ -113,7 +101,7 @@ def configured(
     Raises `ConfigError` in at most five lines. `--help` prints all settings and leaves with 0.
     """
     flags = [name for name, _ in by_flag(arguments) if name]
-    known = dict(_settings(kind))
+    known = dict(field_hints(kind))
     refuse_unknown([name for name in flags if name not in known and name != "help"], [*own, *known], verb=verb)
     if "help" in flags:
         _print_help(kind, layers, verb)
@@ -131,20 +119,10 @@ def typed(kind: type[Any], setting: str, text: str) -> list[str]:
     >>> typed(Config, "optimizer.betas", "0.9 0.95"), typed(Config, "length", "20 steps")
     (['--optimizer.betas', '0.9', '0.95'], ['--length', '20 steps'])
     """
-    hint = dict(_settings(kind)).get(setting.replace("-", "_"))
+    hint = dict(field_hints(kind)).get(setting.replace("-", "_"))
     members = [hint, *get_args(hint)]
-    lists = any(get_origin(member) in (tuple, Sequence) for member in members)
-    many = lists and str not in members and text != "None"
-    return [f"--{setting}", *(text.split() if many else [text])]
-
-
-def _settings(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names of all settings, and their types."""
-    for name, hint in get_type_hints(kind).items():
-        if is_dataclass(hint) and isinstance(hint, type):
-            yield from _settings(hint, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", hint
+    is_list = any(get_origin(member) in (tuple, Sequence) for member in members) and str not in members
+    return [f"--{setting}", *(text.split() if is_list and text != "None" else [text])]
 
 
 def _print_help(kind: type[Any], layers: Sequence[Layer], verb: str) -> None:
@@ -160,18 +138,13 @@ def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
     """The arguments with True and False as tyro writes them: `--compile` alone and `--compile=true` mean `--compile True`.
 
     >>> _with_truth(["--compile", "--tied=false", "--seed", "true"], {"compile", "tied"})
-    ['--compile', 'True', '--tied=False', '--seed', 'true']
+    ['--compile', 'True', '--tied', 'False', '--seed', 'true']
     """
     written: list[str] = []
-    for name, (flag, *words) in [(name, words) for name, words in by_flag(arguments) if words]:
+    for name, words in by_flag(arguments):
         if name not in truths:
-            written += [flag, *words]
-        elif "=" in flag:
-            written += [f"{flag.partition('=')[0]}={_as_truth(flag.partition('=')[2])}", *words]
+            written += words
         else:
-            written += [flag, *map(_as_truth, words[:1] or ["True"]), *words[1:]]
+            flag, *values = words[0].split("=", 1) + words[1:]
+            written += [flag, *(_TRUTHS.get(word.lower(), word) for word in values or ["True"])]
     return written
-
-
-def _as_truth(value: str) -> str:
-    return value.capitalize() if value.lower() in ("true", "false", "none") else value

@@ -101,38 +101,11 @@ def submit(arguments: list[str]) -> None:
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
     tasks = options.nodes * options.tasks
     check_training([what, *flags], tasks=tasks, local=options.local)
-    requested = _requested(options)
-    if options.local:
-        for name in ["--sbatch"] * bool(options.sbatch) + ["--partition"] * (options.partition is not None):
-            raise ConfigError(f"{name} is for Slurm, and --local is without it: leave one of them out")
-    else:
-        requested |= {
-            "slurm_partition": options.partition,
-            "slurm_setup": [
-                f"export {'='.join(_SIGNAL)}",
-                'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',  # since Slurm 22.05 srun does not take it over
-            ],
-            "slurm_srun_args": ["--kill-on-bad-exit=0"],  # a rank that has ended: the others are writing the checkpoint
-            "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **_pairs(options.sbatch)},
-        }
-    logs = local_path(options.logs, setting="--logs")
-    training = Training(("train", what, *flags))
-    job = _submitted(training, requested, logs, requeues=options.requeues, local=options.local)
-    size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
-    hours = f"{options.hours:g} hour{'s' * (options.hours != 1)}"
-    print(f"submitted  job {job.job_id}: {size}, {hours}, and again up to {options.requeues} times")
-    print(f"  command  {shlex.join(['surefoot', 'train', what, *flags])}")
-    print(f"  look     tail -f {_short(job.paths.stdout)}")
-    print(f"  stop     {'kill -INT' if options.local else 'scancel'} {job.job_id}")
-
-
-def _requested(options: Submit) -> dict[str, Any]:
-    """What is requested of any machine, as submitit calls it."""
     if options.hours is None:
         raise ConfigError("for how long? --hours 12; when they are over, the job is requeued and goes on")
     if options.hours < _SHORTEST_H:
         raise ConfigError(f"--hours {options.hours:g} is too short to save before the end: {_SHORTEST_H} or more")
-    return {
+    requested: dict[str, Any] = {  # as submitit calls it
         "name": "surefoot",
         "timeout_min": round(options.hours * 60),
         "nodes": options.nodes,
@@ -141,6 +114,29 @@ def _requested(options: Submit) -> dict[str, Any]:
         "cpus_per_task": options.cpus_per_task,
         "stderr_to_stdout": True,
     }
+    if options.local:
+        for name in ["--sbatch"] * bool(options.sbatch) + ["--partition"] * (options.partition is not None):
+            raise ConfigError(f"{name} is for Slurm, and --local is without it: leave one of them out")
+    else:  # "account=lab" is an option of sbatch with a value, "exclusive" one without
+        pairs = [text.removeprefix("--").partition("=") for text in options.sbatch]
+        further = {name: value if equals else True for name, equals, value in pairs}
+        requested |= {
+            "slurm_partition": options.partition,
+            "slurm_setup": [
+                f"export {'='.join(_SIGNAL)}",
+                'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',  # since Slurm 22.05 srun does not take it over
+            ],
+            "slurm_srun_args": ["--kill-on-bad-exit=0"],  # a rank that has ended: the others are writing the checkpoint
+            "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **further},
+        }
+    job = _submitted(Training(("train", what, *flags)), requested, options)
+    size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
+    hours = f"{options.hours:g} hour{'s' * (options.hours != 1)}"
+    print(f"submitted  job {job.job_id}: {size}, {hours}, and again up to {options.requeues} times")
+    print(f"  command  {shlex.join(['surefoot', 'train', what, *flags])}")
+    log = job.paths.stdout
+    print(f"  look     tail -f {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}")
+    print(f"  stop     {'kill -INT' if options.local else 'scancel'} {job.job_id}")
 
 
 def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> None:
@@ -157,27 +153,21 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
         raise ConfigError("a job that goes on after its time needs a directory\n  add --out runs/NAME, on shared files")
 
 
-def _submitted(training: Training, requested: dict[str, Any], logs: Path, *, requeues: int, local: bool) -> Any:
-    submitit = _submitit("submitit")
+def _submitted(training: Training, requested: dict[str, Any], options: Submit) -> Any:
+    submitit, logs = _submitit("submitit"), local_path(options.logs, setting="--logs")
     try:
         executor = submitit.AutoExecutor(
             folder=logs / "%j",
-            cluster="local" if local else "slurm",
-            slurm_max_num_timeout=requeues,
-            local_max_num_timeout=requeues,
+            cluster="local" if options.local else "slurm",
+            slurm_max_num_timeout=options.requeues,
+            local_max_num_timeout=options.requeues,
         )
         executor.update_parameters(**requested)
         with _submitit("submitit.core.utils").environment_variables(**dict([_SIGNAL])):  # for what starts here
             return executor.submit(training)
     except (RuntimeError, ValueError, OSError) as problem:
-        where = "" if local else "\n  is this where jobs are submitted? to try it on this machine: --local"
+        where = "" if options.local else "\n  is this where jobs are submitted? to try it on this machine: --local"
         raise ConfigError(f"the job could not be submitted: {first_line(problem)}{where}") from problem
-
-
-def _pairs(options: Sequence[str]) -> dict[str, Any]:
-    """Further options of sbatch: "account=lab" is one with a value, "exclusive" one without."""
-    pairs = [text.removeprefix("--").partition("=") for text in options]
-    return {name: value if equals else True for name, equals, value in pairs}
 
 
 def _submitit(module: str) -> Any:
@@ -187,7 +177,3 @@ def _submitit(module: str) -> Any:
         if problem.name != "submitit":
             raise
         raise ConfigError('surefoot submit needs submitit: pip install "surefoot[slurm]"') from problem
-
-
-def _short(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -65,7 +65,11 @@ def start(
     if only is not None:
         program.refuse_changed_files(config, run=only, resuming=True)
     program.check(config)
-    accept_change = _accepted(accepted)
+    accept_change: tuple[str, ...] = ()
+    if accepted is not None:
+        from surefoot.checkpoint.changes import change_names  # imports torch
+
+        accept_change = change_names(accepted)
     start_several(command, settled(several, config), config=config, flags=flags, out=only)
     run = build_run(program, config, of=only)
     run.configuration = to_toml(config or Nothing(), origins, program.described | several.recorded())
@@ -75,18 +79,10 @@ def start(
             "  was `out` changed, or is it relative to another directory than this one?"
         )
     refuse_fp16_on_a_cpu(run)
-    if run.parts.example is None and {"predict", "Predict"} <= program.names.keys():
-        run.parts = dataclasses.replace(run.parts, example="INPUT")
-    run.parts = dataclasses.replace(run.parts, accept_change=(*run.parts.accept_change, *accept_change))
+    example = run.parts.example or ("INPUT" if {"predict", "Predict"} <= program.names.keys() else None)
+    accept_change = (*run.parts.accept_change, *accept_change)
+    run.parts = dataclasses.replace(run.parts, example=example, accept_change=accept_change)
     run.train()
-
-
-def _accepted(text: str | None) -> tuple[str, ...]:
-    if text is None:
-        return ()
-    from surefoot.checkpoint.changes import change_names  # imports torch
-
-    return change_names(text)
 
 
 @dataclass(frozen=True)

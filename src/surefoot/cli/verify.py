@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
 
 from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, find_run, limited, verb_options
 from surefoot.cli.processes import refuse_launched, refuse_several
-from surefoot.cli.settings import saved_run
+from surefoot.cli.settings import saved_settings
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import status_line
+from surefoot.saved_run import SavedRun
 
 _BETWEEN_S = 0.2  # drawings of the line that tells how far it is
 
@@ -52,11 +52,26 @@ def verify(arguments: list[str]) -> None:
     options, flags = verb_options(Verify, arguments, verb="verify", missing=WHICH_RUN)
     refuse_several(arguments, verb="verify")
     refuse_launched("verify")
-    saved, asked = saved_run(find_run(options.run), options, flags, verb="verify"), _asked(options)
+    run = find_run(options.run)
+    saved = SavedRun(run, read_program=lambda: saved_settings(run, options, flags, verb="verify"))
+    some = (options.steps, options.windows, options.seed) != (None, None, None)
+    if options.all and some:
+        raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")
+    if options.tolerance is not None and options.tolerance < 0:
+        raise ConfigError(f"--tolerance {options.tolerance:g}: a relative difference is 0 or more")
+    from surefoot.verify.rerun import STEPS
+
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         try:
             with status_line() as show:
-                verdict = saved.verify(say=lambda text: print(text, flush=True), watch=progress(show), **asked)
+                verdict = saved.verify(
+                    steps="all" if options.all else options.steps or (STEPS if some else "auto"),
+                    windows=options.windows,
+                    seed=options.seed,
+                    tolerance=options.tolerance,
+                    say=lambda text: print(text, flush=True),
+                    watch=progress(show),
+                )
         except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
             for note in vars(problem).pop("__notes__", ()):
                 print(note, file=sys.stderr, flush=True)
@@ -64,25 +79,6 @@ def verify(arguments: list[str]) -> None:
     print(json.dumps(verdict.as_json(), indent=1) if options.json else str(verdict), flush=True)
     if verdict.exit_status:
         sys.exit(verdict.exit_status)
-
-
-def _asked(options: Verify) -> dict[str, Any]:
-    """What is asked of `verify()`: nothing where its defaults are meant."""
-    asked = {name: value for name in ("windows", "seed") if (value := getattr(options, name)) is not None}
-    asked |= {} if options.steps is None else {"steps": options.steps}
-    if options.all:
-        if asked:
-            raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")
-        asked = {"steps": "all"}
-    elif asked:
-        from surefoot.verify.rerun import STEPS
-
-        asked = {"steps": STEPS} | asked
-    if options.tolerance is not None:
-        if options.tolerance < 0:
-            raise ConfigError(f"--tolerance {options.tolerance:g}: a relative difference is 0 or more")
-        asked["tolerance"] = options.tolerance
-    return asked
 
 
 def progress(show: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
@@ -96,7 +92,7 @@ def progress(show: Callable[[str], None], now: Callable[[], float] = time.monoto
         time_s = now()
         if time_s - drawn >= _BETWEEN_S:
             drawn = time_s
-            left_s = (time_s - begun) / max(made, 1) * (total - made)
-            show(f"{made:,} of {total:,} steps made again, {duration(left_s)} left")
+            left = duration((time_s - begun) / max(made, 1) * (total - made))
+            show(f"{made:,} of {total:,} steps made again, {left} left")
 
     return watch

@@ -3,24 +3,19 @@
 The settings of the first variant as a config.toml has them, then [program] and [comparison] with the variants.
 """
 
-from __future__ import annotations
-
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from surefoot.compare.variants import Variant, flags
+from surefoot.compare.variants import Direction, Variant, flags
 from surefoot.config.paths import read_regular
 from surefoot.config.toml import origins, program, to_toml, values
 from surefoot.config.user_code import is_resolved
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
 from surefoot.train.patience import parsed
-
-if TYPE_CHECKING:
-    from surefoot.compare.trained import Direction  # imports torch
 
 FILE = "compare.toml"
 _TABLE = "comparison"
@@ -69,11 +64,10 @@ class Planned:
         score = self.score or self.found.get("score")
         return None if score is None else parsed(score)
 
-    def variant(self, name: str) -> Variant:
-        return next(variant for variant in self.variants if variant.name == name)
-
     def settings(self, name: str) -> dict[str, Any]:
-        return {**self.base, **self.variant(name).settings}
+        """Those of the variant of that name; of all runs, where there is none."""
+        own = (variant.settings for variant in self.variants if variant.name == name)
+        return {**self.base, **next(own, {})}
 
 
 def to_text(plan: Planned, config: Any) -> str:
@@ -94,18 +88,14 @@ def to_text(plan: Planned, config: Any) -> str:
 
 def from_text(text: str, *, where: str) -> Planned:
     """What `to_text` wrote; `ConfigError` for anything else."""
-    every = values(text, where=where)
+    all_values = values(text, where=where)
     found: Any = tomllib.loads(text).get(_TABLE)
     try:
-        variants = [
-            Variant(row["name"], row["group"], _plain(row["varied"]), _plain(row["settings"]))
-            for row in found["variants"]
-        ]
         plan = Planned(
             program=program(text, where=where),
-            base={name: value for name, value in every.items() if not name.startswith(f"{_TABLE}.")},
+            base={name: value for name, value in all_values.items() if not name.startswith(f"{_TABLE}.")},
             origins=origins(text),
-            variants=variants,
+            variants=[Variant(**_plain(row)) for row in found["variants"]],
             threads=found["threads"],
             started_in=str(found["started_in"]),
             **{name: _plain(found[name]) for name in _OPTIONAL if name in found},
@@ -154,14 +144,43 @@ def going_on(held: Planned, asked: Planned, *, where: Path, threads_given: bool)
             else:
                 problems += _of_settings(held.settings(variant.name), are[variant.name])
     if problems:
-        told = list(dict.fromkeys(problems))
-        more = [f"... and {len(told) - 3} more"] if len(told) > 3 else []
-        listed = "\n  ".join([*told[:3], *more])
-        raise ConfigError(f"{where} holds another comparison: {listed}\n  choose another directory: --out DIR")
+        told = "\n  ".join(some_of(list(dict.fromkeys(problems))))
+        raise ConfigError(f"{where} holds another comparison: {told}\n  choose another directory: --out DIR")
     if held.search is None:
         return replace(asked, threads=held.threads, started_in=held.started_in, found=held.found)
     score = asked.score or held.score  # trials are told to the search by it
     return replace(held, target=asked.target, score=score, reference=asked.reference, search=asked.search)
+
+
+def of_what_was_open(found: Mapping[str, Any], *, settings: Container[str]) -> list[str]:
+    """Which precision was chosen for all runs (`found` of a plan), and whether they are compiled, where these were left open.
+
+    How to have it so again is said where it is one of the `settings`.
+
+    >>> of_what_was_open({"precision": "bf16", "chosen": "1.3 times as fast as fp32"}, settings=())
+    ['precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose otherwise']
+    >>> of_what_was_open({"precision": "fp32", "compile": False}, settings={"compile"})
+    ['compile: False, chosen once for all runs; another machine may choose otherwise: --compile False fixes it']
+    """
+    said = []
+    if "chosen" in found:
+        name, last = found["precision"], found.get("channels_last", False)
+        fixed = f": --precision {name} fixes it" if "precision" in settings and not last else ""
+        said.append(
+            f"precision: {name}{', channels last' * last}, chosen once for all runs ({found['chosen']});"
+            f" another machine may choose otherwise{fixed}"
+        )
+    if "compile" in found:
+        fixed = f": --compile {found['compile']} fixes it" if "compile" in settings else ""
+        said.append(
+            f"compile: {found['compile']}, chosen once for all runs; another machine may choose otherwise{fixed}"
+        )
+    return said
+
+
+def some_of(lines: list[str]) -> list[str]:
+    """Three lines at most, and how many more there are."""
+    return [*lines[:3], *([f"... and {len(lines) - 3} more"] if len(lines) > 3 else [])]
 
 
 def _of_program(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -187,12 +206,9 @@ def _toml(value: Any) -> Any:
 
     if isinstance(value, Mapping):
         table = tomlkit.table()
-        absent = [name for name, held in value.items() if held is None]
-        if absent:
+        if absent := [name for name, held in value.items() if held is None]:
             table.add("absent", absent)
-        for name, held in value.items():
-            if held is not None:
-                table.add(name, _toml(held))
+        table.update({name: _toml(held) for name, held in value.items() if held is not None})
         return table
     return list(value) if isinstance(value, tuple) else value
 
@@ -201,5 +217,4 @@ def _plain(table: Any) -> Any:
     if not isinstance(table, dict):
         return table
     held = {name: _plain(value) for name, value in table.items()}
-    absent = held.pop("absent", [])
-    return {**held, **dict.fromkeys(absent)}
+    return held | dict.fromkeys(held.pop("absent", []))

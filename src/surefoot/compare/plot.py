@@ -41,8 +41,9 @@ def charts(comparison: Comparison) -> list[Chart]:
         fields = [(f"{loss} (lines), {score} (points)" if loss and score else loss or score, True, True)]
     bounds = [_bounds({name: _seen(runs, *field[1:]) for name, runs in groups.items()}) for field in fields]
     beyond = {name: told for _, off in bounds for name, told in off.items()}
-    unlike = _unlike(comparison.rows)
-    names = [_legend_name(row, unlike, off=beyond.get(row.name)) for row in comparison.rows]
+    varied = dict.fromkeys(setting for row in comparison.rows for setting in row.varied)
+    unlike = [name for name in varied if len({repr(row.varied.get(name)) for row in comparison.rows}) > 1]
+    names = [_legend_name(row, unlike or list(varied), off=beyond.get(row.name)) for row in comparison.rows]
     found = []
     for (title, losses, scores), (within, _) in zip(fields, bounds, strict=True):
         lines = []
@@ -57,13 +58,6 @@ def charts(comparison: Comparison) -> list[Chart]:
         more = f"{len(names) - _SHOWN} more, without a name" if scores and len(names) > _SHOWN else ""
         found.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
     return found
-
-
-def _unlike(rows: Sequence[Row]) -> list[str]:
-    """The settings in which variants differ; all that are varied, where there is one alone."""
-    varied = dict.fromkeys(setting for row in rows for setting in row.varied)
-    unlike = [setting for setting in varied if len({repr(row.varied.get(setting)) for row in rows}) > 1]
-    return unlike or list(varied)
 
 
 def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:

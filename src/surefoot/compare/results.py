@@ -1,7 +1,6 @@
 """Variants side by side: one row each, the differences between them, and in words what they do and do not say.
 
-How differences and their noise are computed is in `statistics.py`, what is said of them in `notes.py`, how rows are printed in
-`tables.py`.
+How differences and their noise are computed is in `statistics.py`, how rows are printed in `tables.py`.
 """
 
 import math
@@ -10,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from surefoot.compare.notes import of_differences, of_target, of_what_is_shared
 from surefoot.compare.statistics import LEVEL, Difference, holm, mean_and_error, paired_difference
-from surefoot.compare.trained import Compared, Direction, Row
-from surefoot.compare.variants import group_labels
+from surefoot.compare.trained import Compared, Row
+from surefoot.compare.variants import Direction, group_labels, refuse_reference
 from surefoot.errors import ConfigError
+from surefoot.tracking.format import as_typed, counted
 
 
 @dataclass(frozen=True)
@@ -54,18 +53,19 @@ def compared(
     shown = group_labels([run.variant for run in runs])
     rows = {name: _row(name, held, shown[name]) for name, held in groups.items()}
     first = next((row for row in rows.values() if row.best is not None), None)
-    notes = [] if first is None else [of_target(target, first, is_first=first is next(iter(rows.values())))]
+    notes = [] if first is None else [_of_target(target, first, is_first=first is next(iter(rows.values())))]
     if target is None and first is not None:
         target = first.best
     if target is not None:
         rows = {name: _timed(row, groups[name], target) for name, row in rows.items()}
     sign = 1 if direction == "min" else -1
     ranked = sorted(rows.values(), key=lambda row: (row.best is None, sign * (row.best or 0.0)))
-    standard = _reference(reference, ranked, first)
-    if standard is not None:
-        rows, more = _with_differences(rows, groups, standard, sign=sign, chosen=reference == "best")
+    if first is not None:
+        refuse_reference(reference, {row.name: row.label for row in ranked})
+        named = {row.label: row for row in ranked} | rows | {"best": ranked[0], "first": first}
+        rows, more = _with_differences(rows, groups, named[reference], sign=sign, chosen=reference == "best")
         notes += more
-    notes += of_what_is_shared(runs)
+    notes += _of_what_is_shared(runs)
     ranked = [rows[row.name] for row in ranked]
     return Comparison(score, direction, target, ranked, notes, runs, settled or {})
 
@@ -75,10 +75,8 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
     unlike = [run for run in runs if run.status != "finished"]
     counted = [run for run in runs if run.status == "finished"] or runs  # half a run is no repeat of a whole one
     best = [found for run in counted if (found := run.trained.best) is not None]
-    status = "finished"
-    if unlike:
-        status = f"{unlike[0].status} at step {unlike[0].trained.last_step}"
-        status = status if len(runs) == 1 else f"{len(unlike)} of {len(runs)} {status}"
+    some = f"{len(unlike)} of {len(runs)} " if len(runs) > 1 else ""
+    status = f"{some}{unlike[0].status} at step {unlike[0].trained.last_step}" if unlike else "finished"
     best_score, best_error = _mean([score for _, score in best])
     final_score, final_error = _mean([run.trained.final for run in counted])
     return Row(
@@ -110,24 +108,7 @@ def _mean(values: Iterable[float | None]) -> tuple[float | None, float | None]:
     """The mean over the repeats that have a value, and its standard error; None for what is not known."""
     known = [float(value) for value in values if value is not None]
     mean, error = mean_and_error(known) if known else (None, math.nan)
-    return mean, _known(error)
-
-
-def _reference(reference: str, ranked: Sequence[Row], first: Row | None) -> Row | None:
-    if first is None:
-        return None
-    if reference in ("best", "first"):
-        return ranked[0] if reference == "best" else first
-    refuse_reference(reference, {row.name: row.label for row in ranked})
-    return next(row for row in ranked if reference in (row.name, row.label))
-
-
-def refuse_reference(reference: str, labels: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for a reference that is none of the variants; `labels` are what each is called, by its name."""
-    if reference in ("best", "first", *labels, *labels.values()):
-        return
-    there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
-    raise ConfigError(f"--reference {reference!r}: no variant of that name; there are: {there}\n  or: best, first")
+    return mean, None if math.isnan(error) else error
 
 
 def _with_differences(
@@ -138,13 +119,11 @@ def _with_differences(
     Where the reference was `chosen` because it is the best, all pairs are corrected for together: any of them might have
     been the one that was looked at.
     """
-    known = [name for name, row in rows.items() if row.best is not None]
-    pairs = [pair for pair in combinations(known, 2) if chosen or standard.name in pair]
     called = {name: row.label for name, row in rows.items()}
     differences: dict[tuple[str, str], Difference] = {}
     whys: dict[str, None] = {}
-    for pair in pairs:
-        found = _difference(groups[pair[0]], groups[pair[1]], called)
+    for pair in combinations([name for name, row in rows.items() if row.best is not None], 2):
+        found = _difference(groups[pair[0]], groups[pair[1]], called) if chosen or standard.name in pair else ""
         if isinstance(found, Difference):
             differences[pair] = found
         elif standard.name in pair:
@@ -152,19 +131,18 @@ def _with_differences(
     corrected = dict(zip(differences, holm([each.p_value for each in differences.values()]), strict=True))
     done = dict(rows)
     for (one, other), difference in differences.items():
-        if standard.name not in (one, other):
-            continue
-        name = other if one == standard.name else one
-        facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
-        p = corrected[one, other]
-        done[name] = replace(rows[name], difference=facing, p=_known(p), verdict=_verdict(facing, p, sign))
+        if standard.name in (one, other):
+            name = other if one == standard.name else one
+            facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
+            p = corrected[one, other]
+            known = None if math.isnan(p) else p
+            done[name] = replace(rows[name], difference=facing, p=known, verdict=_verdict(facing, p, sign))
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
-    notes = [f"no paired difference: {why}" for why in whys]
+    notes = _of_differences(differences, groups, chosen=chosen) if differences else []
+    notes += [f"no paired difference: {why}" for why in whys]
     uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]
     if uneven and differences:
         notes.append(f"not all seeds finished of {', '.join(uneven)}: the others may be the easier ones")
-    if differences:
-        notes = [*of_differences(differences, groups, corrected=len(differences), chosen=chosen), *notes]
     return done, notes
 
 
@@ -180,26 +158,88 @@ def _difference(one: Sequence[Compared], other: Sequence[Compared], called: Mapp
         if len(scores) < 2:
             return "fewer than two seeds have been trained to the end by both"
         return paired_difference([a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores))
-    first, second = one[0].batches, other[0].batches
     for run in (one[0], other[0]):
-        if run.batches is None:
-            return f"{called[run.variant.group]} was not scored batch by batch"
-        if "why" in run.batches or run.batches.get("best") is None:
-            return str(run.batches.get("why", f"{called[run.variant.group]} kept no checkpoint of its best step"))
-    assert first is not None
-    assert second is not None
+        if (run.batches or {}).get("best") is None:
+            why = "kept no checkpoint of its best step" if run.batches else "was not scored batch by batch"
+            return str((run.batches or {}).get("why", f"{called[run.variant.group]} {why}"))
+    first, second = one[0].batches or {}, other[0].batches or {}
     if first["split"] != second["split"] or first["counts"] != second["counts"]:
         return "the variants are not evaluated on the same batches"
     return paired_difference(first["best"]["means"], second["best"]["means"], counts=first["counts"])
 
 
 def _verdict(difference: Difference, p: float, sign: int) -> str:
-    if math.isnan(p):
-        return ""
-    if p >= LEVEL:
-        return "inside the noise"
+    if math.isnan(p) or p >= LEVEL:
+        return "" if math.isnan(p) else "inside the noise"
     return "worse" if sign * difference.mean > 0 else "better"
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
+    """What "to target" means; `first` is the first variant that has a score, which need not be the first of all."""
+    if target is not None:
+        return f"target: {as_typed(target)}, as asked; the first evaluation that was as good"
+    assert first.best is not None
+    which = f"{first.label}, which is the first{'' if is_first else ' that has a score'}"
+    return f"target: {first.best:.5g}, the best of {which}; the first evaluation that was as good"
+
+
+def _of_differences(
+    differences: Mapping[tuple[str, str], Difference],
+    groups: Mapping[str, Sequence[Compared]],
+    *,
+    chosen: bool,
+) -> list[str]:
+    why = ", all pairs, since the best was chosen by looking" if chosen and len(differences) > 1 else ""
+    together = f"{counted(len(differences), 'comparison')}{why}"
+    sizes = sorted({difference.pairs for difference in differences.values()})
+    pairs = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    if any(len(runs) > 1 for runs in groups.values()):
+        what = f"between the best scores of equal seeds, {pairs} of them; its error is that from seed to seed"
+    else:
+        what = (
+            f"of the best weights, over {pairs} shared evaluation batches{_of_sizes(differences, groups)}; its error is"
+            " that of the data evaluated on. Another seed may change more: --seeds 3"
+        )
+    return [f"difference: {what}", f"inside the noise: a t test at {LEVEL:.0%}, by Holm's method for {together}"]
+
+
+def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]]) -> str:
+    """How many targets each of the batches has, where that is the same for all differences."""
+    counts = [batches["counts"] for pair in differences if (batches := groups[pair[0]][0].batches) is not None]
+    if not counts or any(each != counts[0] for each in counts):
+        return ""
+    least, most = int(min(counts[0])), int(max(counts[0]))
+    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f" of {each} target{'s' if most != 1 else ''}" + (f", {int(sum(counts[0])):,} in all" if most > 1 else "")
+
+
+def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
+    """Whether the runs began with the same weights and saw the same samples in the same order, by what is on disk.
+
+    Repeats of other seeds are compared among those of their own seed.
+    """
+    unknown = list[str]()
+    by_seed: dict[Any, list[Mapping[str, Any]]] = {}
+    repeated = len({run.variant.group for run in runs}) < len(runs)
+    for run in runs:
+        if run.trained.order is not None:
+            by_seed.setdefault(run.trained.order.get("seed") if repeated else None, []).append(run.trained.order)
+        elif run.trained.scores:
+            unknown.append(f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with")
+    if all(len(held) < 2 for held in by_seed.values()):
+        return unknown
+
+    def differs(name: str) -> bool:
+        return any(len({repr(facts.get(name)) for facts in held}) > 1 for held in by_seed.values())
+
+    weights = not differs("weights")
+    other = [name for name in ("seed", "batch_size", "data") if differs(name)]
+    rounded = ["not shared: the precision of the passes"] if differs("precision") else []
+    seeds = ", seed by seed" if repeated else ""
+    if weights and not other:
+        return [f"shared: initial weights, and the samples in their order{seeds}", *rounded, *unknown]
+    lines = [*rounded, *unknown, *([] if weights else [f"not shared: the initial weights{seeds}"])]
+    if other:
+        lines.append(f"not shared: the samples in their order{seeds}, because of {', '.join(other)}")
+    kept = ["the samples in their order"] * (not other) + ["the initial weights"] * weights
+    return [*lines, *(f"shared: {what}{seeds}" for what in kept)]

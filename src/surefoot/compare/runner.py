@@ -1,39 +1,100 @@
 """Training the variants of a comparison, several at once: who is next, who is done, and what a person sees of it."""
 
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from shutil import get_terminal_size
+from typing import TextIO
 
-from surefoot.compare.progress import Screen, Standing
-from surefoot.compare.trained import Direction, planned_steps, refuse_missing_score, watched
-from surefoot.compare.trials import Outcome, Trial, Trials, is_over
-from surefoot.tracking.format import duration, number
+from surefoot.compare.search import Search
+from surefoot.compare.trained import refuse_missing_score, watched
+from surefoot.compare.trials import Outcome, Standing, Trial, Trials, is_over
+from surefoot.compare.variants import Direction
+from surefoot.tracking.console import Said
+from surefoot.tracking.format import duration, in_line, number, shortened, visible
+from surefoot.tracking.run_reader import read_run
 
 _LOOK_S = 0.2
+_BETWEEN_S = 10.0  # plain lines of one variant
+_NAME = 20  # letters of a name at least, on a line that is too short for it
+_ABOVE, _ERASE_BELOW = "\x1b[{}A\r", "\x1b[J"
 
 
-class Chooser(Protocol):
-    """Which variants are trained.
+class Lines:
+    """Plain lines: of each variant at most one in ten seconds, and none where nothing is new."""
 
-    total: all of them. over: those that were over before they could be trained here.
-    """
+    def __init__(self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.said, self.now = Said(stream), now
+        self.printed: dict[str, tuple[float, list[str]]] = {}
 
-    total: int
-    over: int
+    def say(self, text: str) -> None:
+        self.said.put(f"{visible(text)}\n")
 
-    def next(self) -> str | None:
-        """The next to be trained; None where there is none now: it is asked again when one has ended."""
+    def show(self, standing: Mapping[str, Standing]) -> None:
+        for name, how in standing.items():
+            at, before = self.printed.get(name, (-_BETWEEN_S, []))
+            values = how.values()
+            if how.step > 0 and values != before and self.now() - at >= _BETWEEN_S:
+                self.printed[name] = (self.now(), values)
+                self.say(" ".join([f"variant={in_line(name)}", *values]))
 
-    def saw(self, name: str, step: int, score: float) -> bool:
-        """Take notice of a score; true where the variant is to be given up."""
+    def leave(self) -> None: ...  # nothing is drawn over
+    def close(self) -> None: ...  # nothing is held back
 
-    def ended(self, name: str, outcome: Outcome) -> None:
-        """Take notice of how a variant ended."""
+
+class Board:
+    """A terminal: the running variants, one a line, drawn again in one write where something is new. No hidden cursor."""
+
+    def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
+        self.said, self.width = Said(stream), width
+        self.drawn: list[str] = []
+
+    def leave(self) -> None:
+        """Let the lines stand: something else has been printed below them, and they are drawn anew under that."""
+        self.drawn = []
+
+    def say(self, text: str) -> None:
+        self.said.put(f"{self._start()}{visible(text)}\n")
+        self._draw(self.drawn)
+
+    def show(self, standing: Mapping[str, Standing]) -> None:
+        names = {name: in_line(name) for name in standing}
+        values = {name: how.values() if how.step > 0 else ["starting"] for name, how in standing.items()}
+        room = (self.width or get_terminal_size().columns) - 1
+        longest = max((len("  ".join(["", *shown])) for shown in values.values()), default=0)
+        wide = min(max((len(name) for name in names.values()), default=0), max(_NAME, room - longest))
+        lines = [
+            "  ".join([shortened(names[name], wide, keep="both").ljust(wide), *shown])[:room]
+            for name, shown in values.items()
+        ]
+        if lines != self.drawn:
+            self._draw(lines, self._start())
+
+    def close(self) -> None:
+        self.said.put(self._start())
+        self.drawn = []
+
+    def _start(self) -> str:
+        return _ABOVE.format(len(self.drawn)) + _ERASE_BELOW if self.drawn else ""
+
+    def _draw(self, lines: list[str], start: str = "") -> None:
+        self.said.put(start + "".join(f"{line}\n" for line in lines))
+        self.drawn = lines
+
+
+Screen = Lines | Board
+
+
+def screen() -> Screen:
+    """Lines that are drawn again where standard output is a terminal, else plain ones."""
+    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
+    return Lines() if sys.stdout is None or not sys.stdout.isatty() or plain else Board()
 
 
 class InOrder:
-    """One variant after the other, without those that are over."""
+    """One variant after the other, without those that are over. `total`: all of them; `over`: those that were before."""
 
     def __init__(self, names: Sequence[str], directory: Path) -> None:
         self.waiting = [name for name in names if not is_over(directory, name)]
@@ -41,13 +102,18 @@ class InOrder:
         self.over = len(names) - len(self.waiting)
 
     def next(self) -> str | None:
+        """The next to be trained; None where there is none now: it is asked again when one has ended."""
         return self.waiting.pop(0) if self.waiting else None
 
-    def saw(self, name: str, step: int, score: float) -> bool:
-        del name, step, score
-        return False  # nobody is given up
+    def saw(self, name: str, step: int, score: float) -> bool:  # noqa: ARG002
+        """Take notice of a score; true where the variant is to be given up, which nobody is here."""
+        return False
 
-    def ended(self, name: str, outcome: Outcome) -> None: ...
+    def ended(self, name: str, outcome: Outcome) -> None:
+        """Take notice of how a variant ended."""
+
+
+Chooser = InOrder | Search
 
 
 class Sitting:
@@ -66,7 +132,6 @@ class Sitting:
     ) -> None:
         self.chooser, self.trials, self.jobs, self.score = chooser, trials, jobs, score
         self.screen, self.stopping, self.shown = screen, stopping, shown
-        self.standing: dict[str, Standing] = {}
         self.done = 0
         self.estimated = self.told = False
 
@@ -83,32 +148,28 @@ class Sitting:
                 for trial, outcome in self.trials.ended():
                     self._look(trial)
                     self._end(trial, outcome)
-                self.screen.show({self._called(name): self.standing[name] for name in self.trials.running})
+                self.screen.show({self.shown.get(name, name): on.standing for name, on in self.trials.running.items()})
         finally:
             self.trials.close()
             self.screen.close()
 
-    def _called(self, name: str) -> str:
-        return self.shown.get(name, name)
-
     def _begin(self) -> bool:
         """Start as many as may run at once; true where one was started."""
         if self.stopping():
-            self.trials.stop_all()
+            for trial in self.trials.running.values():
+                self.trials.stop(trial, "stopped")
             return False
-        begun = False
+        before = len(self.trials.running)
         while len(self.trials.running) < self.jobs and (name := self.chooser.next()) is not None:
-            self.standing[name] = Standing()
             self.trials.start(name)
-            begun = True
-        return begun
+        return len(self.trials.running) > before
 
     def _look(self, trial: Trial) -> None:
-        how = self.standing[trial.name]
-        for record in trial.records.new():
+        how = trial.standing
+        for record in trial.new_records():
             if how.steps is None:
-                path = self.trials.directory.path / trial.name
-                how.steps, self.score = planned_steps(path), self.score or watched(path)
+                files = read_run(self.trials.directory.path / trial.name)
+                how.steps, self.score = files.planned_steps, self.score or watched(files)
             how.take(record, score=None if self.score is None else self.score[1])
             if record["kind"] == "scores" and self.score is not None:
                 refuse_missing_score(self.score, record, of=trial.name)
@@ -120,17 +181,15 @@ class Sitting:
     def _estimate(self, trial: Trial, left_s: float) -> None:
         """Say once how long it all takes, as far as the first of them tells."""
         self.estimated = True
-        each_s = time.monotonic() - trial.started + left_s
         left = self.chooser.total - self.chooser.over - self.done
         if left > 1:
-            rounds = -(-left // self.jobs)
-            self.screen.say(f"about {duration(each_s * rounds)} for the {left} that are left, judging by the first")
+            whole_s = (time.monotonic() - trial.started + left_s) * -(-left // self.jobs)
+            self.screen.say(f"about {duration(whole_s)} for the {left} that are left, judging by the first")
 
     def _end(self, trial: Trial, outcome: Outcome) -> None:
-        how = self.standing[trial.name]
-        if outcome.status != "stopped":
-            self.done += 1
+        how = trial.standing
+        self.done += outcome.status != "stopped"
         score = "" if how.score is None or self.score is None else f", {self.score[1]} {number(how.score)}"
-        said = f": {outcome.said}" if outcome.said else ""
-        self.screen.say(f"{self._called(trial.name)}: {outcome.status} at step {how.step}{score}{said}")
+        said, name = f": {outcome.said}" if outcome.said else "", self.shown.get(trial.name, trial.name)
+        self.screen.say(f"{name}: {outcome.status} at step {how.step}{score}{said}")
         self.chooser.ended(trial.name, outcome)

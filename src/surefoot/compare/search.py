@@ -4,21 +4,16 @@ What trial n is to try follows from the seed, n, and what was known when it bega
 proposes what it would have proposed. A trial that was running goes on from its checkpoint.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from surefoot.compare.trials import TO_THE_END, Outcome, outcome_of
 from surefoot.compare.variants import grid
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
-
-if TYPE_CHECKING:
-    import optuna
 
 FILE = "search.db"
 Sampler = Literal["tpe", "random"]
@@ -104,16 +99,21 @@ class Search:
         begin: Callable[[str, dict[str, str]], None],
     ) -> None:
         self.optuna = _imported()
-        self.directory, self.total, self.seed, self.sampler, self.begin = directory, trials, seed, sampler, begin
-        self.space = space
+        self.directory, self.total, self.seed, self.sampler = directory, trials, seed, sampler
+        self.space, self.begin = space, begin
+        pruners = {
+            "median": self.optuna.pruners.MedianPruner(n_startup_trials=_STARTUP),
+            "halving": self.optuna.pruners.SuccessiveHalvingPruner(),
+            "none": self.optuna.pruners.NopPruner(),
+        }
         self.study = self.optuna.create_study(
             storage=f"sqlite:///{(directory / FILE).resolve()}",
             study_name="surefoot",
             direction="minimize" if direction == "min" else "maximize",
-            pruner=self._pruner(pruner),
+            pruner=pruners[pruner],
             load_if_exists=True,
         )
-        self.going: dict[str, optuna.Trial] = {}
+        self.going: dict[str, Any] = {}  # trials of Optuna
         states = self.optuna.trial.TrialState
         trials_made = self.study.get_trials(deepcopy=False)
         self.left_running = [trial for trial in trials_made if trial.state == states.RUNNING]
@@ -124,43 +124,34 @@ class Search:
         while self.left_running:
             frozen = self.left_running.pop(0)
             self.study.sampler = self._sampler(frozen.number)
-            trial = self.optuna.Trial(self.study, frozen._trial_id)
-            name = self._choose(trial)  # settings as they were; or now, where the kill came before
+            # settings as they were; or chosen now, where the kill came before
+            name = self._choose(self.optuna.Trial(self.study, frozen._trial_id))
             held = outcome_of(self.directory, name)
-            if held is not None and held["status"] in TO_THE_END:  # and nobody was told
-                self.ended(name, Outcome(held["status"]), best=_best_of(frozen, self.study.direction.name))
-                self.over += 1
-                continue
-            self.begin(name, {setting: as_typed(value) for setting, value in trial.params.items()})
-            return name
+            if held is None or held["status"] not in TO_THE_END:
+                return name
+            self.ended(name, Outcome(held["status"]))  # nobody was told
+            self.over += 1
         number = len(self.study.get_trials(deepcopy=False))
-        if number >= self.total:
-            return None
         self.study.sampler = self._sampler(number)
-        trial = self.study.ask()
-        name = self._choose(trial)
-        self.begin(name, {setting: as_typed(value) for setting, value in trial.params.items()})
-        return name
+        return self._choose(self.study.ask()) if number < self.total else None
 
     def saw(self, name: str, step: int, score: float) -> bool:
         """Tell Optuna of an evaluation; true where the trial is worse than others were at that step."""
         trial = self.going[name]
-        known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        if step not in known and math.isfinite(score):
+        if math.isfinite(score) and step not in self.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
             trial.report(score, step)
-        return trial.should_prune()
+        return bool(trial.should_prune())
 
-    def ended(self, name: str, outcome: Outcome, *, best: float | None = None) -> None:
+    def ended(self, name: str, outcome: Outcome) -> None:
         """Tell Optuna how a trial ended: one that diverged as one that was given up; a stopped one goes on another time."""
-        trial = self.going.pop(name)
-        states = self.optuna.trial.TrialState
-        frozen = self.study.get_trials(deepcopy=False)[trial.number]
-        best = _best_of(frozen, self.study.direction.name) if best is None else best
+        trial, states = self.going.pop(name), self.optuna.trial.TrialState
+        scores = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values.values()
         match outcome.status:
             case "stopped":
                 return
-            case "finished" if best is not None:
-                self.study.tell(trial, best)
+            case "finished" if scores:
+                best = min if self.study.direction.name == "MINIMIZE" else max
+                self.study.tell(trial, best(scores))
             case "pruned" | "diverged":
                 self.study.tell(trial, state=states.PRUNED)
             case _:
@@ -173,14 +164,8 @@ class Search:
             return self.optuna.samplers.RandomSampler(seed=seed)
         return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
 
-    def _pruner(self, name: Pruner) -> Any:
-        pruners = self.optuna.pruners
-        if name == "median":
-            return pruners.MedianPruner(n_startup_trials=_STARTUP)
-        return pruners.SuccessiveHalvingPruner() if name == "halving" else pruners.NopPruner()
-
-    def _choose(self, trial: optuna.Trial) -> str:
-        """Have the sampler choose the settings of a trial; returns its name."""
+    def _choose(self, trial: Any) -> str:
+        """Have the sampler choose the settings of a trial, and write them where its process finds them; returns its name."""
         for setting, held in self.space.items():
             if held["kind"] == "choice":
                 trial.suggest_categorical(setting, tuple(held["of"]))
@@ -190,12 +175,8 @@ class Search:
                 trial.suggest_float(setting, held["low"], held["high"], log=held["log"])
         name = trial_name(trial.number)
         self.going[name] = trial
+        self.begin(name, {setting: as_typed(value) for setting, value in trial.params.items()})
         return name
-
-
-def _best_of(frozen: optuna.trial.FrozenTrial, direction: str) -> float | None:
-    reported = list(frozen.intermediate_values.values())
-    return None if not reported else min(reported) if direction == "MINIMIZE" else max(reported)
 
 
 def _number(text: str, setting: str, whole: str) -> int | float:
@@ -211,8 +192,7 @@ def _number(text: str, setting: str, whole: str) -> int | float:
 
 def _imported() -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             import optuna
     except ModuleNotFoundError as problem:
         if problem.name != "optuna":

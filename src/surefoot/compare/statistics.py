@@ -7,6 +7,7 @@ hard for one model is hard for the other. So the difference is taken piece by pi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 LEVEL = 0.05
 
@@ -51,12 +52,11 @@ def paired_difference(first: Sequence[float], second: Sequence[float], *, counts
     differences, weights = [one - other for one, other, _ in counted], [count for _, _, count in counted]
     if not counted:
         return Difference(math.nan, math.nan, 0)
-    whole, pairs = math.fsum(weights), len(differences)
-    mean = math.fsum(weight * each for weight, each in zip(weights, differences, strict=True)) / whole
+    mean, pairs = fmean(differences, weights), len(differences)
     if pairs < 2:
         return Difference(mean, math.nan, pairs)
     squares = math.fsum((weight * (each - mean)) ** 2 for weight, each in zip(weights, differences, strict=True))
-    return Difference(mean, math.sqrt(pairs / (pairs - 1) * squares) / whole, pairs)
+    return Difference(mean, math.sqrt(pairs / (pairs - 1) * squares) / math.fsum(weights), pairs)
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
@@ -65,10 +65,10 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     >>> mean_and_error([1.0, 2.0, 3.0])[0], round(mean_and_error([1.0, 2.0, 3.0])[1], 4)
     (2.0, 0.5774)
     """
-    mean = math.fsum(values) / len(values)
+    mean = fmean(values)
     if len(values) < 2:
         return mean, math.nan
-    squares = math.fsum((value - mean) ** 2 for value in values)
+    squares = math.fsum((value - mean) ** 2 for value in values)  # statistics.stdev raises where a value is not finite
     return mean, math.sqrt(squares / (len(values) - 1) / len(values))
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,7 @@ _ALIKE = 4  # variants named that are no worse than the best
 def text(comparison: Comparison) -> str:
     """The table for a person, with what is to be known of it below."""
     cells = _cells(comparison)
-    table = text_table(cells, left=(0, len(cells[0]) - 1))
-    return "\n".join([_title(comparison), *table, *_below(comparison)])
+    return "\n".join([_title(comparison), *text_table(cells, left=(0, len(cells[0]) - 1)), *_below(comparison)])
 
 
 def markdown(comparison: Comparison) -> str:
@@ -59,41 +58,30 @@ def as_json(comparison: Comparison) -> str:
         "runs": runs,
         "notes": list(comparison.notes),
     }
-    return json.dumps(_finite(whole), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def best_flags(comparison: Comparison) -> str | None:
-    """The settings of the best variant as they are typed; None where nothing was varied or scored.
-
-    What was measured for all of them at the start (`settled`) is among them: it is part of what was compared.
-    """
-    row = comparison.rows[0] if comparison.rows else None
-    if row is None or row.best is None or not row.varied:
-        return None
-    fixed = {name: value for name, value in comparison.settled.items() if row.varied.get(name) in (None, "auto")}
-    return flags({**row.varied, **fixed})
+    finite = json.loads(json.dumps(whole), parse_constant=lambda _: None)
+    return json.dumps(finite, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def _of_best(comparison: Comparison) -> list[str]:
-    """The best settings, and from which they could not be told apart."""
-    typed = best_flags(comparison)
-    if typed is None:
+    """The best settings as they are typed, and from which they could not be told apart; none where nothing was varied or scored.
+
+    What was measured for all of them at the start (`settled`) is among them: it is part of what was compared.
+    """
+    best = comparison.rows[0] if comparison.rows else None
+    if best is None or best.best is None or not best.varied:
         return []
-    noise = "inside the noise"
-    if comparison.rows[0].verdict == noise:
-        alike = [row.label for row in comparison.rows if row.verdict == "reference"]
-    else:
-        alike = [row.label for row in comparison.rows if row.verdict == noise and comparison.rows[0].verdict == "best"]
+    fixed = {name: value for name, value in comparison.settled.items() if best.varied.get(name) in (None, "auto")}
+    no_better = {"inside the noise": "reference", "best": "inside the noise"}.get(best.verdict)
+    alike = [in_line(row.label) for row in comparison.rows if row.verdict == no_better]
     more = f" and {len(alike) - _ALIKE} more" if len(alike) > _ALIKE else ""
-    told = f" (by these data no better than {', '.join(map(in_line, alike[:_ALIKE]))}{more})" if alike else ""
-    return [f"best settings: {typed}{told}"]
+    told = f" (by these data no better than {', '.join(alike[:_ALIKE])}{more})" if alike else ""
+    return [f"best settings: {flags({**best.varied, **fixed})}{told}"]
 
 
 def _title(comparison: Comparison) -> str:
     if comparison.score is None:
         return "no score is watched: training is told, and nothing compared"
-    better = "lower" if comparison.direction == "min" else "higher"
-    return f"{comparison.score}: {better} is better"
+    return f"{comparison.score}: {'lower' if comparison.direction == 'min' else 'higher'} is better"
 
 
 def _below(comparison: Comparison) -> list[str]:
@@ -116,10 +104,9 @@ def _cells(comparison: Comparison) -> list[list[str]]:
         ("difference", _of_difference),
         ("", lambda row: ", ".join(part for part in (row.status, row.verdict) if part not in ("", "finished"))),
     ]
-    rows = [[cell(row) for _, cell in columns] for row in comparison.rows]
-    last = len(columns) - 1
-    kept = [place for place in range(len(columns)) if place in (0, last) or any(row[place] for row in rows)]
-    return [[row[place] for place in kept] for row in [[title for title, _ in columns], *rows]]
+    told = [[title, *map(cell, comparison.rows)] for title, cell in columns]
+    kept = [cells for cells in told if cells in (told[0], told[-1]) or any(cells[1:])]
+    return [list(row) for row in zip(*kept, strict=True)]
 
 
 def _setting(name: str, row: Row) -> str:
@@ -158,31 +145,14 @@ def _to_digits(value: float, error: float, *, sign: str = "") -> str:
 
 
 def _values(row: Row) -> dict[str, Any]:
-    """The numbers of a row by name, its difference taken apart."""
+    """The numbers of a row by name, its difference taken apart, and steps as the whole numbers that they mostly are."""
     values: dict[str, Any] = {"variant": row.name, "label": row.label}
     for name, value in vars(row).items():
-        match name:
-            case "name" | "label" | "varied" | "reached":
-                pass
-            case "best_step" | "target_step":
-                values[name] = _step(value)
-            case "difference":
-                values["difference"] = None if value is None else value.mean
-                values["difference_error"] = None if value is None else value.standard_error
-                values["pairs"] = None if value is None else value.pairs
-            case _:
-                values[name] = value
+        if name == "difference":
+            of_difference = (None, None, None) if value is None else (value.mean, value.standard_error, value.pairs)
+            values |= zip(("difference", "difference_error", "pairs"), of_difference, strict=True)
+        elif name in ("best_step", "target_step") and value is not None and value.is_integer():
+            values[name] = int(value)
+        elif name not in ("name", "label", "varied", "reached"):
+            values[name] = value
     return values
-
-
-def _step(value: float | None) -> float | None:
-    """A step as the whole number that it is; the mean of several may be none."""
-    return int(value) if value is not None and value.is_integer() else value
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(held) for name, held in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(held) for held in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,26 +3,25 @@
 Nothing is rebuilt and no tensor is read. What a later resume has superseded is no part of a curve.
 """
 
-import json
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+import numpy as np
 
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import DamageError
 from surefoot.checkpoint.reader import read_manifest
 from surefoot.compare.statistics import Difference
-from surefoot.compare.variants import Variant
+from surefoot.compare.variants import Direction, Variant
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.record import Record, scores_in
-from surefoot.tracking.run_reader import read_records, read_settings, read_state
+from surefoot.tracking.run_reader import RunFiles, read_records, read_settings, read_state
 from surefoot.tracking.run_reader import read_run as read_run_files
 from surefoot.train.patience import parsed
-
-Direction = Literal["min", "max"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Trained:
     """A run that has been trained, or begun.
 
     loss: (steps made, mean training loss since the record before). scores: (steps made, score). times: (steps made, seconds
-    spent training and waiting for data so far). `initial_weights` is a hash, and `order` all that decides which samples
-    come when; both None where there is no checkpoint of step 0.
+    spent training and waiting for data so far). `order` is all that decides which samples come when, and a hash of the
+    initial weights; None where there is no checkpoint of step 0.
     """
 
     settings: Mapping[str, Any]
@@ -40,7 +39,6 @@ class Trained:
     scores: list[tuple[int, float]]
     times: list[tuple[int, float]]
     targets: float
-    initial_weights: str | None
     order: Mapping[str, Any] | None
 
     @property
@@ -56,8 +54,6 @@ class Trained:
     @property
     def best(self) -> tuple[int, float] | None:
         """The step of the best score, the first of equals, and that score; None where there is none."""
-        if self.watch is None:
-            return None
         known = [(self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)]
         return min(known)[1:] if known else None
 
@@ -75,8 +71,6 @@ class Trained:
 
     def reached(self, target: float) -> tuple[int, float] | None:
         """The first evaluation that was as good as `target`: its step, and the seconds of training until then; or None."""
-        if self.watch is None:
-            return None
         known = ((step, score) for step, score in self.scores if math.isfinite(score))
         step = next((step for step, score in known if self._sign * score <= self._sign * target), None)
         return None if step is None else (step, self.seconds_at(step))
@@ -84,16 +78,12 @@ class Trained:
     def seconds_at(self, step: int) -> float:
         """Seconds of training after so many steps; between two records as if all steps took the same time.
 
-        >>> run = Trained({}, None, [], [], [(10, 2.0), (20, 6.0)], 0.0, None, None)
+        >>> run = Trained({}, None, [], [], [(10, 2.0), (20, 6.0)], 0.0, None)
         >>> run.seconds_at(10), run.seconds_at(15), run.seconds_at(25)
         (2.0, 4.0, 6.0)
         """
-        place = bisect_left(self.times, (step, -math.inf))
-        if place == len(self.times):
-            return self.training_s
-        before_step, before_s = self.times[place - 1] if place else (0, 0.0)
-        at_step, at_s = self.times[place]
-        return before_s + (at_s - before_s) * (step - before_step) / max(1, at_step - before_step)
+        steps, seconds = zip((0, 0.0), *self.times, strict=True)
+        return float(np.interp(step, steps, seconds))
 
 
 def read_run(path: Path, *, score: str | None = None) -> Trained:
@@ -101,29 +91,27 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
 
     A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `score`.
     """
-    lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
-    settings = read_settings(path).flat if (path / "config.toml").is_file() else {}
-    watch = parsed(score) if score is not None else watched(path) or _first_loss(lines)
+    lines = list(read_records(path))
     scored = [record for record in lines if record["kind"] == "scores"]
-    if score is not None and scored:
-        refuse_missing_score(parsed(score), scored[-1], of=path)
+    if score is not None:
+        watch: tuple[Direction, str] | None = parsed(score)
+        if scored:
+            refuse_missing_score(parsed(score), scored[-1], of=path)
+    else:
+        losses_scored = (name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss"))
+        watch = watched(read_run_files(path)) or next((("min", name) for name in losses_scored), None)
     made = [record for record in lines if record["kind"] == "train"]
-    spent, times = 0.0, []
-    for record in made:
-        spent += record.get("training_s", 0.0) + record.get("waiting_s", 0.0)
-        times.append((int(record["step"]), spent))
-    weights, order = _beginning(path)
+    spent_s = accumulate(record.get("training_s", 0.0) + record.get("waiting_s", 0.0) for record in made)
     losses = [(int(record["step"]), record.get("loss_of_applied", record.get("loss"))) for record in made]
     name = "" if watch is None else watch[1]
     return Trained(
-        settings=settings,
+        settings=read_settings(path).flat if (path / "config.toml").is_file() else {},
         watch=watch,
         loss=[(step, float(loss)) for step, loss in losses if loss is not None],
         scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
-        times=times,
+        times=[(int(record["step"]), seconds) for record, seconds in zip(made, spent_s, strict=True)],
         targets=math.fsum(record.get("targets", 0.0) - record.get("starting_targets", 0.0) for record in made),
-        initial_weights=weights,
-        order=order,
+        order=_beginning(path),
     )
 
 
@@ -134,41 +122,32 @@ def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Pa
         raise ConfigError(f"--score {' '.join(score)!r}: {of} has no such score; it has: {there}")
 
 
-def planned_steps(path: Path) -> int | None:
-    """How many steps a run is to have; None where it has not begun."""
-    state = read_state(path, 0)
-    return None if state is None else state.planned_steps
-
-
-def watched(path: Path) -> tuple[Direction, str] | None:
+def watched(files: RunFiles) -> tuple[Direction, str] | None:
     """The score that a run itself decides by; None where it has not begun, or decides by none."""
-    state = read_run_files(path).state
+    state = files.state
     return None if state is None or state.watch is None else (state.watch["direction"], state.watch["score"])
 
 
-def _first_loss(lines: list[Record]) -> tuple[Direction, str] | None:
-    scored = next((scores_in(record) for record in lines if record["kind"] == "scores"), {})
-    return next((("min", name) for name in scored if name.endswith("/loss")), None)
-
-
-def _beginning(path: Path) -> tuple[str | None, dict[str, Any] | None]:
-    """A hash of the weights that a run began with, and what decides which samples come when."""
+def _beginning(path: Path) -> dict[str, Any] | None:
+    """What decides which samples come when, and the hashes of the weights that a run began with."""
     state = read_state(path, 0)
     try:
         files = read_manifest(Store(path / "checkpoints").path(0)).files
     except (CheckpointError, DamageError):
-        return None, None
+        return None
     if state is None:
-        return None, None
-    weights = json.dumps([(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")])
-    return weights, {name: state.described.get(name) for name in ("seed", "batch_size", "data", "precision")}
+        return None
+    weights = [(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")]
+    return {name: state.described.get(name) for name in ("seed", "batch_size", "data", "precision")} | {
+        "weights": weights
+    }
 
 
 @dataclass(frozen=True)
 class Compared:
     """One run of a comparison: what it is, how it ended, and what its directory tells.
 
-    `batches` is what `batches.scores_by_batch` found, or why nothing was.
+    `batches` are its scores batch by batch, or why there are none.
     """
 
     variant: Variant

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.paths import make_no_follow, open_no_follow, open_regular, read_regular
+from surefoot.tracking.format import duration, number
 from surefoot.tracking.jsonl import parse_record
 from surefoot.tracking.record import Record
 
@@ -40,33 +41,47 @@ class Outcome:
 
 
 @dataclass
+class Standing:
+    """How far a variant is, as far as its records tell."""
+
+    step: int = 0
+    steps: int | None = None
+    loss: float | None = None
+    score: float | None = None
+    left_s: float | None = None
+
+    def take(self, record: Record, *, score: str | None) -> None:
+        self.step = int(record["step"])
+        if record["kind"] == "train":
+            self.loss = record.get("loss_of_applied", record.get("loss"))
+            self.left_s = record.get("left_s")
+        elif record["kind"] == "scores" and score in record:
+            self.score = record[score]
+
+    def values(self) -> list[str]:
+        shown = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
+        known = (("loss", self.loss, number), ("score", self.score, number), ("left", self.left_s, duration))
+        return shown + [f"{name}={form(value)}" for name, value, form in known if value is not None]
+
+
+@dataclass
 class Trial:
     """One variant being trained."""
 
     name: str
     process: subprocess.Popen[bytes]
-    records: Records
+    metrics: Path
     log_start: int
     fresh: bool  # begun in this sitting, not gone on with
     started: float = field(default_factory=time.monotonic)
     ending: Literal["", "stopped", "pruned"] = ""  # what it was told to end for
+    read_bytes: int = 0  # of `metrics`
+    standing: Standing = field(default_factory=Standing)
 
-    def close(self) -> None:
-        """Close the pipe to the process, which has ended."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-
-
-class Records:
-    """The lines that a metrics.jsonl grows by."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.read_bytes = path, 0
-
-    def new(self) -> list[Record]:
+    def new_records(self) -> list[Record]:
         """The records since the last call; a line that is not whole yet is left for the next."""
         try:
-            with open_regular(self.path) as file:
+            with open_regular(self.metrics) as file:
                 file.seek(self.read_bytes)
                 data = file.read()
         except OSError:  # not begun yet
@@ -83,13 +98,12 @@ class Trials:
         self.directory, self.command, self.threads, self.cwd = directory, command, threads, cwd
         self.running: dict[str, Trial] = {}
 
-    def start(self, name: str) -> Trial:
+    def start(self, name: str) -> None:
         path = self.directory.path
         for folder in (RESULTS, LOGS):
             make_no_follow(path / folder)
         metrics = path / name / "metrics.jsonl"
         fresh = not metrics.exists()
-        numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
         with open(open_no_follow(path / LOGS / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             begin = log.tell()
             process = subprocess.Popen(
@@ -97,24 +111,19 @@ class Trials:
                 stdin=subprocess.PIPE,  # the end of it is the end of this process: see distributed/parent_watch.py
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | numbers,
+                env=with_threads(self.threads),
                 cwd=self.cwd,
                 start_new_session=True,  # Ctrl-C is for this process, which tells them
             )
-        trial = Trial(name, process, Records(metrics), begin, fresh)
-        self.running[name] = trial
-        return trial
+        self.running[name] = Trial(name, process, metrics, begin, fresh)
 
     def ended(self) -> list[tuple[Trial, Outcome]]:
         """The variants that have ended since the last call; what became of each is on disk when this returns."""
         found = []
         for name, trial in list(self.running.items()):
-            code = trial.process.poll()
-            if code is None:
+            if trial.process.poll() is None:
                 continue
-            del self.running[name]
-            trial.close()
-            outcome = self._outcome(trial, code)
+            outcome = self._outcome(trial, self._over(name))
             if outcome.status not in ("finished", "stopped"):
                 write_outcome(self.directory, name, outcome)
             found.append((trial, outcome))
@@ -126,17 +135,16 @@ class Trials:
             trial.ending = why
             trial.process.terminate()
 
-    def stop_all(self) -> None:
-        for trial in self.running.values():
-            self.stop(trial, "stopped")
-
     def close(self) -> None:
         """Kill whatever still runs: this process ends in another way than it should."""
-        for trial in self.running.values():
+        for name, trial in list(self.running.items()):
             trial.process.kill()
-            trial.process.wait()
-            trial.close()
-        self.running = {}
+            self._over(name)
+
+    def _over(self, name: str) -> int:
+        """Wait for the end of a process; its exit status."""
+        with self.running.pop(name).process as process:  # closes the pipe
+            return process.wait()
 
     def _outcome(self, trial: Trial, code: int) -> Outcome:
         held = outcome_of(self.directory.path, trial.name)
@@ -147,7 +155,7 @@ class Trials:
         if code in _STOPPED:
             return Outcome("stopped")
         if code < 0:
-            short = ": is memory short?" if code == -signal.SIGKILL else ""
+            short = ": is memory short?" * (code == -signal.SIGKILL)
             return Outcome("failed", f"killed by {signal.Signals(-code).name}{short}")
         return Outcome(_BY_EXIT.get(code, "failed"), self._said(trial))
 
@@ -159,6 +167,11 @@ class Trials:
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         last = [line for line in lines if line.strip()][-1:]
         return (errors or last or ["it said nothing"])[0][:_SAID_AT_MOST]
+
+
+def with_threads(threads: int) -> dict[str, str]:
+    """The environment of a process that computes with so many threads."""
+    return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
 def write_outcome(directory: RunDirectory, name: str, outcome: Outcome, **further: Any) -> None:

@@ -1,15 +1,17 @@
 """The variants of a comparison: combinations of settings, and the name that each has as a directory and in a table."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, count, product
-from typing import Any
+from typing import Any, Literal
 
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
 
+Direction = Literal["min", "max"]  # of a score: which is better
 _LONGEST = 80  # letters of a name: directories may have 255 bytes, tables less
 
 
@@ -51,8 +53,8 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     short = short_names({setting for combination in combinations for setting in combination})
     found: list[str] = []
     for combination in combinations:
-        parts = [f"{short[setting]}={_plain(as_typed(value))}" for setting, value in combination.items()]
-        text = ",".join(parts) or "base"
+        plain = {name: re.sub(r"[^A-Za-z0-9_.+%-]+", "_", as_typed(value)) for name, value in combination.items()}
+        text = ",".join(f"{short[name]}={value}" for name, value in plain.items()) or "base"
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
         others = (f"{text}-{number}" for number in count(2))  # two paths may be one text
@@ -60,31 +62,26 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def labels(variants: Sequence[Variant]) -> list[str]:
-    """What tells each of the variants from the others, for people: its settings without those that all of them share.
+def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
+    """What tells each group of repeats from the others, for people, by its name: its settings without those that all share.
 
     Nothing is cut off. A variant that was not named by its settings (a trial, a run's directory) keeps its name, and so do
     those whose labels would be the same.
 
     >>> settings = [{"schedule.name": "constant", "optimizer.lr": lr} for lr in (0.1, 0.2)]
-    >>> labels([Variant(name, name, held, held) for name, held in zip(names(settings), settings)])
-    ['lr=0.1', 'lr=0.2']
+    >>> group_labels([Variant(name, name, held, held) for name, held in zip(names(settings), settings)])
+    {'name=constant,lr=0.1': 'lr=0.1', 'name=constant,lr=0.2': 'lr=0.2'}
     """
+    groups = {variant.group: variant for variant in variants}
     varied = dict.fromkeys(setting for variant in variants for setting in variant.varied)
-    apart = [setting for setting in varied if len({repr(_effective(variant, setting)) for variant in variants}) > 1]
-    short = short_names(apart)
-    found = []
-    for variant in variants:
+    apart = [name for name in varied if len({repr(_effective(variant, name)) for variant in groups.values()}) > 1]
+    short, shown = short_names(apart), dict[str, str]()
+    for group, variant in groups.items():
         own = [setting for setting in apart if setting in variant.varied] or apart
         text = ",".join(f"{short[setting]}={as_typed(_effective(variant, setting))}" for setting in own)
-        found.append(text if text and variant.varied and "=" in variant.group else variant.group)
-    return [label if found.count(label) == 1 else variant.group for label, variant in zip(found, variants, strict=True)]
-
-
-def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
-    """A label for the name of each group of repeats."""
-    groups = {variant.group: variant for variant in variants}
-    return dict(zip(groups, labels(list(groups.values())), strict=True))
+        shown[group] = text if text and variant.varied and "=" in group else group
+    told = list(shown.values())
+    return {group: label if told.count(label) == 1 else group for group, label in shown.items()}
 
 
 def run_labels(variants: Sequence[Variant]) -> dict[str, str]:
@@ -114,14 +111,11 @@ def flags(settings: Mapping[str, Any]) -> str:
     >>> flags({"optimizer.lr": 0.003, "schedule.warmup": "100 steps", "model.tied": None})
     "--optimizer.lr 0.003 --schedule.warmup '100 steps' --model.tied None"
     """
-    from shlex import quote
-
-    typed = []
+    words = []
     for setting, value in settings.items():
-        many = isinstance(value, list | tuple)
-        text = " ".join(quote(as_typed(part)) for part in value) if many else quote(as_typed(value))
-        typed.append(f"--{setting.replace('_', '-')} {text}")
-    return " ".join(typed)
+        parts = value if isinstance(value, list | tuple) else [value]
+        words += [f"--{setting.replace('_', '-')}", *map(as_typed, parts)]
+    return shlex.join(words)
 
 
 def refuse_twins(combinations: Sequence[Mapping[str, Any]], wholes: Sequence[Mapping[str, Any]]) -> None:
@@ -129,13 +123,15 @@ def refuse_twins(combinations: Sequence[Mapping[str, Any]], wholes: Sequence[Map
 
     `wholes` are all settings of each.
     """
-    seen: list[Mapping[str, Any]] = []
-    for combination, whole in zip(combinations, wholes, strict=True):
-        if whole in seen:
+    for place, (combination, whole) in enumerate(zip(combinations, wholes, strict=True)):
+        if whole in wholes[:place]:
             same = flags(combination) or "that without further settings"
             raise ConfigError(f"two variants are the same: {same}\n  leave one of them out")
-        seen.append(whole)
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.+%-]+", "_", text)
+def refuse_reference(reference: str, labels: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for a reference that is none of the variants; `labels` are what each is called, by its name."""
+    if reference in ("best", "first", *labels, *labels.values()):
+        return
+    there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
+    raise ConfigError(f"--reference {reference!r}: no variant of that name; there are: {there}\n  or: best, first")

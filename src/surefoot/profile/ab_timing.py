@@ -39,8 +39,7 @@ class Tried:
 def tried(variant: Variant, base: Stepping, *, limit_s: float) -> Tried:
     """Try one for about `limit_s` seconds. What fails is told and ends nothing."""
     try:
-        measured = _together if variant.workers is None else _apart
-        ratios, first_s = measured(variant, base, limit_s)
+        ratios, first_s = (_together if variant.workers is None else _apart)(variant, base, limit_s)
     except Exception as problem:
         clear(base.plain_state.parameters)
         base.plain_state.buffers.undo()
@@ -51,8 +50,8 @@ def tried(variant: Variant, base: Stepping, *, limit_s: float) -> Tried:
 
 def ranked(found: Sequence[Tried]) -> list[Tried]:
     """Gains first, the largest before; then what is inside the noise, what is slower, and what could not be tried."""
-    measured = sorted((one for one in found if one.problem is None), key=lambda one: -one.speedup)
-    measured.sort(key=lambda one: 1 if one.in_noise else 0 if one.speedup > 1 else 2)
+    measured = [one for one in found if one.problem is None]
+    measured.sort(key=lambda one: (1 if one.in_noise else 0 if one.speedup > 1 else 2, -one.speedup))
     return [*measured, *(one for one in found if one.problem is not None)]
 
 

@@ -6,14 +6,11 @@ and the same whatever computes it: what a fused kernel computes again for its ba
 attention in tiles, which leaves half of it out, counts as if it did not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,14 +19,10 @@ from surefoot.data.loader import MicroBatch
 from surefoot.errors import ConfigError
 from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
-from surefoot.profile.stopwatch import Stopwatch, stopwatch
-from surefoot.profile.timed_step import Stepping, is_compiled, with_forward
+from surefoot.profile.timed_step import Stepping, Stopwatch, is_compiled, stopwatch, with_forward
 from surefoot.train import activation_checkpointing
 from surefoot.train.loop import State, Task, sole_or_all
 from surefoot.train.precision import FORMATS
-
-if TYPE_CHECKING:
-    from torch.utils.flop_counter import FlopCounterMode  # makes loggers when it is imported
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Flops:
         return sum(self.by_phase.values()) + self.again
 
 
-def counter() -> FlopCounterMode:
+def counter() -> Any:
     """Torch's counter, which also knows attention on the CPU (torch 2.13 leaves that out).
 
     It counts the scores that fused attention computes again in its backward pass, which this one does not: attention written
@@ -67,7 +60,7 @@ def counter() -> FlopCounterMode:
     >>> counting.get_total_flops()
     120
     """
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils.flop_counter import FlopCounterMode  # makes loggers when it is imported
 
     operators = torch.ops.aten
     return FlopCounterMode(
@@ -94,8 +87,11 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
     if blocks := computed_again(state):
         with kept_activations(blocks):
             once = _by_phase(plain, state, micro_batches, feed)
-    again = sum(done.values()) - sum(once.values())
-    return Flops(once, again, _by_formula(state, micro_batches))
+    formula, model = None, state.models.get("model")
+    if isinstance(model, GPT):
+        inputs = [micro_batch.batch[0] for micro_batch in micro_batches]
+        formula = sum(gpt_flops(model, tokens=held.numel(), length=held.shape[1]) for held in inputs)
+    return Flops(once, sum(done.values()) - sum(once.values()), formula)
 
 
 @contextmanager
@@ -110,28 +106,14 @@ def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
 def computed_again(state: State) -> list[nn.Module]:
     """The blocks of a run's models that activation checkpointing computes again."""
     parts = [part for model in state.models.values() for part in model.modules()]
-    forwards = [vars(part).get("forward") for part in parts]
-    return [
-        part
-        for part, forward in zip(parts, forwards, strict=True)
-        if isinstance(forward, partial) and forward.func is activation_checkpointing._computed_again
-    ]
+    again = activation_checkpointing._computed_again
+    return [part for part in parts if getattr(vars(part).get("forward"), "func", None) is again]
 
 
 def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:
-    counting = counter()
-    stepping = Stepping(task, state, feed, Stopwatch(now=counting.get_total_flops))
-    with counting, in_one_tile():
-        taken = stepping.pass_only(micro_batches)
+    with counter() as counting, in_one_tile():
+        taken = Stepping(task, state, feed, Stopwatch(now=counting.get_total_flops)).make(micro_batches)
     return {phase: int(number) for phase, number in taken.items() if number}
-
-
-def _by_formula(state: State, micro_batches: list[MicroBatch]) -> int | None:
-    model = state.models.get("model")
-    if not isinstance(model, GPT):
-        return None
-    inputs = [micro_batch.batch[0] for micro_batch in micro_batches]
-    return sum(gpt_flops(model, tokens=held.numel(), length=held.shape[1]) for held in inputs)
 
 
 def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
@@ -145,17 +127,15 @@ def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
     return (6 * sum(matrices.values()) + 12 * shape.layers * length * shape.width) * tokens
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     from torch.utils.flop_counter import sdpa_flop_count
 
-    del out_shape
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
-def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     from torch.utils.flop_counter import sdpa_backward_flop_count
 
-    del out_shape
     batch, heads, queries, channels = query
     again: int = 2 * batch * heads * queries * key[2] * channels  # the scores
     return int(sdpa_backward_flop_count(outer, query, key, value)) - again  # type: ignore[no-untyped-call]

@@ -10,11 +10,9 @@ from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 from surefoot.profile.ab_timing import Tried, ranked, tried
 from surefoot.profile.flops import counted, measured_peak
-from surefoot.profile.memory_timeline import MemoryLine, gradients_seen, memory_line
-from surefoot.profile.result import Profile, written
-from surefoot.profile.stopwatch import middle_half
+from surefoot.profile.result import Profile, middle_half, written
 from surefoot.profile.timed_step import Stepping
-from surefoot.profile.trace import copied_s, device_busy_s, operators, profiled, write_trace
+from surefoot.profile.trace import copied_s, device_busy_s, memory_line, operators, profiled, write_trace
 from surefoot.profile.variants import USUAL, stepping, variants
 from surefoot.report.figures import made
 from surefoot.run.components import RunComponents
@@ -69,12 +67,7 @@ def measure(
     place = None if out is None else local_path(out, setting="out")
     if place is not None and (place / "checkpoints").is_dir():
         raise ConfigError(f"{place} is the directory of a run: choose another place for the profile: --out DIR")
-    until = perf_counter() + limit_s
-
-    def tell(text: str) -> None:
-        if watch is not None:
-            watch(text)
-
+    until, tell = perf_counter() + limit_s, watch or (lambda _: None)
     with unchanged(run) as parts:
         if place is not None:
             made(place)  # before what takes long
@@ -87,14 +80,11 @@ def measure(
             tell(f"timing {steps} steps")
             while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * limit_s):
                 laps.append(base.make())
-            phases = middle_half(laps)
             tell("under torch's profiler")
             seen = profiled(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
             if place is not None:
                 write_trace(seen, place / "trace.json.gz")
-            on_device = parts.device.type == "cuda"
-            rows = operators(seen, steps=_UNDER_PROFILER, shapes=shapes, on_device=on_device)
-            memory = _memory(parts, base)
+            memory = memory_line(base.make, parts.state, parts.device)
             tell("counting operations")
             micro_batches = base.feed.micro_batches(base.next)
             base.next += 1
@@ -103,11 +93,12 @@ def measure(
             outcomes, left_out = _tried(parts, base, tries, until=until, limit_s=limit_s, tell=tell)
         finally:
             base.feed.close()
+        on_device = parts.device.type == "cuda"
         found = Profile(
             what=what,
             setting=_setting(parts),
-            phases=phases,
-            operators=rows,
+            phases=middle_half(laps),
+            operators=operators(seen, steps=_UNDER_PROFILER, shapes=shapes, on_device=on_device),
             memory=memory,
             flops=flops,
             peak=found_peak,
@@ -119,17 +110,6 @@ def measure(
             copied_s=copied_s(seen, steps=_UNDER_PROFILER) if on_device else None,
         )
     return found if place is None else written(found, place)
-
-
-def _memory(parts: RunComponents, base: Stepping) -> MemoryLine:
-    device, standing = parts.device, 0
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        standing = torch.cuda.memory_allocated(device)
-    with gradients_seen(parts.state.parameters) as gradients:
-        seen = profiled(base.make, device, shapes=False)
-    return memory_line(seen, parts.state, gradients, device, standing_bytes=standing)
 
 
 def _tried(

@@ -1,8 +1,7 @@
 """What a profile found, as JSON and as a person reads it, in at most 100 columns."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import wrap
@@ -12,26 +11,50 @@ from surefoot.errors import ConfigError
 from surefoot.memory import in_words
 from surefoot.profile.ab_timing import Tried
 from surefoot.profile.flops import Flops
-from surefoot.profile.memory_timeline import MemoryLine
-from surefoot.profile.stopwatch import PHASES, Phases
-from surefoot.profile.trace import Operator, draw
+from surefoot.profile.trace import MemoryLine, Operator, draw
 from surefoot.tracking.format import measured_time, shortened, with_unit
 from surefoot.tracking.text_table import text_table
 
+PHASES = ("waiting", "forward", "loss", "backward", "communication", "optimizer", "rest")
 
-def written(profile: Profile, place: Path) -> Profile:
-    """Write all but the trace, which is there; returns the profile with the names of its files."""
-    pictures = draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
-    there = [place / "profile.txt", place / "profile.json", place / "trace.json.gz", *pictures]
-    found = replace(profile, files=tuple(str(path) for path in there))
-    try:
-        (place / "profile.json").write_text(json.dumps(found.described(), indent=1, allow_nan=False) + "\n")
-        (place / "profile.txt").write_text(f"{found}\n")
-    except OSError as problem:
-        raise ConfigError(
-            f"cannot write to {place}: {problem.strerror or problem}\n  choose another place: --out DIR"
-        ) from problem
-    return found
+
+@dataclass(frozen=True)
+class Phases:
+    """Seconds of a step by phase; they add up to `step_s`. `low_s` and `high_s` are the ends of the half that was taken."""
+
+    seconds: dict[str, float]
+    low_s: float
+    high_s: float
+    steps: int  # that were made
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.seconds.values())
+
+    def share(self, phase: str) -> float:
+        """What part of a step a phase is, 0 to 1."""
+        return self.seconds.get(phase, 0.0) / self.step_s if self.step_s else 0.0
+
+
+def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
+    """The mean over the middle half of the steps, by how long each was: as little moved by a slow step as a median is.
+
+    Medians of the phases would not add up to the median of the step; these do.
+
+    >>> laps = [{"forward": 1.0, "rest": 1.0}, {"forward": 1.5, "rest": 1.0}, {"forward": 2.0, "rest": 50.0}]
+    >>> middle_half(laps).seconds, middle_half(laps).step_s
+    ({'forward': 1.5, 'rest': 1.0}, 2.5)
+    """
+    ordered = sorted(laps, key=lambda lap: sum(lap.values()))
+    spared = len(ordered) // 4 if len(ordered) > 3 else (len(ordered) - 1) // 2
+    half = ordered[spared : len(ordered) - spared]
+    names = [name for name in PHASES if any(name in lap for lap in half)]
+    return Phases(
+        {name: sum(lap.get(name, 0.0) for lap in half) / len(half) for name in names},
+        sum(half[0].values()),
+        sum(half[-1].values()),
+        len(laps),
+    )
 
 
 @dataclass(frozen=True)
@@ -85,6 +108,21 @@ class Profile:
         return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in sections)
 
 
+def written(profile: Profile, place: Path) -> Profile:
+    """Write all but the trace, which is there; returns the profile with the names of its files."""
+    pictures = draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
+    there = [place / "profile.txt", place / "profile.json", place / "trace.json.gz", *pictures]
+    found = replace(profile, files=tuple(str(path) for path in there))
+    try:
+        (place / "profile.json").write_text(json.dumps(found.described(), indent=1, allow_nan=False) + "\n")
+        (place / "profile.txt").write_text(f"{found}\n")
+    except OSError as problem:
+        raise ConfigError(
+            f"cannot write to {place}: {problem.strerror or problem}\n  choose another place: --out DIR"
+        ) from problem
+    return found
+
+
 _NAMES = {
     "waiting": "waiting for data",
     "optimizer": "optimizer, clipping",
@@ -106,8 +144,7 @@ def _time(profile: Profile) -> list[str]:
     ]
     rows = [("where it goes", "time", "share", "memory at its peak")]
     for name in (name for name in PHASES if name in phases.seconds):
-        at_peak = profile.memory.phases.get(name)
-        memory = "" if at_peak is None else in_words(at_peak.total)
+        memory = in_words(profile.memory.phases[name].total) if name in profile.memory.phases else ""
         rows.append((_NAMES.get(name, name), measured_time(phases.seconds[name]), f"{phases.share(name):.0%}", memory))
     rows.append(("together", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total)))
     lines += text_table(rows)
@@ -158,15 +195,11 @@ def _arithmetic(profile: Profile) -> list[str]:
         f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
     ]
     if flops.again:
-        done = flops.done / step_s / profile.peak
-        lines.append(
-            f"  and {with_unit(flops.again, 'FLOP')} again for activation checkpointing: {done:.1%} of the peak is used"
-        )
+        again, used = with_unit(flops.again, "FLOP"), flops.done / step_s / profile.peak
+        lines.append(f"  and {again} again for activation checkpointing: {used:.1%} of the peak is used")
     if flops.formula is not None:
-        ratio = flops.formula / step_s / profile.peak
-        lines.append(
-            f"  by the formula (6 N + 12 L T D) a token: {with_unit(flops.formula, 'FLOP')} a step, utilisation {ratio:.1%}"
-        )
+        by_formula, used = with_unit(flops.formula, "FLOP"), flops.formula / step_s / profile.peak
+        lines.append(f"  by the formula (6 N + 12 L T D) a token: {by_formula} a step, utilisation {used:.1%}")
     lines.append("  counted: matrix products, convolutions, attention (in full); not: elementwise work, norms, softmax")
     return lines
 

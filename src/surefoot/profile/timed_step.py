@@ -7,21 +7,103 @@ buffers, whose `end_pass` is the first call after `backward()`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import record_function
 
 from surefoot.data.loader import Feed, MicroBatch
 from surefoot.distributed.strategy import Alone
-from surefoot.profile.stopwatch import Stopwatch
 from surefoot.train.loop import State, Step, Task, forward_backward, update
+
+REST = "rest"
+RANGE = "surefoot: "  # what the ranges of a trace are called before the phase
+
+
+class Stopwatch:
+    """Splits what `now` counts into phases; what lies inside another phase belongs to the inner one alone.
+
+    `between` is how much lies between two of its readings: seconds, or whatever else grows. Each phase is a range of the trace too,
+    where a profiler runs.
+
+    >>> ticks = iter([0.0, 1.0, 4.0, 9.0, 10.0, 11.0])
+    >>> watch = Stopwatch(now=lambda: next(ticks))
+    >>> watch.start()
+    >>> with watch.phase("forward"):
+    ...     pass
+    >>> with watch.phase("backward"):
+    ...     watch.lap()
+    {'rest': 6.0, 'forward': 3.0, 'backward': 1.0}
+    """
+
+    def __init__(
+        self, now: Callable[[], Any] = perf_counter, between: Callable[[Any, Any], float] = lambda then, now: now - then
+    ) -> None:
+        self.now, self.between = now, between
+        self.stack: list[tuple[str, Any]] = []
+        self.marks: list[tuple[str, Any]] = []  # a phase, and when it began or was gone on with
+
+    def start(self) -> None:
+        self.marks = [(self._phase, self.now())]
+
+    def enter(self, phase: str) -> None:
+        """From now on it is this phase, until `leave`."""
+        marked = record_function(RANGE + phase)
+        marked.__enter__()  # type: ignore[no-untyped-call]
+        self.stack.append((phase, marked))
+        self.marks.append((phase, self.now()))
+
+    def leave(self) -> None:
+        _, marked = self.stack.pop()
+        marked.__exit__(None, None, None)
+        self.marks.append((self._phase, self.now()))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def lap(self) -> dict[str, float]:
+        """What each phase has taken since `start`; together exactly all of it."""
+        marks, taken = [*self.marks, (self._phase, self.now())], dict[str, float]()
+        for (phase, then), (_, now) in pairwise(marks):
+            taken[phase] = taken.get(phase, 0.0) + self.between(then, now)
+        return taken
+
+    @property
+    def _phase(self) -> str:
+        return self.stack[-1][0] if self.stack else REST
+
+
+def stopwatch(device: torch.device) -> Stopwatch:
+    """One that counts seconds as a device spends them.
+
+    On CUDA an event is put into the stream at every change of phase, and their times are read once the device has come to the
+    last one: nothing waits inside a step, and a phase in which the device had nothing to do is as long as it had not.
+    """
+    if device.type != "cuda":
+        return Stopwatch()
+
+    def marked() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(then: torch.cuda.Event, now: torch.cuda.Event) -> float:
+        now.synchronize()
+        return float(then.elapsed_time(now)) / 1e3
+
+    return Stopwatch(marked, seconds)
 
 
 class Stepping:
-    """Steps of a run, one after the other, that change no weight: the learning rate is 0.
-
-    Each call of `make` makes one; it returns what its phases took.
-    """
+    """Steps of a run, one after the other, that change no weight: the learning rate is 0."""
 
     def __init__(self, task: Task, state: State, feed: Feed, watch: Stopwatch) -> None:
         self.plain_state, self.feed, self.watch = state, feed, watch
@@ -32,32 +114,24 @@ class Stepping:
         self.next = step
         self.feed.start(step)
 
-    def make(self) -> dict[str, float]:
-        """Make the next step and wait for the device to have made it."""
+    def make(self, micro_batches: Sequence[MicroBatch] | None = None) -> dict[str, float]:
+        """Make the next step, with these micro-batches if they are given, and wait for the device; what its phases took."""
         with watched(self.task, self.plain_state, self.watch) as (task, state):
             self.watch.start()
-            with self.watch.phase("waiting"):
-                micro_batches = self.feed.micro_batches(self.next)
-            self._make(Step(self.next, micro_batches, task, state))
+            if micro_batches is None:
+                with self.watch.phase("waiting"):
+                    micro_batches = self.feed.micro_batches(self.next)
+            step = Step(self.next, micro_batches, task, state)
+            forward_backward(step)
+            with self.watch.phase("optimizer"):
+                update(step)
             taken = self.watch.lap()
         self.next += 1
         return taken
 
-    def pass_only(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
-        """A step with these micro-batches, whatever step they are of."""
-        with watched(self.task, self.plain_state, self.watch) as (task, state):
-            self.watch.start()
-            self._make(Step(self.next, micro_batches, task, state))
-            return self.watch.lap()
-
     def seconds(self) -> float:
         """Make the next step; how long it took."""
         return sum(self.make().values())
-
-    def _make(self, step: Step) -> None:
-        forward_backward(step)
-        with self.watch.phase("optimizer"):
-            update(step)
 
 
 @contextmanager
@@ -77,8 +151,8 @@ def watched(task: Task, state: State, watch: Stopwatch) -> Iterator[tuple[Task, 
 def _seen(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
     """The model with its forward pass timed: a plain module as itself, anything else (compiled, several ranks) through a stand-in."""
     if not isinstance(model, nn.Module) or is_compiled(model):
-        return _StandIn(model, called=_timed(model, watch, splits=False))
-    afterwards.enter_context(with_forward(model, _timed(model.forward, watch, splits=True)))
+        return _StandIn(model, called=_in_phase("forward", model, watch))
+    afterwards.enter_context(with_forward(model, _in_phase("forward", model.forward, watch, splits=True)))
     return model
 
 
@@ -100,20 +174,14 @@ def with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Non
         attributes.update(own)
 
 
-def _timed(forward: Callable[..., Any], watch: Stopwatch, *, splits: bool) -> Callable[..., Any]:
-    """The forward pass as a phase; `splits`: a loss that is given to it is one too, which cannot be seen in compiled code."""
+def _in_phase(
+    phase: str, function: Callable[..., Any], watch: Stopwatch, *, splits: bool = False
+) -> Callable[..., Any]:
+    """A function as a phase; `splits`: a loss that is given to it is one too, which cannot be seen in compiled code."""
 
     def called(*inputs: Any, **named: Any) -> Any:
         if splits and callable(named.get("loss")):  # a model that is given its loss, as surefoot's GPT is
             named["loss"] = _in_phase("loss", named["loss"], watch)
-        with watch.phase("forward"):
-            return forward(*inputs, **named)
-
-    return called
-
-
-def _in_phase(phase: str, function: Callable[..., Any], watch: Stopwatch) -> Callable[..., Any]:
-    def called(*inputs: Any, **named: Any) -> Any:
         with watch.phase(phase):
             return function(*inputs, **named)
 

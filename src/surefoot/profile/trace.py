@@ -1,21 +1,56 @@
-"""Steps under torch's profiler: the trace, the operators that take the time, and every allocation of memory."""
+"""Steps under torch's profiler: the trace, the operators that take the time, and the memory from moment to moment.
+
+Every allocation that torch makes under its profiler is known with its time; the gradients are told apart by a hook on each parameter,
+and parameters, optimizer state and buffers by asking for their sizes. What is left are activations and temporary results.
+"""
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from surefoot.errors import ConfigError
-from surefoot.profile.memory_timeline import MemoryLine
-from surefoot.profile.stopwatch import RANGE
+from surefoot.memory import tensor_bytes
+from surefoot.profile.timed_step import RANGE, REST
 from surefoot.report.figures import COLOURS, drawing, write
+from surefoot.train.loop import State
+
+_POINTS = 400  # of a curve
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes by what holds them."""
+
+    parameters: int
+    optimizer: int
+    buffers: int  # of models and their averages, with the averages' weights
+    gradients: int
+    activations: int  # and everything else that a step makes
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.optimizer + self.buffers + self.gradients + self.activations
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """Memory of one step: `curve` is (seconds since its begin, bytes, of which gradients); `phases` what each held at its peak."""
+
+    peak: Held
+    phases: dict[str, Held]
+    curve: list[tuple[float, int, int]]
+    told_by_allocator: int | None = None  # on CUDA: the most that the allocator had given out
 
 
 @dataclass(frozen=True)
@@ -108,6 +143,75 @@ def write_trace(found: Any, path: Path) -> None:
         found.export_chrome_trace(str(path))
     except (OSError, RuntimeError) as problem:
         raise ConfigError(f"cannot write {path}: {problem}\n  choose another place: --out DIR") from problem
+
+
+@contextmanager
+def gradients_seen(parameters: list[nn.Parameter]) -> Iterator[list[tuple[int, int]]]:
+    """The time (ns) and the bytes of each gradient as it is made, the first of a step alone: others are added to it."""
+    seen: list[tuple[int, int]] = []
+
+    def made(parameter: Tensor) -> None:
+        if id(parameter) not in known and parameter.grad is not None:
+            known.add(id(parameter))
+            seen.append((time.time_ns(), tensor_bytes([parameter.grad])))
+
+    known: set[int] = set()
+    with ExitStack() as hooks:
+        for parameter in parameters:
+            hooks.callback(parameter.register_post_accumulate_grad_hook(made).remove)  # type: ignore[no-untyped-call]
+        yield seen
+
+
+def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> MemoryLine:
+    """The memory of one step, which `make` makes, under the profiler."""
+    standing_bytes = 0
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        standing_bytes = torch.cuda.memory_allocated(device)
+    with gradients_seen(state.parameters) as gradients:
+        found = profiled(make, device, shapes=False)
+    models, averages = state.models.values(), [average.model for average in state.averages.values()]
+    states = [held for trained in state.trained.values() for held in trained.optimizer.state.values()]
+    own = tensor_bytes(parameter for model in models for parameter in model.parameters())
+    optimizer = tensor_bytes(value for held in states for value in held.values() if isinstance(value, Tensor))
+    buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())
+    buffers += tensor_bytes(parameter for average in averages for parameter in average.parameters())
+    at_least = own + optimizer + buffers
+
+    def held(total: int, of_gradients: int) -> Held:
+        extra = max(0, total - at_least)
+        return Held(own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra))
+
+    ranges, changes = _seen(found, DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU)
+    begun = min([begin for begin, _, _ in ranges] + [moment for moment, _ in changes], default=0)
+    ends = max((end for _, end, name in ranges if name == "optimizer"), default=0)
+    now = max(standing_bytes, at_least)
+    curve, phases, peak, total_of = [(0.0, now, 0)], dict[str, Held](), held(now, 0), attrgetter("total")
+    for moment, change in changes:
+        now += change
+        here = held(now, sum(size for then, size in gradients if then <= moment) if moment < ends else 0)
+        curve.append(((moment - begun) / 1e9, now, here.gradients))
+        inside = [(end - begin, name) for begin, end, name in ranges if begin <= moment <= end]
+        phase = min(inside, default=(0, REST))[1]
+        phases[phase] = max(phases.get(phase, here), here, key=total_of)
+        peak = max(peak, here, key=total_of)
+    size = -(-len(curve) // _POINTS)  # of each stretch of the curve its highest point, so that no peak is lost
+    thinned = [max(curve[place : place + size], key=lambda point: point[1]) for place in range(0, len(curve), size)]
+    told = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+    return MemoryLine(peak, phases, thinned, told)
+
+
+def _seen(found: Any, kind: DeviceType) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
+    """The phases, each with its begin and end, and every change of memory with its moment and bytes, in their order; in ns."""
+    events = found.profiler.kineto_results.events()
+    ranges = [
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(RANGE))
+        for event in events
+        if event.name().startswith(RANGE) and event.device_type() == DeviceType.CPU
+    ]
+    changes = [event for event in events if event.name() == "[memory]" and event.device_type() == kind]
+    return ranges, sorted((event.start_ns(), event.nbytes()) for event in changes)
 
 
 def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:

@@ -22,8 +22,7 @@ from surefoot.errors import ConfigError
 from surefoot.optim.build import Trained
 from surefoot.optim.skip_step import skipping
 from surefoot.profile.flops import computed_again, kept_activations
-from surefoot.profile.stopwatch import stopwatch
-from surefoot.profile.timed_step import Stepping
+from surefoot.profile.timed_step import Stepping, stopwatch
 from surefoot.run.components import RunComponents
 from surefoot.train.loop import State, Task, sole_or_all
 from surefoot.train.open_choices import compiled
@@ -74,8 +73,7 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
     """What there is to try of these names for a run; where one says nothing about it, there is none."""
     kinds = (_workers, _precisions, _fused, _kept, _channels_last, _micro_batches, _compiled)
-    by_name = dict(zip(NAMES, kinds, strict=True))
-    return [variant for name in names for variant in by_name[name](parts)]
+    return [variant for name in names for variant in kinds[NAMES.index(name)](parts)]
 
 
 def stepping(
@@ -93,14 +91,13 @@ def stepping(
 
 
 def _precisions(parts: RunComponents) -> list[Variant]:
-    precision, device = parts.whole.precision, parts.device
-    names = ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
+    precision = parts.whole.precision
     if precision.loss_scale is not None:  # it would be in the way
         return []
     return [
         Variant(name, f"--precision {name}", partial(stepping, parts), partial(_using, precision, name), _DIGITS[name])
-        for name in names
-        if name != precision.name
+        for name in ("fp32", "tf32", "bf16")
+        if name != precision.name and (name != "tf32" or parts.device.type == "cuda")
     ]
 
 
@@ -119,11 +116,10 @@ def _workers(parts: RunComponents) -> list[Variant]:
     if parts.supply.feed(workers=0).gather is not None:  # whole batches are taken from memory
         return []
     now, cores = parts.supply.workers, os.cpu_count() or 1
-    counts = {0, 1, 2, 4, 8, 2 * now} - {now}
-    near = sorted(count for count in counts if count <= min(2 * max(now, 1), cores))
     return [
         Variant(f"workers {count}", f"--workers {count}", partial(stepping, parts, workers=count), workers=count)
-        for count in near
+        for count in sorted({0, 1, 2, 4, 8, 2 * now} - {now})
+        if count <= min(2 * max(now, 1), cores)
     ]
 
 
@@ -160,13 +156,11 @@ def _fused(parts: RunComponents) -> list[Variant]:
 
     def fused(trained: Trained) -> Trained:
         groups = [
-            {name: held for name, held in group.items() if name not in ("fused", "foreach", "initial_lr", "capturable")}
+            {name: held for name, held in group.items() if name not in ("fused", "foreach", "capturable")}
             for group in trained.optimizer.param_groups
         ]
         made: Any = type(trained.optimizer)
         optimizer = made(groups, lr=groups[0]["lr"], fused=True)
-        for group, before in zip(optimizer.param_groups, trained.optimizer.param_groups, strict=True):
-            group["initial_lr"] = before["initial_lr"]
         return replace(trained, optimizer=optimizer, skip=skipping(optimizer, parts.device))
 
     def make() -> Stepping:
@@ -179,22 +173,23 @@ def _fused(parts: RunComponents) -> list[Variant]:
 
 def _channels_last(parts: RunComponents) -> list[Variant]:
     modules = [part for part in _modules(parts) if isinstance(part, nn.Conv2d)]
-    if not modules or parts.compiled or parts.layout.channels_last or all(_lies_so(part.weight) for part in modules):
+    last = torch.channels_last
+    last_already = [
+        part.weight.is_contiguous(memory_format=last) and not part.weight.is_contiguous() for part in modules
+    ]
+    if parts.compiled or parts.layout.channels_last or all(last_already):  # and where there is no convolution
         return []
 
     @contextmanager
-    def entered() -> Iterator[None]:
+    def entered(precision: str | None = None) -> Iterator[None]:
         with ExitStack() as afterwards:
+            if precision is not None:
+                afterwards.enter_context(_using(parts.whole.precision, precision))
             for part in modules:
                 afterwards.callback(setattr, part.weight, "data", part.weight.data)
-                part.weight.data = part.weight.data.contiguous(memory_format=torch.channels_last)
+                part.weight.data = part.weight.data.contiguous(memory_format=last)
             for model in parts.state.models.values():
                 afterwards.callback(model.register_forward_pre_hook(_inputs_too).remove)
-            yield
-
-    @contextmanager
-    def in_bf16() -> Iterator[None]:
-        with entered(), _using(parts.whole.precision, "bf16"):
             yield
 
     how = "model.to(memory_format=torch.channels_last), and the pictures too"
@@ -202,6 +197,7 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
     if parts.whole.precision.name != "fp32":
         return [alone]
     both = f"--precision bf16 with {how}"  # what "auto" chooses between
+    in_bf16 = partial(entered, "bf16")
     return [alone, Variant("bf16, channels last", both, partial(stepping, parts), in_bf16, _DIGITS["bf16"])]
 
 
@@ -209,8 +205,8 @@ def _kept(parts: RunComponents) -> list[Variant]:
     blocks = computed_again(parts.state)
     if not blocks or parts.compiled:
         return []
-    flag, changes = "--activation-checkpointing off", "more memory, no bit"
-    return [Variant("activations kept", flag, partial(stepping, parts), partial(kept_activations, blocks), changes)]
+    entered, flag = partial(kept_activations, blocks), "--activation-checkpointing off"
+    return [Variant("activations kept", flag, partial(stepping, parts), entered, "more memory, no bit")]
 
 
 def _compiled(parts: RunComponents) -> list[Variant]:
@@ -228,10 +224,6 @@ def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         held.contiguous(memory_format=torch.channels_last) if isinstance(held, Tensor) and held.ndim == 4 else held
         for held in inputs
     )
-
-
-def _lies_so(weight: Tensor) -> bool:
-    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
 
 
 def _modules(parts: RunComponents) -> list[nn.Module]:

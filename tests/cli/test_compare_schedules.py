@@ -9,8 +9,8 @@ import pytest
 
 import surefoot as sf
 from in_one import in_one
+from surefoot.cli.compare import schedules
 from surefoot.cli.main import main
-from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.recipes import images
 from surefoot.schedules.curves import SHAPES
