@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import surefoot as sf
@@ -36,12 +37,13 @@ def lines(path: Path) -> int:
 
 def statements(path: Path) -> int:
     """Statements of a file, without its docstrings."""
-    tree = ast.parse(path.read_text())
-    owners = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
-    docstrings = sum(ast.get_docstring(owner) is not None for owner in owners)
-    return sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) - docstrings
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    owners = (node for node in nodes if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)))
+    docstrings = sum(ast.get_docstring(owner, clean=False) is not None for owner in owners)
+    return sum(isinstance(node, ast.stmt) for node in nodes) - docstrings
 
 
+@cache
 def loaded_by(module: str) -> set[str]:
     """Modules of ours that an import loads, in a process of its own."""
     code = f"import sys, {module}; print(*(name for name in sys.modules if name.split('.')[0] == 'surefoot'))"

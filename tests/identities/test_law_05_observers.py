@@ -62,6 +62,17 @@ def unwatched() -> tuple[str, list[float]]:
     return trained(None, evaluate=None)
 
 
+@pytest.mark.fast(
+    "log_every0",
+    "evaluate_every,ema",
+    "save_every,keep_last,keep_every",
+    "watch_every,log_every",
+    "workers,evaluate_every,log_every,save_every",
+    "best,evaluate_every",
+    "early_stopping,evaluate_every",
+    "sample_fn",
+    "panels_fn",
+)
 @pytest.mark.parametrize(
     "changes",
     [
