@@ -44,11 +44,14 @@ def statements(path: Path) -> int:
 
 
 @cache
-def loaded_by(module: str) -> set[str]:
-    """Modules of ours that an import loads, in a process of its own."""
-    code = f"import sys, {module}; print(*(name for name in sys.modules if name.split('.')[0] == 'surefoot'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+def loaded() -> dict[str, set[str]]:
+    """Modules of ours that have been imported after each of two imports, in a process of its own; the second needs the first."""
+    modules = ("surefoot.train.loop", "surefoot.run.run")
+    imports = (f"import {module}; print(*sys.modules)" for module in modules)
+    command = [sys.executable, "-c", "\n".join(["import sys", *imports])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    ours = [{name for name in line.split() if name.split(".")[0] == "surefoot"} for line in done.stdout.splitlines()]
+    return dict(zip(modules, ours, strict=True))
 
 
 def file_of(module: str) -> Path:
@@ -57,14 +60,14 @@ def file_of(module: str) -> Path:
 
 
 def sizes() -> dict[str, int]:
-    run = loaded_by("surefoot.run.run")
+    run = loaded()["surefoot.run.run"]
     return {
         "lines": sum(lines(path) for kind in ("py", "pyi", "html", "css") for path in SOURCE.rglob(f"*.{kind}")),
         "files": len(FILES),
         "statements": sum(statements(path) for path in FILES),
         "files above 260 lines": sum(lines(path) > 260 for path in FILES),
         "lines that `import surefoot.run.run` loads": sum(lines(file_of(module)) for module in run),
-        "modules that train/loop.py needs": len(loaded_by("surefoot.train.loop")),
+        "modules that train/loop.py needs": len(loaded()["surefoot.train.loop"]),
     }
 
 
@@ -79,6 +82,6 @@ def test_only_nine_files_stand_at_the_top() -> None:
 
 def test_what_a_run_imports_holds_no_tool() -> None:
     tools = {
-        name for name in loaded_by("surefoot.run.run") if name.split(".")[1:2] in (["diagnose"], ["report"], ["replay"])
+        name for name in loaded()["surefoot.run.run"] if name.split(".")[1:2] in (["diagnose"], ["report"], ["replay"])
     }
     assert not tools

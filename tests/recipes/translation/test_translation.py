@@ -21,7 +21,7 @@ from surefoot.generate.beam import BEGIN, END
 from surefoot.recipes import translation
 from surefoot.recipes.translation import corpus
 from surefoot.recipes.translation.predict import Search, judged, sentences_of, translated
-from surefoot.recipes.translation.recipe import _refuse_wrong
+from surefoot.recipes.translation.recipe import check
 from surefoot.tracking.jsonl import records
 
 ONES = {
@@ -428,9 +428,7 @@ def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str
     with torch.device("meta"):
         model = sf.models.Seq2Seq(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
-    asked.optimizer.spec()
-    asked.schedule.spec()
-    _refuse_wrong(asked)
+    check(asked)
 
 
 @pytest.mark.parametrize(("name", "millions"), [("base", 63.1), ("big", 214.3)])
