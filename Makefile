@@ -4,6 +4,7 @@ BIN := .venv/bin
 DATA ?= data
 FAST := not slow and not campaign and not gpu and not timing
 WORKERS := -n 2 --dist loadfile
+export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that tests start would compile the package again
 
 .PHONY: train check test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench clean
 

@@ -1,7 +1,15 @@
-"""What holds for every test: one thread in each process, where data sets lie, and how Hypothesis draws examples."""
+"""What holds for every test: one thread in each process, where files lie, and how Hypothesis draws examples."""
 
 import gc
 import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from rank_processes import SERVER, Ranks, ranks  # noqa: F401  # a fixture: processes that find each other
 
 os.environ["OMP_NUM_THREADS"] = (
     "1"  # also in processes that tests start: two workers share two cores, and barriers would wait
@@ -10,11 +18,11 @@ os.environ["RES_OPTIONS"] = (
     "timeout:1 attempts:1"  # torch asks for the names of peers: a name server may not answer for 5 seconds
 )
 
-import pytest
-import torch  # reads the variable when it is imported
-from hypothesis import HealthCheck, settings
+# Runs are saved many times, and each save is flushed to the disk: a file system in memory has it done at once.
+_MEMORY = Path("/dev/shm")
+if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
-torch.set_num_threads(1)
 # The same examples every time, and none fails because the machine is busy: neither the test nor the drawing has a time limit.
 settings.register_profile(
     "surefoot", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -23,8 +31,6 @@ settings.load_profile("surefoot")
 gc.disable()  # until all tests are imported
 # what a process inherits it does not collect: a store would wait for its thread, which is not there
 os.register_at_fork(after_in_child=gc.freeze)
-
-from rank_processes import SERVER, Ranks, ranks  # noqa: E402, F401  # a fixture: processes that find each other
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -36,10 +42,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what all tests have imported out of every later collection; fork ranks from a process that has run no test."""
+    """Leave what all tests have imported out of later collections of garbage; fork ranks from a process that has run no test."""
     gc.collect()
     gc.freeze()
     gc.enable()
+    # Collection has compiled the package and the tests; a program that a test writes twice in a second must not be compiled once.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     if not session.config.option.collectonly and any("ranks" in _fixtures(item) for item in session.items):
         session.config.stash[SERVER] = Ranks().__enter__()
 

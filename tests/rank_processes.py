@@ -8,11 +8,13 @@ agent does. A function is named by its file and its name, its arguments are JSON
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import importlib.util
 import inspect
 import json
+import multiprocessing.util
 import os
 import select
 import signal
@@ -20,6 +22,7 @@ import socket
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -185,6 +188,8 @@ def on_ranks(
 
 def _import_for_all() -> None:
     """Import what FSDP imports in its first step and every run when it begins: here it is once for all."""
+    import torch._dynamo
+    import torch.utils.tensorboard  # noqa: F401
 
     import surefoot.distributed.fsdp
     import surefoot.run.run  # noqa: F401
@@ -297,6 +302,8 @@ def _be(environment: Mapping[str, str], call: Callable[[], object], *, at_exit: 
     """Be a process that does this, and end as Python would, without what this process has inherited."""
     status = 1
     try:
+        if at_exit:
+            _forget_exits()
         os.environ.update(environment)
         call()
         status = 0
@@ -311,10 +318,16 @@ def _be(environment: Mapping[str, str], call: Callable[[], object], *, at_exit: 
         sys.stdout.flush()
         sys.stderr.flush()
         if at_exit:
-            import atexit
-
             atexit._run_exitfuncs()
         os._exit(status)
+
+
+def _forget_exits() -> None:
+    """Leave what this process has inherited undone at its end: that of torch goes through all that is imported, and copies it."""
+    atexit._clear()
+    for name, empty in (("_registry", {}), ("_registered_with_atexit", False)):
+        setattr(weakref.finalize, name, empty)
+    atexit.register(getattr(multiprocessing.util, "_exit_function"))  # noqa: B009
 
 
 def _status(end: SystemExit) -> int:

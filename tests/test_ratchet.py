@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import surefoot as sf
@@ -36,17 +37,21 @@ def lines(path: Path) -> int:
 
 def statements(path: Path) -> int:
     """Statements of a file, without its docstrings."""
-    tree = ast.parse(path.read_text())
-    owners = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
-    docstrings = sum(ast.get_docstring(owner) is not None for owner in owners)
-    return sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) - docstrings
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    owners = (node for node in nodes if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)))
+    docstrings = sum(ast.get_docstring(owner, clean=False) is not None for owner in owners)
+    return sum(isinstance(node, ast.stmt) for node in nodes) - docstrings
 
 
-def loaded_by(module: str) -> set[str]:
-    """Modules of ours that an import loads, in a process of its own."""
-    code = f"import sys, {module}; print(*(name for name in sys.modules if name.split('.')[0] == 'surefoot'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+@cache
+def loaded() -> dict[str, set[str]]:
+    """Modules of ours that have been imported after each of two imports, in a process of its own; the second needs the first."""
+    modules = ("surefoot.train.loop", "surefoot.run.run")
+    imports = (f"import {module}; print(*sys.modules)" for module in modules)
+    command = [sys.executable, "-c", "\n".join(["import sys", *imports])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    ours = [{name for name in line.split() if name.split(".")[0] == "surefoot"} for line in done.stdout.splitlines()]
+    return dict(zip(modules, ours, strict=True))
 
 
 def file_of(module: str) -> Path:
@@ -55,14 +60,14 @@ def file_of(module: str) -> Path:
 
 
 def sizes() -> dict[str, int]:
-    run = loaded_by("surefoot.run.run")
+    run = loaded()["surefoot.run.run"]
     return {
         "lines": sum(lines(path) for kind in ("py", "pyi", "html", "css") for path in SOURCE.rglob(f"*.{kind}")),
         "files": len(FILES),
         "statements": sum(statements(path) for path in FILES),
         "files above 260 lines": sum(lines(path) > 260 for path in FILES),
         "lines that `import surefoot.run.run` loads": sum(lines(file_of(module)) for module in run),
-        "modules that train/loop.py needs": len(loaded_by("surefoot.train.loop")),
+        "modules that train/loop.py needs": len(loaded()["surefoot.train.loop"]),
     }
 
 
@@ -77,6 +82,6 @@ def test_only_nine_files_stand_at_the_top() -> None:
 
 def test_what_a_run_imports_holds_no_tool() -> None:
     tools = {
-        name for name in loaded_by("surefoot.run.run") if name.split(".")[1:2] in (["diagnose"], ["report"], ["replay"])
+        name for name in loaded()["surefoot.run.run"] if name.split(".")[1:2] in (["diagnose"], ["report"], ["replay"])
     }
     assert not tools

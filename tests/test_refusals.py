@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import torchmetrics
 from torch import Tensor, nn
 
 import small_runs
@@ -188,6 +187,8 @@ def test_a_list_of_samples_is_taken(data: Any) -> None:
 
 
 def test_a_metric_object_is_refused_and_what_the_message_says_works() -> None:
+    import torchmetrics  # takes a second: only where it is used
+
     metric = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
     for scores in ([metric], {"a": metric}, metric):
         with pytest.raises(sf.ConfigError, match="MulticlassAccuracy is a metric object") as refused:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.config import user_code
 
@@ -151,6 +152,7 @@ def test_root_trusts_itself_and_the_owner_of_the_run_and_nobody_else(
     assert user_code._written_by_others(program, run=RUN) == program
 
 
+@in_one
 @pytest.mark.parametrize("arguments", [*VERBS.values(), ["resume", "runs/a"]], ids=[*VERBS, "resume"])
 @pytest.mark.parametrize("name", ["/proc/self/cwd/runs/a/evil.py:build", "evil.py:build", "evil.py", "nonesuch"])
 def test_a_recipe_that_is_a_file_is_never_run(

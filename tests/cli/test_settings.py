@@ -34,6 +34,14 @@ def attempt(capsys: pytest.CaptureFixture[str], flags: list[str]) -> str:
     return said
 
 
+@pytest.mark.fast(
+    "--optimiser.lr=1e-3-",
+    "--batch-size=12-",
+    "--evaluate-every=2-",
+    "--clip=1.0-",
+    "--preset=tiney-",
+    "--precision=fp16-",
+)
 @pytest.mark.parametrize(
     ("flags", "cure"),
     [

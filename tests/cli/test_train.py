@@ -156,6 +156,7 @@ def test_a_function_that_returns_no_run_is_refused(program: Path, capsys: pytest
     assert "script() returned int" in capsys.readouterr().err
 
 
+@pytest.mark.fast("build-runs/mine", "plain-mine", "build-latest")
 @pytest.mark.parametrize("written", ["runs/mine", "mine", "latest"])
 @pytest.mark.parametrize("function", ["build", "plain"])
 def test_a_run_is_resumed_by_path_by_name_or_as_the_latest(

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -97,6 +96,8 @@ def _text(place: Path) -> Path:
 @cache
 def digits() -> tuple[Tensor, Tensor]:
     """All 1,797 in one fixed order: pixels from 0 to 1, and labels."""
+    from sklearn.datasets import load_digits  # takes a second: only where it is used
+
     found = load_digits()
     order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
     return torch.tensor(found.data, dtype=torch.float32)[order] / 16, torch.tensor(found.target)[order].long()

@@ -117,7 +117,7 @@ def of_each_limit(**changes: Any) -> dict[str, Any]:
         def note(step: sf.Step, kept: list[float] = fractions) -> None:
             kept += [float(share) for share in step.clipped.values() if share is not None]
 
-        run = _run(clip=clip, **changes)
+        run = _run(clip=clip, evaluate={}, **changes)
         with run:
             for step in run:
                 note(step)

@@ -156,8 +156,9 @@ def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, t
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_stopped_and_gone_on_with_is_bit_equal_on_as_many_ranks(ranks: Ranks, tmp_path: Path, size: int) -> None:
-    whole = ranks(size, world_runs.trained, double=False, out=str(tmp_path / "whole"))
-    ranks(size, world_runs.trained, double=False, out=str(tmp_path / "cut"), stop_after="7 steps")
-    for rank, resumed in enumerate(ranks(size, world_runs.trained, double=False, out=str(tmp_path / "cut"))):
+    settings: dict[str, Any] = {"double": False, "steps": 12}
+    whole = ranks(size, world_runs.trained, **settings, out=str(tmp_path / "whole"))
+    ranks(size, world_runs.trained, **settings, out=str(tmp_path / "cut"), stop_after="7 steps")
+    for rank, resumed in enumerate(ranks(size, world_runs.trained, **settings, out=str(tmp_path / "cut"))):
         assert largest(resumed["weights"], whole[rank]["weights"]) == 0
         assert resumed["steps"] == whole[rank]["steps"][7:]

@@ -5,6 +5,8 @@ workers. (8 s)
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,17 @@ def unwatched() -> tuple[str, list[float]]:
     return trained(None, evaluate=None)
 
 
+@pytest.mark.fast(
+    "log_every0",
+    "evaluate_every,ema",
+    "save_every,keep_last,keep_every",
+    "watch_every,log_every",
+    "workers,evaluate_every,log_every,save_every",
+    "best,evaluate_every",
+    "early_stopping,evaluate_every",
+    "sample_fn",
+    "panels_fn",
+)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -132,20 +145,28 @@ def test_with_everything_on_a_run_ends_with_the_bits_of_one_that_nobody_looks_at
     assert watched == trained(None, evaluate=None, **changes)
 
 
+SPREAD: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel": "ddp"},
+    "fsdp": {"sharding": {}},
+    "replicas": {"sharding": {"replicas": 2}},
+}
+
+
 @pytest.fixture(scope="module")
-def of_ranks(ranks: Ranks) -> dict[str, list[Any]]:
-    """By the way a model is spread over two ranks, and whether it is watched, what each rank came to."""
-    ways: dict[str, dict[str, Any]] = {"ddp": {"parallel": "ddp"}, "fsdp": {"sharding": {}}}
-    ways["replicas"] = {"sharding": {"replicas": 2}}
-    cases = {
-        f"{name} {every}": {"watch_every": every, **way} for name, way in ways.items() for every in ("1 steps", None)
-    }
-    return dict(zip(cases, ranks.each(2, watched_runs.watched, list(cases.values())), strict=True))
+def of_ranks(ranks: Ranks) -> Callable[[str], list[list[Any]]]:
+    """By the way a model is spread over two ranks: what each rank came to of a run that is watched, and of one that is not."""
+
+    @cache
+    def both(way: str) -> list[list[Any]]:
+        return ranks.each(2, watched_runs.watched, [{"watch_every": "1 steps"}, {"watch_every": None}], **SPREAD[way])
+
+    return both
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp", "replicas"])
-def test_watching_the_layers_of_several_ranks_changes_no_bit(way: str, of_ranks: dict[str, list[Any]]) -> None:
-    for watched, unwatched in zip(of_ranks[f"{way} 1 steps"], of_ranks[f"{way} None"], strict=True):
+@pytest.mark.fast("ddp", "fsdp")
+@pytest.mark.parametrize("way", SPREAD)
+def test_watching_the_layers_of_several_ranks_changes_no_bit(way: str, of_ranks: Callable[[str], Any]) -> None:
+    for watched, unwatched in zip(*of_ranks(way), strict=True):
         assert watched["layers"]
         assert unwatched["layers"] == []
         assert watched["weights"].keys() == unwatched["weights"].keys()
@@ -161,19 +182,26 @@ def test_watching_a_compiled_run_changes_no_bit(ranks: Ranks) -> None:
     assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
 
 
-def test_of_several_ranks_the_layers_are_those_of_one_process(of_ranks: dict[str, list[Any]], ranks: Ranks) -> None:
-    (alone,) = ranks(1, watched_runs.watched, watch_every="1 steps")
-    for way in ("ddp", "fsdp", "replicas"):
-        main, other = of_ranks[f"{way} 1 steps"]
-        assert main["seen"] == other["seen"] == alone["seen"]
-        for found, expected in zip(main["layers"], alone["layers"], strict=True):
-            assert ("noise" in found) == (way == "ddp")  # of what is sharded no rank has a first micro-batch's gradient
-            assert found.keys() == expected.keys() - ({"noise"} if way != "ddp" else set())
-            for name, value in found.items():
-                if isinstance(value, dict):
-                    assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), (way, name)
-                else:
-                    assert value == expected[name]
+@pytest.fixture(scope="module")
+def of_one(ranks: Ranks) -> Any:
+    return ranks(1, watched_runs.watched, watch_every="1 steps")[0]
+
+
+@pytest.mark.fast("ddp", "fsdp")
+@pytest.mark.parametrize("way", SPREAD)
+def test_of_several_ranks_the_layers_are_those_of_one_process(
+    way: str, of_ranks: Callable[[str], Any], of_one: Any
+) -> None:
+    (main, other), _ = of_ranks(way)
+    assert main["seen"] == other["seen"] == of_one["seen"]
+    for found, expected in zip(main["layers"], of_one["layers"], strict=True):
+        assert ("noise" in found) == (way == "ddp")  # of what is sharded no rank has a first micro-batch's gradient
+        assert found.keys() == expected.keys() - ({"noise"} if way != "ddp" else set())
+        for name, value in found.items():
+            if isinstance(value, dict):
+                assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), name
+            else:
+                assert value == expected[name]
 
 
 def test_the_console_changes_no_bit(unwatched: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

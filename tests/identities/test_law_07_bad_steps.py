@@ -191,6 +191,7 @@ def every_sample_from(step: int) -> tuple[Tensor, Tensor]:
     return data(*order_of_samples()[step * BATCH :])
 
 
+@pytest.mark.fast("0-2 steps", "1-1 steps", "1-1000 steps", "3-2 steps")
 @pytest.mark.parametrize("log_every", ["1 steps", "2 steps", "1000 steps"])
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_too_many_in_a_row_end_the_run_with_the_weights_of_the_last_good_step(

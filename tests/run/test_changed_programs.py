@@ -205,6 +205,7 @@ def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(case: str, pl
     assert {file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")} == held
 
 
+@pytest.mark.fast("loss-loss", "forward-model", "sample of a list-data")
 @pytest.mark.parametrize(
     ("case", "name"),
     [

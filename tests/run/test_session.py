@@ -100,6 +100,7 @@ def test_after_break_the_step_counts_as_made_and_a_resume_ends_bit_equal(stop: i
     assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
 
 
+@pytest.mark.fast("6", "25")
 @pytest.mark.parametrize("stop", [STOP, 7, 8, 14, 25])
 def test_break_after_an_update_of_ones_own_counts_it(stop: int, whole: Any, tmp_path: Path) -> None:
     make_steps(small_runs.build(tmp_path / "run"), end=lambda step: step.index == stop)
@@ -108,6 +109,7 @@ def test_break_after_an_update_of_ones_own_counts_it(stop: int, whole: Any, tmp_
     assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
 
 
+@pytest.mark.fast("8")
 @pytest.mark.parametrize("stop", [STOP, 8, 14])
 def test_break_out_of_a_loop_over_a_variable_is_the_same(stop: int, whole: Any, tmp_path: Path) -> None:
     """The generator lives on, as in a bar of progress around it."""
@@ -152,6 +154,7 @@ def test_in_one_process_a_run_goes_on_after_a_half_made_step() -> None:
     assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
 
 
+@pytest.mark.fast("6-after the update", "8-between steps")
 @pytest.mark.parametrize("opened", [False, True], ids=["between steps", "after the update"])
 @pytest.mark.parametrize("stop", [STOP, 8])  # 8: a record is due after it
 def test_a_save_asked_for_in_the_body_is_of_the_whole_step(opened: bool, stop: int, whole: Any, tmp_path: Path) -> None:
@@ -417,6 +420,7 @@ def test_scores_asked_for_outside_of_a_sitting_have_the_settings_of_the_run() ->
 # --- an evaluation gives way to a signal ------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("2-5", "15-15", "15-26")
 @pytest.mark.parametrize("at", [5, 15, 26])  # 26: the last step
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_evaluation_that_a_signal_cuts_short_is_made_by_the_resume(

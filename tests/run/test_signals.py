@@ -4,53 +4,65 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from waiting import HANG_S, wait_until
-
-PROGRAM = """
-import sys, time
-sys.path.insert(0, {tests!r})
-import torch
+from rank_processes import Outcome, Ranks
 from small_runs import build, loss, train
+from waiting import wait_until
 
-def slow(model, batch):
-    time.sleep(0.05)
-    return loss(model, batch)
 
-train(build(sys.argv[1], loss=slow, length="400 steps", save_every="100000 steps", console=True, log_every="2 steps", evaluate=None,
-            early_stopping=None, {settings}))
-"""
+def slow_run(out: str, changes: dict[str, Any]) -> None:
+    """Steps of a tenth of a second, of which only the first is saved unasked."""
+
+    def slow(model, batch):
+        time.sleep(0.05)
+        return loss(model, batch)
+
+    settings = {"length": "400 steps", "save_every": "100000 steps", "log_every": "2 steps", "evaluate": None}
+    train(build(out, loss=slow, console=True, early_stopping=None, **settings, **changes))
+
+
+class Process:
+    """A run in a process of its own that `ranks` forks."""
+
+    def __init__(self, ranks: Ranks, place: Path) -> None:
+        self.ranks, self.place = ranks, place
+        self.pid = int((place / "pid-0").read_text())
+
+    @property
+    def is_over(self) -> bool:
+        return (self.place / "status-0").exists()
+
+    @property
+    def text(self) -> str:
+        file = self.place / "text-0"
+        return file.read_text() if file.exists() else ""
+
+    def end(self) -> Outcome:
+        return self.ranks.outcomes(self.place)[0]
 
 
 @pytest.fixture
-def started(tmp_path: Path):
-    processes = []
+def started(tmp_path: Path, ranks: Ranks):
+    processes: list[Process] = []
 
-    def start(settings: str = "") -> subprocess.Popen[str]:
-        program = tmp_path / "program.py"
-        program.write_text(PROGRAM.format(tests=str(Path(__file__).parents[1]), settings=settings))
-        process = subprocess.Popen(
-            [sys.executable, str(program), str(tmp_path / "run")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(**changes: Any) -> Process:
+        process = Process(ranks, ranks.start(1, slow_run, out=str(tmp_path / "run"), changes=changes))
         processes.append(process)
-        for line in process.stdout:
-            if line.startswith("step=2/"):
-                break
+        assert wait_until(lambda: process.is_over or "\nstep=2/" in process.text)
         return process
 
     yield start
     for process in processes:
-        process.kill()
-        process.communicate()
+        if not process.is_over:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.end()
 
 
 def saved_steps(tmp_path: Path) -> list[int]:
@@ -62,37 +74,35 @@ def test_sigusr1_saves_and_the_run_goes_on(started, tmp_path):
     process = started()
     os.kill(process.pid, signal.SIGUSR1)
     assert wait_until(lambda: len(saved_steps(tmp_path)) == 2)
-    assert process.poll() is None
+    assert not process.is_over
     records = tmp_path / "run" / "metrics.jsonl"
     size = records.stat().st_size
     assert wait_until(lambda: records.stat().st_size > size)
 
 
 def test_a_second_signal_ends_at_once_and_says_which_checkpoint_stands(started, tmp_path):
-    process = started("optimizer=__import__('surefoot').sgd(lr=1e-3), ema=None")
+    process = started(ema=None)
     os.kill(process.pid, signal.SIGSTOP)  # both signals are waiting before it can answer the first
     os.kill(process.pid, signal.SIGTERM)
     os.kill(process.pid, signal.SIGINT)
     os.kill(process.pid, signal.SIGCONT)
-    _, errors = process.communicate(timeout=HANG_S)
-    assert process.returncode in (130, 143)
-    assert "ending at once; the newest checkpoint is of step 0" in errors
+    ended = process.end()
+    assert ended.status in (130, 143)
+    assert "ending at once; the newest checkpoint is of step 0" in ended.text
     assert saved_steps(tmp_path) == [0]
 
 
 @pytest.mark.timing
 def test_a_time_limit_saves_before_it_is_over_and_ends_with_0(started, tmp_path):
-    process = started("time_limit='3 s'")
-    output, errors = process.communicate(timeout=HANG_S)
-    assert process.returncode == 0, errors
-    assert "stopped at step" in output
+    ended = started(time_limit="3 s").end()
+    assert ended.status == 0, ended.text
+    assert "stopped at step" in ended.text
     assert saved_steps(tmp_path)[-1] > 2
 
 
 @pytest.mark.timing
 def test_a_time_limit_leaves_room_for_the_longest_step(tmp_path: Path) -> None:
     """Steps of 0.7 s under a limit of 6 s: one that would end after it is not begun. What looks at the loss first takes 2 s."""
-    from small_runs import build, loss
 
     def slow(model, batch):
         time.sleep(0.35)  # two micro-batches a step

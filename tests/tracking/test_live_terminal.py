@@ -185,7 +185,7 @@ def test_only_the_eight_plain_colours_are_used_and_the_cursor_is_never_hidden() 
 # --- processes in a pseudo-terminal ------------------------------------------------------------------------------------
 
 RUN = """
-import hashlib, os, signal, time
+import ctypes, os, signal, time
 import small_runs
 
 def build(**changes):
@@ -194,9 +194,11 @@ def build(**changes):
 def mark(name):
     open(os.path.join(os.path.dirname({out!r}), name), "w").close()
 
-def slow_call():  # one call of two seconds and more, in which Python runs no handler
+def slow_call():  # one call of three seconds and more, in which Python runs no handler
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
     mark("begun")
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 12_000_000)
+    libc.pthread_mutex_timedlock(mutex, ctypes.byref((ctypes.c_long * 2)(int(time.time()) + 4, 0)))  # no signal ends it
     mark("over")
 """
 

@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import sha256
@@ -22,6 +20,7 @@ from torch.distributed import HashStore
 import forged
 import small_runs
 import surefoot as sf
+from rank_processes import Ranks
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import Contents, DamageError, write
 from surefoot.cli.report import _could_have_panels
@@ -37,12 +36,13 @@ from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, directory_of_start
 from surefoot.tracking.tensorboard import TensorBoard
 from surefoot.verify.files import checked
+from waiting import wait_until
 
 STEPS = 26
 
 
 def build(out: Path, **changes: Any) -> sf.Run:
-    return small_runs.build(out, **({"report": True} | changes))
+    return small_runs.build(out, **changes)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -95,11 +95,13 @@ def same_weights(one: Path, other: Path) -> bool:
 # --- links: nothing outside of the directory is written or removed ------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [".deleted-step-00000001", ".partial-step-00000012", ".replaced-step-00000004"])
-def test_what_a_kill_left_is_unlinked_where_it_is_a_link(name: str, stopped: Path, outside: Path, whole: Path) -> None:
-    (stopped / "checkpoints" / name).symlink_to(outside, target_is_directory=True)
+def test_what_a_kill_left_is_unlinked_where_it_is_a_link(stopped: Path, outside: Path, whole: Path) -> None:
+    names = (".deleted-step-00000001", ".partial-step-00000012", ".replaced-step-00000004")
+    links = [stopped / "checkpoints" / name for name in names]
+    for link in links:
+        link.symlink_to(outside, target_is_directory=True)
     build(stopped).train()
-    assert not (stopped / "checkpoints" / name).is_symlink()
+    assert [link for link in links if link.is_symlink()] == []
     assert same_weights(stopped, whole)
 
 
@@ -125,15 +127,16 @@ def test_a_link_where_a_run_writes_is_refused_by_name(name: str, target: str, st
     assert len(str(refused.value).splitlines()) == 3
 
 
-@pytest.mark.parametrize("name", ["config.toml", "environment.json", "report.html"])
-def test_a_link_in_the_place_of_a_small_file_is_replaced(name: str, stopped: Path, outside: Path) -> None:
-    (stopped / f".{name}.partial").symlink_to(outside / "thesis.txt")
-    if name == "report.html":
-        (stopped / name).unlink()
-        (stopped / name).symlink_to(outside / "thesis.txt")
-    build(stopped).train()
-    assert not (stopped / name).is_symlink()
-    assert name == "config.toml" or not (stopped / f".{name}.partial").is_symlink()
+def test_a_link_in_the_place_of_a_small_file_is_replaced(stopped: Path, outside: Path) -> None:
+    names = ("config.toml", "environment.json", "report.html")
+    for name in names:
+        (stopped / f".{name}.partial").symlink_to(outside / "thesis.txt")
+    (stopped / "report.html").symlink_to(outside / "thesis.txt")
+    build(stopped, report=True).train()
+    assert [name for name in names if (stopped / name).is_symlink()] == []
+    assert [
+        name for name in names[1:] if (stopped / f".{name}.partial").is_symlink()
+    ] == []  # the settings stand as they are
 
 
 def test_a_checkpoint_that_is_a_link_is_let_go_and_what_it_leads_to_stays(stopped: Path, outside: Path) -> None:
@@ -319,6 +322,7 @@ def plant(out: Path, name: str, target: Path) -> None:
     (out / name).symlink_to(target)
 
 
+@pytest.mark.fast("checkpoints", "tensorboard", "metrics.jsonl", "logs/rank-1.log")
 @pytest.mark.parametrize(
     "name", ["checkpoints", "tensorboard", "crash", "logs", "trackers", "metrics.jsonl", ".lock", "logs/rank-1.log"]
 )
@@ -419,6 +423,7 @@ def train_and(out: Path, step: int, act: Callable[[], None], **changes: Any) -> 
                 act()
 
 
+@pytest.mark.fast("in the middle-False", "after the last save-True")
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("step", [9, STEPS - 1], ids=["in the middle", "after the last save"])
 def test_a_directory_that_was_deleted_is_made_again_and_the_run_saved_whole(
@@ -439,6 +444,7 @@ def test_a_directory_that_was_deleted_is_made_again_and_the_run_saved_whole(
     assert again.state.step == STEPS
 
 
+@pytest.mark.fast("checkpoints", "metrics.jsonl")
 @pytest.mark.parametrize("part", ["checkpoints", "metrics.jsonl", "tensorboard", ".lock"])
 def test_a_part_that_was_deleted_is_made_again(
     part: str, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
@@ -458,35 +464,29 @@ def test_a_part_that_was_deleted_is_made_again(
     assert steps == [*range(3, STEPS, 3), STEPS]
 
 
-def test_of_two_trainers_in_one_directory_the_first_saves_no_more(tmp_path: Path) -> None:
+def keep_open(out: str, opened: str, over: str) -> None:
+    """What another process does: the directory is its own from when the one file is there, until the other is."""
+    directory = RunDirectory(Path(out))
+    directory.open()
+    Path(opened).touch()
+    assert wait_until(Path(over).exists)
+
+
+def test_of_two_trainers_in_one_directory_the_first_saves_no_more(tmp_path: Path, ranks: Ranks) -> None:
     """Its lock was removed, so another process could start; the two would delete each other's checkpoints."""
-    out = tmp_path / "run"
-    others: list[subprocess.Popen[str]] = []
-    code = "\n".join(
-        [
-            "import sys, pathlib",
-            "from surefoot.tracking.run_directory import RunDirectory",
-            "directory = RunDirectory(pathlib.Path(sys.argv[1]))",
-            "directory.open()",
-            "print('open', flush=True)",
-            "sys.stdin.read()",
-        ]
-    )
+    out, opened, over = (tmp_path / name for name in ("run", "opened", "over"))
+    others: list[Path] = []
 
     def start_another() -> None:
         (out / ".lock").unlink()
-        command = [sys.executable, "-c", code, str(out)]
-        others.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        assert others[0].stdout is not None
-        assert others[0].stdout.readline() == "open\n"
+        others.append(ranks.start(1, keep_open, out=str(out), opened=str(opened), over=str(over)))
+        assert wait_until(opened.exists)
 
-    try:
-        with pytest.raises(sf.CheckpointError, match="another process is training into"):
-            train_and(out, 9, start_another)
-        assert Store(out / "checkpoints").steps()[-1] <= 9
-    finally:
-        for other in others:
-            other.communicate()
+    with pytest.raises(sf.CheckpointError, match="another process is training into"):
+        train_and(out, 9, start_another)
+    assert Store(out / "checkpoints").steps()[-1] <= 9
+    over.touch()
+    assert [outcome.status for outcome in ranks.outcomes(others[0])] == [0]
 
 
 # --- torn, of another shape, not finite -------------------------------------------------------------------------------
@@ -566,6 +566,21 @@ def reshaped(where: str, value: Any) -> forged.Edit:
     return edit
 
 
+@pytest.mark.fast(
+    "clock=3",
+    "clock/window_s={'training': [1]}",
+    "described/length=x",
+    "extra/model={'x': 3}",
+    "fingerprints/accepted=[{'step': 3}]",
+    "groups/model={'list': [{'dict': {'lr': {'float': 'x'}}}]}",
+    "optimizer/model={'dict': {'own': {'dict': {'state': {'value': 3}}}}}",
+    "trainable/frozen=[3]",
+    "skipped_in_a_row=None",
+    "machine/torch=2",
+    "watch={'value': 3}",
+    "first_scores=None",
+    "evaluation_due=x",
+)
 @pytest.mark.parametrize(("where", "value"), WRONG_SHAPES, ids=[f"{where}={value}" for where, value in WRONG_SHAPES])
 def test_a_state_of_the_wrong_shape_is_damage_and_the_one_before_is_taken(
     where: str, value: Any, stopped: Path, capsys: pytest.CaptureFixture[str]
@@ -610,7 +625,7 @@ def replaced(where: tuple[str | int, ...], value: Any) -> forged.Edit:
     return edit
 
 
-@pytest.mark.parametrize("most", [24, pytest.param(10**6, marks=pytest.mark.slow)], ids=["a few", "all"])
+@pytest.mark.parametrize("most", [8, pytest.param(10**6, marks=pytest.mark.slow)], ids=["a few", "all"])
 def test_whatever_state_json_says_a_resume_and_verify_end_in_an_error_of_ours_or_in_none(
     most: int, stopped: Path
 ) -> None:

@@ -236,6 +236,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return left(out)
 
 
+@pytest.mark.fast("5", "6")
 @pytest.mark.parametrize("stop", [3, 5, 6, 7, 10])  # 6: between the evaluation that lowers the rate and the next step
 def test_a_run_that_was_stopped_ends_bit_equal(stop: int, whole: Any, tmp_path: Path) -> None:
     build(tmp_path / "run", stop_after=f"{stop} steps").train()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import surefoot as sf
+from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.recipes import gpt
 from surefoot.recipes.gpt.questions import named, question_split
@@ -112,29 +113,31 @@ def test_one_split_of_a_run_is_scored_alone(capsys: pytest.CaptureFixture[str]) 
     assert {name.partition("/")[0] for name in printed(capsys)} == {"held-out"}
 
 
-@pytest.mark.parametrize(
-    ("on", "status", "says"),
-    [
-        (["nothing"], 2, "no split of this run, which has: held-out, nor a file here\n"),
-        (["missing.jsonl"], 2, "no split of this run"),
-        (["=swag.jsonl"], 2, "write NAME=FILE"),
-        (["a=swag.jsonl", "a=last.jsonl"], 2, "two splits called 'a'"),
-        (["last=swag.jsonl", "last.jsonl"], 2, "two splits called 'last'"),
-        (["a=missing.jsonl"], 3, "no file missing.jsonl"),
-        (["a=text.txt"], 3, "text.txt, line 1 is no JSON"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused(
-    on: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "gpt", *SMALL])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main(["evaluate", "a", *(part for one in on for part in ("--on", one))])
-    said = capsys.readouterr().err
-    assert end.value.code == status
-    assert says in said
-    assert len(said.splitlines()) <= 5
+
+    @in_one
+    @pytest.mark.parametrize(
+        ("on", "status", "says"),
+        [
+            (["nothing"], 2, "no split of this run, which has: held-out, nor a file here\n"),
+            (["missing.jsonl"], 2, "no split of this run"),
+            (["=swag.jsonl"], 2, "write NAME=FILE"),
+            (["a=swag.jsonl", "a=last.jsonl"], 2, "two splits called 'a'"),
+            (["last=swag.jsonl", "last.jsonl"], 2, "two splits called 'last'"),
+            (["a=missing.jsonl"], 3, "no file missing.jsonl"),
+            (["a=text.txt"], 3, "text.txt, line 1 is no JSON"),
+        ],
+    )
+    def refused(on: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as end:
+            main(["evaluate", "a", *(part for one in on for part in ("--on", one))])
+        said = capsys.readouterr().err
+        assert end.value.code == status
+        assert says in said
+        assert len(said.splitlines()) <= 5
+
+    refused(capsys=capsys)
 
 
 @pytest.mark.parametrize("given", [["a=b", "a=c"], ["=b"], ["a="], ["held-out=b"], ["x/y=b"], [""]])

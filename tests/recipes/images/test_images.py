@@ -118,6 +118,7 @@ def test_watching_and_workers_change_no_weight() -> None:
     )
 
 
+@pytest.mark.fast("change0-loss.mixup was", "change2-samples", "change4-model.width was 4, now 5")
 @pytest.mark.parametrize(
     ("change", "says"),
     [

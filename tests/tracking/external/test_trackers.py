@@ -247,6 +247,7 @@ Markdown = str
 }
 
 
+@pytest.mark.fast("when it is imported", "at every record", "by ending its process", "by hanging at the end")
 @pytest.mark.parametrize("how", FAILS)
 def test_a_tracker_that_fails_stops_no_run_and_is_told_of_once(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
