@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,9 +113,13 @@ def alive(pid: int) -> bool:
 def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iterator[Launched]:
     """A command in processes of its own; what it says, and which processes there are, is in `directory`."""
     directory.mkdir(exist_ok=True)
+    short = (
+        Path(tempfile.mkdtemp()) / "p"
+    )  # a loader's worker listens at a socket in it: a path of 107 characters at most
+    short.symlink_to(directory)
 
     def call() -> None:
-        os.environ["PIDS"] = tempfile.tempdir = str(directory)
+        os.environ["PIDS"], tempfile.tempdir = str(directory), str(short)
         setattr(process_group, "SubprocessHandler", ForkedRank)  # noqa: B010  # another type
         setattr(rendezvous, "Heartbeat", partial(Heartbeat, every_s=0.2, silent_s=silent_s))  # noqa: B010
         setattr(launcher, "_STOPPED_S", silent_s)  # noqa: B010
@@ -129,6 +134,7 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iter
             yield Launched(process, directory)
         finally:
             process.kill()
+            shutil.rmtree(short.parent)
 
 
 def bits(out: Path) -> dict[str, Any]:

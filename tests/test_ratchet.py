@@ -21,10 +21,10 @@ TOP = {
     "memory.py",
     "saved_run.py",
 }
-MAX = {  # the first three are to fall to 48,000, 340 and 26,000
-    "lines": 53_450,  # of .py, .pyi, .html and .css
-    "files": 358,  # of .py
-    "statements": 30_300,  # without docstrings
+MAX = {  # lines and statements are to fall to 48,000 and 26,000
+    "lines": 49_800,  # of .py, .pyi, .html and .css
+    "files": 326,  # of .py
+    "statements": 27_300,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 19_000,
     "modules that train/loop.py needs": 30,
@@ -36,11 +36,14 @@ def lines(path: Path) -> int:
 
 
 def statements(path: Path) -> int:
-    """Statements of a file, without its docstrings."""
+    """Statements of a file, without docstrings and the texts below attributes: 28,181 in commit 24d57c2, where it was first counted."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
-    owners = (node for node in nodes if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)))
-    docstrings = sum(ast.get_docstring(owner, clean=False) is not None for owner in owners)
-    return sum(isinstance(node, ast.stmt) for node in nodes) - docstrings
+    return sum(isinstance(node, ast.stmt) and not is_text(node) for node in nodes)
+
+
+def is_text(node: ast.stmt) -> bool:
+    """Whether a statement is a string alone."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 @cache
