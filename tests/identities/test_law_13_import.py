@@ -68,7 +68,7 @@ def test_importing_surefoot_imports_nothing_heavy_and_changes_nothing(tmp_path: 
 
 def test_importing_every_room_changes_nothing(tmp_path: Path) -> None:
     # torch and its company are imported first: what they do is not ours
-    company = "import torch, numpy, safetensors.torch, torch.utils.data, tyro, tomlkit\n"
+    company = "import torch, numpy, safetensors.torch, torch.utils.data, tyro, tomlkit, PIL.Image\n"
     company += "import torch.distributed.fsdp, torch.distributed.elastic.multiprocessing\nbefore = everything()\n"
     code = company + "\n".join(f"import {room}" for room in ROOMS)
     assert probed(code, tmp_path)["changed"] == {}

@@ -91,7 +91,7 @@ def read_run(path: Path, *, score: str | None = None) -> Trained:
 
     A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `score`.
     """
-    lines = list(read_records(path))
+    lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
     scored = [record for record in lines if record["kind"] == "scores"]
     if score is not None:
         watch: tuple[Direction, str] | None = parsed(score)
