@@ -40,9 +40,16 @@ def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
         if first.get(name) != other.get(name)
     ]
     shown = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more"]
-    lines = ["the ranks were started with different configurations", *shown]
     if problems:
-        raise ConfigError("\n  ".join([*lines, "start all of them with the same command and files"]))
+        raise ConfigError(
+            "\n  ".join(
+                [
+                    "the ranks were started with different configurations",
+                    *shown,
+                    "start all of them with the same command and files",
+                ]
+            )
+        )
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,10 +61,8 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in settings.items():
         plain = _plain(value)
-        if isinstance(plain, dict):
-            found |= {f"{name}.{part}": held for part, held in comparable(plain).items()}
-        else:
-            found[name] = plain
+        inner = comparable(plain) if isinstance(plain, dict) else None
+        found |= {name: plain} if inner is None else {f"{name}.{part}": held for part, held in inner.items()}
     return found
 
 
@@ -156,8 +161,8 @@ def _by_place(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
     """Checksums by what they are of: "" for what every rank holds whole, else which part of the tensors this rank has."""
     held: dict[str, dict[str, Tensor]] = {}
     for model, module in models.items():
-        saved = [plain_tensors(key, each) for key, each in saved_state(module).items() if isinstance(each, Tensor)]
-        for name, tensor in [pair for named in saved for pair in named.items()]:
+        tensors = {key: each for key, each in saved_state(module).items() if isinstance(each, Tensor)}
+        for name, tensor in [pair for key, each in tensors.items() for pair in plain_tensors(key, each).items()]:
             local, rows = held_of(tensor)
             place = "" if rows is None else f"part {rows.group.rank()}"
             held.setdefault(place, {})[name if len(models) == 1 else f"{model}: {name}"] = local

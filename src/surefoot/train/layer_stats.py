@@ -18,7 +18,7 @@ from surefoot.distributed.world import World
 from surefoot.mean import Mean
 from surefoot.optim.clipping import gradient_norm
 from surefoot.tracking.record import Record
-from surefoot.train.layer_hooks import Activity, observed, root_mean_square
+from surefoot.train.layer_hooks import Activity, observed
 from surefoot.train.step_watch import Loss, Named
 
 Name = TypeVar("Name")
@@ -142,8 +142,12 @@ class Layers:
         }
 
     def watch(self, index: int) -> Watched:
-        activity = Activity(self.modules) if self.modules else None
-        return Watched(index, self.parameters, activity=activity, local_times=self.local_times)
+        return Watched(
+            index,
+            self.parameters,
+            activity=Activity(self.modules) if self.modules else None,
+            local_times=self.local_times,
+        )
 
     def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
         """Wait for the device; what was seen of a step that is over, as a record. None where it was not updated. Collective.
@@ -204,20 +208,24 @@ class Layers:
         }
 
     def _norm(self, what: str, name: str, told: Sequence[Mapping[str, Any]]) -> float:
-        """Of the whole parameter: over the ranks that hold it together."""
-        if self.rows[name] is None:
-            return float(told[0][what][name])
-        return math.hypot(*(own[what][name] for own in told if own["first_replica"] and name in own[what]))
+        """Of the whole parameter."""
+        return math.hypot(*self._parts(what, name, told))
 
     def _zero_rows(self, name: str, told: Sequence[Mapping[str, Any]]) -> float:
-        owns = told[:1] if self.rows[name] is None else [own for own in told if own["first_replica"]]
-        used, rows = (sum(own["rows"][name][place] for own in owns if name in own["rows"]) for place in (0, 1))
+        used, rows = map(sum, zip(*self._parts("rows", name, told), strict=True))
         return 1.0 - used / rows if rows else 0.0
+
+    def _parts(self, what: str, name: str, told: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """What was found of a parameter by the ranks that hold it together."""
+        holders = told[:1] if self.rows[name] is None else [own for own in told if own["first_replica"]]
+        return [own[what][name] for own in holders if name in own[what]]
 
 
 def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
-    names = dict.fromkeys(name for own in told for name in own["modules"])
-    held = {name: [own["modules"][name] for own in told if name in own["modules"]] for name in names}
+    held = {
+        name: [own["modules"][name] for own in told if name in own["modules"]]
+        for name in dict.fromkeys(name for own in told for name in own["modules"])
+    }
     flat = {name: [own for own in owns if own["flat"] is not None] for name, owns in held.items()}
     return {
         "saturated": {
@@ -226,7 +234,7 @@ def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
             if owns
         },
         "activation_norm": {
-            name: root_mean_square([own["norm"] for own in owns], sum(own["numbers"] for own in owns))
+            name: math.hypot(*(own["norm"] for own in owns)) / math.sqrt(max(1, sum(own["numbers"] for own in owns)))
             for name, owns in held.items()
         },
     }

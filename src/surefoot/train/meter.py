@@ -19,9 +19,6 @@ from surefoot.mean import Mean
 from surefoot.train.loop import Step
 
 Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Tensor | None]
-_COLUMNS = 6
-
-
 _SHOWN = 20  # steps that were not applied
 
 
@@ -48,12 +45,11 @@ class Meter:
     def read(self, *, first_steps: Sequence[int] = ()) -> Window:
         """Wait for the device and average over the rows; starts a new window.
 
-        `loss` is over everything counted in all steps: not finite where one of them was not. `loss_max` is the largest finite one
-        of a single step, applied or not, and `loss_max_step` the first step that had it. Where updates were skipped, `skipped`
-        counts them, `skipped_steps` names the first 20, and `loss_of_applied` leaves them out (absent where none was applied).
-        `norm` is the mean over steps, `norm_max` the largest. `starting_targets` are those among `targets` that `first_steps`
-        counted, with which sessions began. `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over the
-        applied steps and the optimizers: the fraction of steps, or of values or units.
+        `loss` is over everything counted, `loss_max` the largest finite one of a single step, applied or not, and `loss_max_step` the
+        first step that had it. Where updates were skipped, `skipped` counts them, `skipped_steps` names the first 20, and
+        `loss_of_applied` leaves them out. `norm` is the mean over steps, `norm_max` the largest. `starting_targets` are those of
+        `first_steps`, with which sessions began. `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over
+        the applied steps and the optimizers.
         """
         # in NumPy: on so few numbers it is several times as fast as torch
         rows, logged = self.table().numpy(), self.logged_table()
@@ -78,8 +74,7 @@ class Meter:
             if finite.any():
                 largest = np.where(finite, loss, -math.inf).argmax()
                 values |= {"loss_max": float(loss[largest]), "loss_max_step": int(step[largest])}
-        for name, table in logged.items():
-            values[name] = float(Mean(table[:, 1].sum(), table[:, 2].sum()).value)
+        values |= {name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value) for name, table in logged.items()}
         return Window(values, [int(index) for index in step[~applied]])
 
     def collect(self, world: World) -> None:
@@ -98,10 +93,12 @@ class Meter:
     def table(self) -> Tensor:
         """The rows as float64 on the host: step, loss, count, norm, clipped, skipped (NaN where not measured)."""
         if not self.rows:
-            return torch.empty(0, _COLUMNS, dtype=torch.float64)
+            return torch.empty(0, 6, dtype=torch.float64)
         nothing = torch.tensor(math.nan)
-        columns = ([nothing if value is None else value for value in column] for column in zip(*self.rows, strict=True))
-        return torch.stack([_column(column) for column in columns], dim=1)
+        columns = zip(*self.rows, strict=True)
+        return torch.stack(
+            [_column([nothing if each is None else each for each in column]) for column in columns], dim=1
+        )
 
     def logged_table(self) -> dict[str, Tensor]:
         """The user's values as float64 on the host: for each name rows of step, total, count."""

@@ -158,14 +158,17 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
         for part, module in model.named_modules():
             module.training = part not in saved.evaluating[name]
     for name, trained in state.trained.items():
-        plain = join_state(saved.optimizer[name], _under("optimizer/", loose))
-        file, names = file_name("optimizer", name), parameter_names(state.models[name])
-        load_optimizer(trained.optimizer, found.files[file], plain, names)
+        tensors, plain = (
+            found.files[file_name("optimizer", name)],
+            join_state(saved.optimizer[name], _under("optimizer/", loose)),
+        )
+        load_optimizer(trained.optimizer, tensors, plain, parameter_names(state.models[name]))
         load_group_numbers(trained.optimizer, saved.groups[name], _under("groups/", loose))
         decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
-        remembered = _under(f"clipping/{name}/", loose).items()
-        trained.clipping.remembered = {key: held.to(decided_on) for key, held in remembered}
+        trained.clipping.remembered = {
+            key: held.to(decided_on) for key, held in _under(f"clipping/{name}/", loose).items()
+        }
     for check in checks:
         check()
     whole.precision.load_tensors(_under("precision/", loose))
@@ -190,9 +193,8 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
 def restore_known(objects: Mapping[str, Any], found: Contents) -> None:
     """Put back those of the user's objects that a checkpoint knows; `CheckpointError` if one does not take its state back."""
     tensors = _under("kept/", found.tensors("state"))
-    for name, held in objects.items():
-        if name in found.saved.kept:
-            restore_kept(held, tensors, found.saved.kept[name], name=name)
+    for name in [name for name in objects if name in found.saved.kept]:
+        restore_kept(objects[name], tensors, found.saved.kept[name], name=name)
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
