@@ -112,19 +112,17 @@ def _shown(settings: Mapping[str, str], name: str) -> str:
 _AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of so many bytes
 
 
-class Comparison:
-    """After which steps ranks compare their weights, as long as one sitting lasts."""
+def compare_when_due(
+    models: Mapping[str, nn.Module], world: World, every: Every, *, compared: int | None, done: int, last: int
+) -> int | None:
+    """At a record: compare if that has fallen due since the step `compared`, at the first record and at that of the last step.
 
-    def __init__(self, world: World, every: Every) -> None:
-        self.world, self.every = world, every
-        self.compared: int | None = None  # the last of these steps
-
-    def made(self, models: Mapping[str, nn.Module], *, done: int, last: int) -> None:
-        """At a record: compare where that has fallen due, at the first record and at that of the last step; collective."""
-        is_due = any(self.every.due(step) for step in range((self.compared or 0) + 1, done + 1))
-        if is_due or self.compared is None or done == last:
-            self.compared = done
-            refuse_different(models, self.world, step=done)
+    Returns the step of the last comparison. Collective.
+    """
+    is_due = compared is None or done == last or any(every.due(step) for step in range(compared + 1, done + 1))
+    if is_due:
+        refuse_different(models, world, step=done)
+    return done if is_due else compared
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -107,9 +107,9 @@ class Execution:
             return Made(step)
         begins = max((each for each in self.logged if each < self.done), default=0)
         whole_window = not self.logged or len(whole.meter.rows) == self.done - begins
-        window = whole.meter.read()
-        whole.bad_steps.saw(window.skipped, done=self.done)
-        return Made(step, dict(window.values) if whole_window else None)
+        values, skipped = whole.meter.read()
+        whole.meter.saw(skipped, done=self.done)
+        return Made(step, values if whole_window else None)
 
     def _steer(self) -> None:
         """Lower the learning rates as the scores after this step have lowered them."""

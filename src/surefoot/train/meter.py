@@ -7,7 +7,7 @@ limited and whether the update was skipped. Rows not yet logged are part of a ch
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,19 +22,13 @@ Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Te
 _SHOWN = 20  # steps that were not applied
 
 
-class Window(NamedTuple):
-    """What `read` found: the values of a record, and the steps whose update was not applied."""
-
-    values: dict[str, Any]
-    skipped: list[int]
-
-
 @dataclass
 class Meter:
     """One row per step since the last `read`."""
 
     rows: list[Row] = field(default_factory=list)
     logged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    skipped_in_a_row: list[int] = field(default_factory=list)  # up to now, as far as the records that were read tell
 
     def add(self, step: Step) -> None:
         """Keep a step's row; reads nothing. Values that the user logs later in the same step are seen too."""
@@ -42,8 +36,8 @@ class Meter:
         self.rows.append((step.index, step.loss, step.count, step.norm, clipped, step.skipped))
         self.logged.append((step.index, step.logged))
 
-    def read(self, *, first_steps: Sequence[int] = ()) -> Window:
-        """Wait for the device and average over the rows; starts a new window.
+    def read(self, *, first_steps: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
+        """Wait for the device and average over the rows, for a record; also the steps not applied. Starts a new window.
 
         `loss` is over everything counted, `loss_max` the largest finite one of a single step, applied or not, and `loss_max_step` the
         first step that had it. Where updates were skipped, `skipped` counts them, `skipped_steps` names the first 20, and
@@ -75,7 +69,16 @@ class Meter:
                 largest = np.where(finite, loss, -math.inf).argmax()
                 values |= {"loss_max": float(loss[largest]), "loss_max_step": int(step[largest])}
         values |= {name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value) for name, table in logged.items()}
-        return Window(values, [int(index) for index in step[~applied]])
+        return values, [int(index) for index in step[~applied]]
+
+    def saw(self, skipped: list[int], *, done: int) -> None:
+        """Take notice of the skipped steps among those read, when `done` steps are made."""
+        for step in skipped:
+            self.skipped_in_a_row = (
+                [*self.skipped_in_a_row, step] if self.skipped_in_a_row[-1:] == [step - 1] else [step]
+            )
+        if self.skipped_in_a_row[-1:] != [done - 1]:
+            self.skipped_in_a_row = []
 
     def collect(self, world: World) -> None:
         """Hand the values that were logged on any rank to rank 0, in the order of steps and ranks; collective.
@@ -126,20 +129,6 @@ class Meter:
             if name.startswith("logged/")
             for index, total, count in table
         ]
-
-
-@dataclass
-class BadSteps:
-    """The steps skipped in a row up to now, as far as the records that were read tell."""
-
-    in_a_row: list[int] = field(default_factory=list)
-
-    def saw(self, skipped: list[int], *, done: int) -> None:
-        """Take notice of the skipped steps among those read, when `done` steps are made."""
-        for step in skipped:
-            self.in_a_row = [*self.in_a_row, step] if self.in_a_row[-1:] == [step - 1] else [step]
-        if self.in_a_row[-1:] != [done - 1]:
-            self.in_a_row = []
 
 
 def _weighted(measured: NDArray[np.float64]) -> float:

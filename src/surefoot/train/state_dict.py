@@ -16,7 +16,7 @@ from surefoot.checkpoint.state_json import SavedState
 from surefoot.distributed.shards import Rows
 from surefoot.errors import CheckpointError
 from surefoot.train.loop import State
-from surefoot.train.meter import BadSteps, Meter
+from surefoot.train.meter import Meter
 from surefoot.train.model_weights import file_name, load_models, models_of
 from surefoot.train.patience import Feedback, Watch
 from surefoot.train.precision import Precision
@@ -57,7 +57,6 @@ class Whole:
     watch: Watch | None = None
     feedback: Feedback | None = None  # from scores to learning rates
     meter: Meter = field(default_factory=Meter)
-    bad_steps: BadSteps = field(default_factory=BadSteps)
     clock: Clock = field(default_factory=Clock)
     kept: Kept = field(default_factory=Kept)
     seen: set[str] = field(default_factory=set)  # parameters that have had a gradient in some watched step
@@ -106,7 +105,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         },
         watch=None if whole.watch is None else whole.watch.state(),
         plateau=None if whole.feedback is None else whole.feedback.state(),
-        skipped_in_a_row=whole.bad_steps.in_a_row,
+        skipped_in_a_row=whole.meter.skipped_in_a_row,
         clock=whole.clock.state(),
         seen=sorted(whole.seen),
         kept=kept,
@@ -175,7 +174,7 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
     whole.meter.load_tensors(_under("meter/", loose))
     if not main:  # what was logged on any rank is rank 0's from then on
         whole.meter.logged = []
-    whole.bad_steps.in_a_row = list(saved.skipped_in_a_row)
+    whole.meter.skipped_in_a_row = list(saved.skipped_in_a_row)
     whole.clock.load_state(saved.clock)
     whole.seen.clear()
     whole.seen.update(saved.seen)
