@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from surefoot.distributed import slurm
@@ -91,14 +91,8 @@ def die_with(parent: int) -> None:
     What is lost is what a checkpoint does not hold: the run goes on from it.
     """
     if sys.platform != "linux":
-        threading.Thread(target=_end_with_input, name="surefoot ends with its parent", daemon=True).start()
+        _end_unless(lambda: bool(os.read(0, 4096)))
     end_with_parent(parent)
-
-
-def _end_with_input() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
 
 
 def end_with_parent(parent: int) -> None:
@@ -108,15 +102,20 @@ def end_with_parent(parent: int) -> None:
 
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     elif sys.platform != "win32":
-        threading.Thread(target=_look_for, args=[parent], name="surefoot ends with its parent", daemon=True).start()
+        _end_unless(lambda: os.getppid() == parent, every_s=0.5)
     if sys.platform != "win32" and os.getppid() != parent:  # it was gone before this was asked for
         os._exit(1)
 
 
-def _look_for(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+def _end_unless(is_alive: Callable[[], bool], *, every_s: float = 0.0) -> None:
+    """End this process, from a thread, as soon as its parent is not alive."""
+
+    def watch() -> None:
+        while is_alive():
+            time.sleep(every_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="surefoot ends with its parent", daemon=True).start()
 
 
 def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:

@@ -6,7 +6,6 @@ it sees; the numbers are read when the step is over.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -25,22 +24,12 @@ Name = TypeVar("Name")
 
 
 class Watched:
-    """What is seen of one step. Of several updates of one optimizer in a step (a loop of one's own) it is the last.
+    """What is seen of one step. Of several updates of one optimizer in a step (a loop of one's own) it is the last."""
 
-    parameters: those of each optimizer, by name, as this rank holds them.
-    local_times: what the gradient of a first micro-batch is multiplied by on this rank; None where it is not whole here then.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        parameters: Mapping[str, Mapping[str, nn.Parameter]],
-        *,
-        activity: Activity | None,
-        local_times: float | None,
-    ) -> None:
-        self.index, self.parameters, self.activity = index, parameters, activity
-        self.local_times = local_times if len(parameters) == 1 else None  # else it is not said whose gradient it is
+    def __init__(self, index: int, layers: "Layers") -> None:
+        self.index, self.parameters, self.activity = index, layers.parameters, Activity(layers.modules)
+        # of several optimizers it is not said whose gradient it is
+        self.local_times = layers.local_times if len(layers.parameters) == 1 else None
         self.gradients: dict[str, Named] = {}  # by optimizer; as backward left them
         self.factors: dict[str, Tensor | float] = {}
         self.weights: Named = {}  # before the update
@@ -60,7 +49,7 @@ class Watched:
         def watched(model: Any, batch: Any) -> Any:
             if several and len(counted) == 1:
                 self.first = counted[0], gradient_norm(self._gradients(), factor=1.0)
-            with self.activity or nullcontext():
+            with self.activity:
                 result = loss(model, batch)
             part = result[0] if isinstance(result, tuple) else result
             own = part.detached().count if isinstance(part, Mean) else None
@@ -142,12 +131,7 @@ class Layers:
         }
 
     def watch(self, index: int) -> Watched:
-        return Watched(
-            index,
-            self.parameters,
-            activity=Activity(self.modules) if self.modules else None,
-            local_times=self.local_times,
-        )
+        return Watched(index, self)
 
     def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
         """Wait for the device; what was seen of a step that is over, as a record. None where it was not updated. Collective.
@@ -186,7 +170,7 @@ class Layers:
             (factor,) = factors.values() or (math.nan,)
             small_count, norm = (float(held) for held in watched.first)
             noise = [small_count, float(count), norm * factor / self.local_times]
-        modules = {} if watched.activity is None else watched.activity.found
+        modules = watched.activity.found
         calls = {name: range(len(each.norms)) for name, each in modules.items()}
         sizes = _fetched({(name, nth): modules[name].norms[nth] for name in calls for nth in calls[name]})
         flat = _fetched({name: torch.stack(each.flat).sum() for name, each in modules.items() if each.flat})

@@ -55,7 +55,7 @@ def layout(asked: object, models: Iterable[nn.Module]) -> Layout:
         )
     with_images = [model for model in models if asked and any(isinstance(part, nn.Conv2d) for part in model.modules())]
     found = Layout(asked is True and bool(with_images), open=asked == "auto" and bool(with_images))
-    for model in with_images if found.channels_last or found.open else ():
+    for model in with_images:
         model.register_forward_pre_hook(found.before)
     return found
 

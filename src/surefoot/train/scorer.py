@@ -11,7 +11,7 @@ from torch import nn
 
 from surefoot.data.gathering import sample_count
 from surefoot.data.pipeline import Supply
-from surefoot.distributed.strategy import Alone, Ranks
+from surefoot.distributed.strategy import Ranks
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.evaluate import Split, evaluation_mode, scored, scored_by_batch
@@ -34,11 +34,10 @@ class Scoring:
         loss: Loss | None,
         precision: Precision,
         compiling: Compiling,
-        ranks: Ranks | None = None,
+        ranks: Ranks,
     ) -> None:
-        self.ranks = ranks or Alone()
         self.state, self.supply, self.splits, self.loss, self.precision = state, supply, dict(splits), loss, precision
-        self.compiling = compiling
+        self.compiling, self.ranks = compiling, ranks
         self.callables: dict[str, Any] = {}
 
     def names(self, *, at_end: bool) -> list[str]:
@@ -87,8 +86,7 @@ class Scoring:
 
     def leave_out_end(self) -> None:
         """Score nothing that is for the end of the run alone: whoever chooses between runs must not see it."""
-        for name in self.names(at_end=True):
-            del self.splits[name]
+        self.splits = {name: split for name, split in self.splits.items() if not split.at_end}
 
     def panels(self, make: Callable[[Any], Made]) -> Made:
         """What `make` shows of the model, in the run's precision; as for a sample."""
