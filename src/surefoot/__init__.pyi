@@ -105,11 +105,11 @@ from .tracking.panels import Picture as Picture
 from .tracking.panels import Pictures as Pictures
 from .tracking.panels import TintedText as TintedText
 from .train.evaluate import Split as Split
+from .train.evaluate import split_scores as split_scores
 from .train.loop import Step as Step
 from .train.loop import forward_backward as forward_backward
 from .train.loop import update as update
 from .train.patience import EarlyStopping as EarlyStopping
 from .train.patience import Plateau as Plateau
-from .train.scorer import split_scores as split_scores
 
 __version__: str

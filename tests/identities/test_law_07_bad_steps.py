@@ -19,7 +19,7 @@ import small_runs
 import surefoot as sf
 from surefoot.checkpoint.store import Store
 from surefoot.tracking.jsonl import records
-from surefoot.train.meter import BadSteps
+from surefoot.train.meter import Meter
 from surefoot.train.precision import LossScale
 
 SAMPLES, FEATURES, CLASSES, BATCH = 24, 4, 3, 4
@@ -418,11 +418,11 @@ def test_the_loss_scale_survives_a_resume(stop: int, tmp_path: Path) -> None:
 
 
 def test_skipped_steps_are_in_a_row_until_one_is_made() -> None:
-    bad = BadSteps()
+    bad = Meter()
     rows = []
     for skipped, done in (([3], 4), ([4, 5], 6), ([], 8), ([9], 10), ([10, 12], 13), ([14], 16)):
         bad.saw(skipped, done=done)
-        rows.append(bad.in_a_row)
+        rows.append(bad.skipped_in_a_row)
     assert rows == [[3], [3, 4, 5], [], [9], [12], []]
 
 

@@ -66,7 +66,7 @@ def everything(run: sf.Run) -> dict[str, Any]:
         "statistics": (state.buffers.passes, state.buffers.before, state.buffers.changes),
         "precision": (whole.precision.name, whole.precision.open, whole.precision.tensors(), run.parts.described),
         "meter": (whole.meter.table(), whole.meter.logged_table()),
-        "bad steps": whole.bad_steps.in_a_row,
+        "bad steps": whole.meter.skipped_in_a_row,
         "phases": (whole.clock.phase, whole.clock.window_s, whole.clock.total_s),
         "kept": (whole.kept.objects, whole.kept.tensors, whole.kept.unclaimed),
         "watch": None if whole.watch is None else whole.watch.state(),

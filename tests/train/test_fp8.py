@@ -45,7 +45,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU may do what only some GPUs can; torchao emulates it there."""
     pytest.importorskip("torchao", reason="torchao is not installed: pip install surefoot[fp8]")
-    monkeypatch.setitem(formats.FORMATS, "fp8", replace(formats.FORMATS["fp8"], refuse=None))
+    monkeypatch.setitem(formats.FORMATS, "fp8", replace(formats.FORMATS["fp8"], refuse=lambda _: None))
 
 
 def test_a_device_that_does_not_multiply_in_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,14 +19,11 @@ _SMALL = 0.1  # of the parameters of the largest class of blocks: a list of less
 def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str, nn.Module]:
     """The repeated blocks of a model by their names in it, in order; none of them stands inside another.
 
-    "auto": children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that are made of parts, have parameters, and are
-    of a class of which such lists hold two or more; in an `nn.ModuleList`, which is made for as many as there happen to be,
-    one is enough. Lists in lists are looked through, such as the stages of a ResNet; a block is not looked into. Several
-    classes count, as in an encoder and its decoder, but for those with less than a tenth of the parameters of the largest.
-    A model without such blocks has none: an empty dictionary.
-
-    Else names of modules, or names of classes, in both of which * stands for anything; of a list its children. What fits
-    nothing raises `ConfigError`, with the nearest names.
+    "auto": children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that are made of parts, have parameters, and are of
+    a class of which such lists hold two or more (in an `nn.ModuleList` one is enough). Lists in lists, such as the stages of a
+    ResNet, are looked through; a block is not. Classes with less than a tenth of the parameters of the largest do not count.
+    A model without such blocks has none. Else names of modules or classes, in which * stands for anything; of a list its
+    children. What fits nothing raises `ConfigError`, with the nearest names.
 
     >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8)
     >>> model = nn.TransformerEncoder(layer, num_layers=3, enable_nested_tensor=False)
@@ -38,9 +35,9 @@ def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str
 
 def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     found = dict(_candidates(model, prefix="", in_list=isinstance(model, nn.Sequential)))
-    classes: dict[type, list[nn.Module]] = {}
-    for block in found.values():
-        classes.setdefault(type(block), []).append(block)
+    classes = {
+        type(block): [other for other in found.values() if type(other) is type(block)] for block in found.values()
+    }
     listed = {id(child) for held in model.modules() if isinstance(held, nn.ModuleList) for child in held}
     sizes = {
         kind: sum(parameter.numel() for block in blocks for parameter in block.parameters())
@@ -60,8 +57,7 @@ def _candidates(module: nn.Module, *, prefix: str, in_list: bool) -> Iterator[tu
             if not isinstance(child, _LISTS):
                 yield whole, child
         else:
-            below = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-            yield from _candidates(child, prefix=f"{whole}.", in_list=below)
+            yield from _candidates(child, prefix=f"{whole}.", in_list=isinstance(child, (nn.Sequential, *_LISTS)))
 
 
 def _made_of_parts(module: nn.Module) -> bool:
@@ -128,7 +124,7 @@ def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
 
     Where weights travel in bfloat16, every batch normalisation too: its own stay exact.
     """
-    blocks = list(blocks_of(model, parallel.blocks or "auto").values())
+    blocks = blocks_of(model, parallel.blocks or "auto").values()
     exact = [module for module in model.modules() if parallel.gather == "bf16" and is_batch_norm(module)]
     return [*by_themselves(model, [*blocks, *exact]), model]
 

@@ -40,9 +40,16 @@ def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
         if first.get(name) != other.get(name)
     ]
     shown = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more"]
-    lines = ["the ranks were started with different configurations", *shown]
     if problems:
-        raise ConfigError("\n  ".join([*lines, "start all of them with the same command and files"]))
+        raise ConfigError(
+            "\n  ".join(
+                [
+                    "the ranks were started with different configurations",
+                    *shown,
+                    "start all of them with the same command and files",
+                ]
+            )
+        )
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,10 +61,8 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in settings.items():
         plain = _plain(value)
-        if isinstance(plain, dict):
-            found |= {f"{name}.{part}": held for part, held in comparable(plain).items()}
-        else:
-            found[name] = plain
+        inner = comparable(plain) if isinstance(plain, dict) else None
+        found |= {name: plain} if inner is None else {f"{name}.{part}": held for part, held in inner.items()}
     return found
 
 
@@ -107,19 +112,17 @@ def _shown(settings: Mapping[str, str], name: str) -> str:
 _AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of so many bytes
 
 
-class Comparison:
-    """After which steps ranks compare their weights, as long as one sitting lasts."""
+def compare_when_due(
+    models: Mapping[str, nn.Module], world: World, every: Every, *, compared: int | None, done: int, last: int
+) -> int | None:
+    """At a record: compare if that has fallen due since the step `compared`, at the first record and at that of the last step.
 
-    def __init__(self, world: World, every: Every) -> None:
-        self.world, self.every = world, every
-        self.compared: int | None = None  # the last of these steps
-
-    def made(self, models: Mapping[str, nn.Module], *, done: int, last: int) -> None:
-        """At a record: compare where that has fallen due, at the first record and at that of the last step; collective."""
-        is_due = any(self.every.due(step) for step in range((self.compared or 0) + 1, done + 1))
-        if is_due or self.compared is None or done == last:
-            self.compared = done
-            refuse_different(models, self.world, step=done)
+    Returns the step of the last comparison. Collective.
+    """
+    is_due = compared is None or done == last or any(every.due(step) for step in range(compared + 1, done + 1))
+    if is_due:
+        refuse_different(models, world, step=done)
+    return done if is_due else compared
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -156,8 +159,8 @@ def _by_place(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
     """Checksums by what they are of: "" for what every rank holds whole, else which part of the tensors this rank has."""
     held: dict[str, dict[str, Tensor]] = {}
     for model, module in models.items():
-        saved = [plain_tensors(key, each) for key, each in saved_state(module).items() if isinstance(each, Tensor)]
-        for name, tensor in [pair for named in saved for pair in named.items()]:
+        tensors = {key: each for key, each in saved_state(module).items() if isinstance(each, Tensor)}
+        for name, tensor in [pair for key, each in tensors.items() for pair in plain_tensors(key, each).items()]:
             local, rows = held_of(tensor)
             place = "" if rows is None else f"part {rows.group.rank()}"
             held.setdefault(place, {})[name if len(models) == 1 else f"{model}: {name}"] = local

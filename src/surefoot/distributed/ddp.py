@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class Ddp:
     """Whole models on every rank, under `DistributedDataParallel`.
 
-    Batch statistics are the step's own business (`train/batch_norm_buffers.py`), so it broadcasts no buffers. Of several models a loss may
-    use one without training it (a generator, to train the discriminator), and DDP would wait for its gradients: there the mean is
-    taken after the last backward pass, of whatever has a gradient; where that may differ from rank to rank (`unused`), on any.
+    It broadcasts no buffers: `train/batch_norm_buffers.py` does. Of several models a loss may use one without training it, and
+    DDP would wait for its gradients: there the mean is taken after the last backward pass, of whatever has a gradient (on any
+    rank, with `unused`).
     """
 
     world: World
@@ -96,8 +96,7 @@ class Ddp:
         held = [parameter for called in self.called.values() for parameter in called.model.parameters()]
         if self.parallel.unused:
             here = [place for place, parameter in enumerate(held) if parameter.grad is not None]
-            heard: list[list[int]] = self.world.gathered(here)
-            for place in {place for used in heard for place in used}.difference(here):
+            for place in {place for used in self.world.gathered(here) for place in used}.difference(here):
                 held[place].grad = torch.zeros_like(held[place])
         gradients = [parameter.grad for parameter in held if parameter.grad is not None]
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):

@@ -1,13 +1,11 @@
 """Which process of how many this is, where they meet, and who started it, with whom it ends; torch-free."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from surefoot.distributed import slurm
@@ -54,7 +52,9 @@ def placed(environment: Mapping[str, str]) -> Placement:
     >>> placed(step | {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
     Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457', apart=False)
     """
-    mpi, task = _by_mpi(environment), slurm.task(environment)
+    several = [names for names in _MPI if names[0] in environment and environment.get(names[1]) != "1"]
+    mpi = _by_names(environment, several[0], said_by=several[0][0]) if several else None
+    task = slurm.task(environment)
     if "WORLD_SIZE" in environment:
         return _by_torchrun(environment, task)
     # mpirun inside a step: its processes have the variables of whoever started them; srun's own MPI says the same as srun
@@ -80,9 +80,8 @@ def tie_to_launcher() -> None:
         return
     end_with_parent(int(os.environ[LAUNCHER]))
     if os.environ.get("RANK") != "0":
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        with open(os.devnull, encoding="utf-8") as nothing:
+            os.dup2(nothing.fileno(), 0)
 
 
 def die_with(parent: int) -> None:
@@ -92,14 +91,8 @@ def die_with(parent: int) -> None:
     What is lost is what a checkpoint does not hold: the run goes on from it.
     """
     if sys.platform != "linux":
-        threading.Thread(target=_end_with_input, name="surefoot ends with its parent", daemon=True).start()
+        _end_unless(lambda: bool(os.read(0, 4096)))
     end_with_parent(parent)
-
-
-def _end_with_input() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
 
 
 def end_with_parent(parent: int) -> None:
@@ -109,15 +102,20 @@ def end_with_parent(parent: int) -> None:
 
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     elif sys.platform != "win32":
-        threading.Thread(target=_look_for, args=[parent], name="surefoot ends with its parent", daemon=True).start()
+        _end_unless(lambda: os.getppid() == parent, every_s=0.5)
     if sys.platform != "win32" and os.getppid() != parent:  # it was gone before this was asked for
         os._exit(1)
 
 
-def _look_for(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+def _end_unless(is_alive: Callable[[], bool], *, every_s: float = 0.0) -> None:
+    """End this process, from a thread, as soon as its parent is not alive."""
+
+    def watch() -> None:
+        while is_alive():
+            time.sleep(every_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="surefoot ends with its parent", daemon=True).start()
 
 
 def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:
@@ -142,16 +140,11 @@ def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Pla
 
 
 def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
-    place = environment.get("MASTER_ADDR") or task.host
+    host = environment.get("MASTER_ADDR") or task.host
+    host = f"[{host}]" if ":" in host else host  # an address of IPv6 stands in brackets
     port = _number(environment, "MASTER_PORT", said_by="srun", default=task.port)
     apart = "SLURM_GPUS_PER_TASK" in environment or _apart(environment, task.local_rank)
-    host = f"[{place}]" if ":" in place else place  # an address of IPv6 stands in brackets
     return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, f"tcp://{host}:{port}", apart)
-
-
-def _by_mpi(environment: Mapping[str, str]) -> Placement | None:
-    several = [names for names in _MPI if names[0] in environment and environment.get(names[1]) != "1"]
-    return _by_names(environment, several[0], said_by=several[0][0]) if several else None
 
 
 def _by_names(environment: Mapping[str, str], names: tuple[str, str, str, str], *, said_by: str) -> Placement:

@@ -188,13 +188,13 @@ def sharded(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
     """
     refuse_unshardable(model)
     mesh, group = _mesh(world, parallel)
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
     parts: list[tuple[FSDPModule, bool]] = []
     for block in gathered(model, parallel):
         reshard = parallel.reshard and block is not model  # the model's own are needed first in the backward pass
-        settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard}
-        offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
-        policy = _policy(parallel, whole=block is model, exact=is_batch_norm(block))
-        parts.append((fully_shard(block, mp_policy=policy, offload_policy=offload, **settings), reshard))
+        settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard, "offload_policy": offload}
+        settings["mp_policy"] = _policy(parallel, whole=block is model, exact=is_batch_norm(block))
+        parts.append((fully_shard(block, **settings), reshard))
         if block is not model:
             # torch.compile begins anew inside of each block, and passes over torch's own code: that of an nn.Sequential, say
             vars(block).setdefault("forward", partial(_forward, block))
@@ -217,8 +217,9 @@ def _policy(parallel: Strategy, *, whole: bool, exact: bool) -> MixedPrecisionPo
         return MixedPrecisionPolicy()
     if exact:  # running statistics stay float32, and torch's kernels want weights of their type
         return MixedPrecisionPolicy(cast_forward_inputs=False)
-    output = torch.float32 if whole else None
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=output)
+    return MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32 if whole else None
+    )
 
 
 def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGroup]:
@@ -228,6 +229,6 @@ def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGro
         everyone = dist.group.WORLD
         assert everyone is not None  # `world.joined` made it
         return DeviceMesh.from_group(everyone, kind, mesh_dim_names=("shard",)), everyone
-    across, within = replicated(parallel.replicas)
-    table = torch.arange(world.size).view(parallel.replicas, -1)
-    return DeviceMesh.from_group([across, within], kind, mesh=table, mesh_dim_names=("replicate", "shard")), within
+    groups = replicated(parallel.replicas)
+    ranks = torch.arange(world.size).view(parallel.replicas, -1)
+    return DeviceMesh.from_group([*groups], kind, mesh=ranks, mesh_dim_names=("replicate", "shard")), groups[1]

@@ -1,9 +1,8 @@
 """The thread of a rank that tells the others that it lives, and ends the process where one of them does not.
 
-A collective waits for a rank that is dead or stopped as long as it has patience, which is a day: compiling and long evaluations
-are no fault. So who lives is told beside the training, through the store at which the ranks met, over a connection of
-its own. Rank 0 reads what all tell; the others read what rank 0 tells, and whom it, or the launcher, has named as lost.
-Where no launcher of ours watches the processes, a line between each rank and rank 0 tells at once of one that has ended.
+A collective waits for a dead or stopped rank for a day: compiling and long evaluations are no fault. So ranks tell beside the
+training, over a connection of their own to the store where they met, that they live. Rank 0 reads what all tell; the others
+read what rank 0 tells, and whom it, or the launcher, names as lost. Without a launcher lines to rank 0 tell of an end at once.
 """
 
 import os
@@ -80,7 +79,11 @@ class Heartbeat:
             thread.start()
 
     def follow(self, lines: Lines) -> None:
-        threading.Thread(target=lines.watch, args=[self._line_closed], name="surefoot lines", daemon=True).start()
+        def note(rank: int) -> None:
+            self.dead.add(rank)
+            self.wake.set()
+
+        threading.Thread(target=lines.watch, args=[note], name="surefoot lines", daemon=True).start()
 
     def hears(self, rank: int) -> bool:
         return self.store.check([str(rank)])
@@ -120,11 +123,13 @@ class Heartbeat:
             return
         self.beat.error = _in_words(problem)
         self.beat.place = "left" if self.beat.place == "left" else "failed"  # nobody waits for it where its run is over
-        now = (self.beat.place, self.beat.error)
         with self.told:
             self.wake.set()
             if self.threads:
-                self.told.wait_for(lambda: (self.sent.place, self.sent.error) == now, timeout=2 * self.every_s)
+                self.told.wait_for(
+                    lambda: (self.sent.place, self.sent.error) == (self.beat.place, self.beat.error),
+                    timeout=2 * self.every_s,
+                )
 
     def cause(self, problem: BaseException) -> RankLostError | None:
         """The rank that was lost, where that is why a connection broke; waits until that rank is known.
@@ -212,15 +217,11 @@ class Heartbeat:
 
     def _beats(self) -> dict[int, Beat]:
         """What this rank is to know: on rank 0 of all that are there, elsewhere of rank 0; and of itself."""
-        others = set(range(1, self.size)) if self.rank == 0 else {0}
-        self.present |= {rank for rank in others - self.present if self.store.check([str(rank)])}
+        others = range(1, self.size) if self.rank == 0 else [0]
+        self.present |= {rank for rank in others if rank not in self.present and self.store.check([str(rank)])}
         read = sorted(self.present)
         texts = self.store.multi_get([str(rank) for rank in read]) if read else []
         return {self.rank: self.sent} | {rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)}
-
-    def _line_closed(self, rank: int) -> None:
-        self.dead.add(rank)
-        self.wake.set()
 
     def _watch_store(self) -> None:
         """End the process where the store does not answer: the other thread may wait for it without end."""
@@ -230,16 +231,12 @@ class Heartbeat:
             silent_s = silent_s + min(now - before, 2 * self.every_s) if seen == self.rounds else 0.0
             seen, before = self.rounds, now
             if silent_s >= self.silent_s and self.beat.place not in _UNNEEDED:
-                lost = self._lost_with_store(f"has not answered for {self.silent_s:.0f} s")
-                if lost is not None:
-                    self._end(lost)
+                self._end(self._lost_with_store(f"has not answered for {self.silent_s:.0f} s"))
                 return
 
-    def _lost_with_store(self, how: str) -> Lost | None:
-        """The loss of the store, which is the loss of whoever held it; None where this rank needs nobody any more."""
+    def _lost_with_store(self, how: str) -> Lost:
+        """The loss of the store, which is the loss of whoever held it."""
         self.cut_off = True
-        if self.beat.place in _UNNEEDED:
-            return None
         main = self.watch.known.get(0)
         if main is not None and main.place == "failed":
             return Lost(0, main.failure)

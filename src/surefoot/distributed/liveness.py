@@ -68,11 +68,6 @@ class Beat:
         return _where(self.begun, self.doing)
 
     @property
-    def begun_anything(self) -> bool:
-        """Whether it has come as far as to open a run."""
-        return self.doing != "starting"
-
-    @property
     def failure(self) -> str:
         """What it failed of, and what holds more of that."""
         first, *more = self.error.splitlines() or [""]
@@ -113,8 +108,7 @@ class Lost:
         >>> Lost(1, "rank 1 was killed", begun=5, doing="saving").beside(Beat(0, "here", 41, begun=9, doing="training")).text
         'rank 1 was killed, last heard of at step 9, training'
         """
-        further = bool(self.doing) and other.begun > self.begun
-        return replace(self, begun=other.begun, doing=other.doing) if further else self
+        return replace(self, begun=other.begun, doing=other.doing) if self.doing and other.begun > self.begun else self
 
     def written(self) -> str:
         """As JSON.

@@ -27,9 +27,8 @@ from surefoot.errors import ConfigError, RankLostError, first_line, print_uncaug
 
 _ANYWHERE = "192.0.2.1"  # an address for documentation (RFC 5737): nobody has it, and nothing is sent there
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
-_PATIENCE = timedelta(
-    days=1
-)  # of collectives: compiling and evaluations take their time; who is dead is seen otherwise
+# of collectives: compiling and evaluations take their time; who is dead is seen otherwise
+_PATIENCE = timedelta(days=1)
 _START = timedelta(minutes=5)  # until all ranks are there
 _CONNECT = timedelta(minutes=1)  # to a launcher's store, and to ranks that are there: gloo takes five times that
 
@@ -108,8 +107,7 @@ def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     if replicas not in _grids:
         table = torch.arange(dist.get_world_size()).view(replicas, -1)
         new_groups: Any = dist.new_subgroups_by_enumeration
-        across, _ = new_groups(table.T.tolist(), timeout=_PATIENCE)
-        within, _ = new_groups(table.tolist(), timeout=_PATIENCE)
+        across, within = (new_groups(ranks.tolist(), timeout=_PATIENCE)[0] for ranks in (table.T, table))
         _grids[replicas] = across, within
     return _grids[replicas]
 
@@ -123,8 +121,7 @@ def _meet(device: torch.device, place: Placement) -> None:
         end_with_parent(os.getppid())
     rank, size = place.rank, place.world_size
     main_host = urlsplit(place.meeting).hostname or os.environ.get("MASTER_ADDR", "")
-    several_machines = size > place.local_world_size
-    if several_machines and "GLOO_SOCKET_IFNAME" not in os.environ and (interface := towards(main_host)):
+    if size > place.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ and (interface := towards(main_host)):
         os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads it for every group, and is told in no other way
     theirs = dist.is_initialized()  # by the user's script: its default group is used
     heart = alone()
@@ -182,8 +179,7 @@ def _make_groups(device: torch.device, store: Store, placement: Placement, *, th
 def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tuple[str, Heartbeat]:
     """What stands before all keys of this start, drawn by rank 0, and the heart of this process, which beats; collective.
 
-    torchrun's store outlives its ranks. So each other rank leaves a word that it has drawn, and rank 0 answers it with the
-    nonce; nobody reads the answer to a dead rank's word. (The default group cannot carry it: it is made by keys itself.)
+    torchrun's store outlives its ranks: so each other rank leaves a word that it has drawn, and rank 0 answers that with the nonce.
     """
     letters, nonce, port = PrefixStore(MEETING, store), secrets.token_hex(8), 0
     if rank > 0:

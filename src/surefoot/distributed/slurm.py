@@ -42,21 +42,32 @@ def task(environment: Mapping[str, str]) -> Task | None:
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return None
     step = _number(environment, "SLURM_STEP_ID")
-    count = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
-    tasks = _number(environment, count, default=1)
+    tasks = _number(
+        environment, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS", default=1
+    )
     rank = _number(environment, "SLURM_PROCID")
     if step >= _FIRST_SPECIAL_STEP or (tasks == 1 and rank == 0):
         return None
     node = _number(environment, "SLURM_NODEID", default=0)
     local_rank = _number(environment, "SLURM_LOCALID")
-    nodes = hosts(_text(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+    named = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    nodelist = next(filter(None, map(environment.get, named)), None)
+    if nodelist is None:
+        raise _refusal(f"this is task {environment['SLURM_PROCID']} of a Slurm step, but {named[0]} is missing")
+    nodes = hosts(nodelist)
     on_nodes = _on_nodes(environment, tasks=tasks, nodes=len(nodes))
+    where, problem = f"{_listed(on_nodes)} on {_listed(nodes)}", ""
     if len(on_nodes) != len(nodes) or sum(on_nodes) != tasks:
-        raise _contradiction(f"{tasks} tasks in all, but {_listed(on_nodes)} on {_listed(nodes)}")
-    if rank >= tasks or node >= len(nodes) or local_rank >= on_nodes[node]:
-        raise _contradiction(
+        problem = f"{tasks} tasks in all, but {where}"
+    elif rank >= tasks or node >= len(nodes) or local_rank >= on_nodes[node]:
+        problem = (
             f"SLURM_PROCID = {rank}, SLURM_NODEID = {node} and SLURM_LOCALID = {local_rank} are no place among {tasks} tasks,"
-            f" {_listed(on_nodes)} on {_listed(nodes)}"
+            f" {where}"
+        )
+    if problem:
+        raise ConfigError(
+            f"Slurm's environment contradicts itself: {problem}\n"
+            "  was one of its variables exported by hand, or kept from another step? start anew with srun"
         )
     return Task(
         rank=rank,
@@ -131,13 +142,6 @@ def _on_nodes(environment: Mapping[str, str], *, tasks: int, nodes: int) -> list
     return [tasks] if nodes == 1 else [_number(environment, "SLURM_NTASKS_PER_NODE")] * nodes
 
 
-def _text(environment: Mapping[str, str], *names: str) -> str:
-    for name in names:
-        if environment.get(name):
-            return environment[name]
-    raise _refusal(f"this is task {environment['SLURM_PROCID']} of a Slurm step, but {names[0]} is missing")
-
-
 def _number(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:
     text = environment.get(name)
     if text is None and default is not None:
@@ -155,13 +159,6 @@ def _no_nodelist(text: str) -> ConfigError:
 
 def _refusal(problem: str) -> ConfigError:
     return ConfigError(f"{problem}\n  start the processes with srun, and leave its variables as they are")
-
-
-def _contradiction(found: str) -> ConfigError:
-    return ConfigError(
-        f"Slurm's environment contradicts itself: {found}\n"
-        "  was one of its variables exported by hand, or kept from another step? start anew with srun"
-    )
 
 
 def _listed(things: list[int] | list[str]) -> str:

@@ -1,7 +1,5 @@
 """What a step shares with the other ranks, whatever the strategy: sums, norms, and who calls the model. `Alone` shares nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,13 +24,11 @@ def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, begun: bool 
     if pieces % ranks == 0:
         return
     able = [number for number in range(1, pieces + 1) if pieces % number == 0]
-    below = max(number for number in able if number < ranks)
-    above = min((number for number in able if number > ranks), default=None)
-    near = f"{below}" if above is None else f"{below} or {above}"
-    other = "" if begun else "; or another --micro-batch-size"
+    below, above = [number for number in able if number < ranks][-1:], [number for number in able if number > ranks][:1]
+    near = " or ".join(map(str, below + above))
     raise ConfigError(
         f"{ranks} ranks cannot share the {pieces} micro-batch{'es' * (pieces != 1)} of a step (batch_size {batch_size}) evenly\n"
-        f"  nearest that can: {near} rank{'s' * (near != '1')}{other}"
+        f"  nearest that can: {near} rank{'s' * (near != '1')}{'; or another --micro-batch-size' * (not begun)}"
     )
 
 
@@ -105,7 +101,7 @@ class Alone:
 class Sums:
     """The loss and the count of all ranks: one small tensor that is added up while the last backward pass runs."""
 
-    world: World
+    world: "World"
     held: Tensor | None = None
     work: dist.Work | None = None
 
@@ -114,11 +110,8 @@ class Sums:
         wide = torch.float32 if self.world.device.type == "mps" else torch.float64
         self.held = torch.zeros(2, dtype=wide, device=self.world.device)
         if total is not None:
-            self.held[0].copy_(total)
-        if isinstance(counted, Tensor):
-            self.held[1].copy_(counted)
-        else:
-            self.held[1].fill_(counted)
+            self.held[0] = total
+        self.held[1] = counted
         self.work = None if self.world.side is None else dist.all_reduce(self.held, async_op=True)
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:

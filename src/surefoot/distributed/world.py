@@ -1,8 +1,7 @@
 """Where this process stands among the others, on which device it computes, and what processes tell each other.
 
-There are two ways between them. Tensors on the device are added up by the default process group (NCCL, or gloo on the CPU).
-Small things travel as JSON over a second group, always gloo on the CPU: no step on a device waits for those. One process
-needs neither.
+Tensors on the device are added up by the default process group (NCCL, or gloo on the CPU). Small things travel as JSON over a
+second group, always gloo on the CPU: no step on a device waits for those. One process needs neither.
 """
 
 import json
@@ -81,8 +80,7 @@ class World:
         Each call gives an empty one: what was left in another of that name is not found. So all ranks must ask equally often.
         Each attempt of a restarted group has its own. Only where there are several processes.
         """
-        if self.store is None:
-            raise RuntimeError("one process has nobody to leave a message for")
+        assert self.store is not None
         return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
 
     def add_up(self, tensor: Tensor) -> None:
@@ -110,17 +108,16 @@ class Agreement:
     def exchange(self, **own: int) -> dict[str, int]:
         """Tell the others, and hear what all ranks together said at the last call (0 at the first); collective."""
         heard = self._heard()
-        told = [own.get(name, 0) for name in self.names]
+        told = {name: own.get(name, 0) for name in self.names}
         if self.world.side is None:
-            return dict(zip(self.names, told, strict=True))
-        self.told = torch.tensor(told)
+            return told
+        self.told = torch.tensor([*told.values()])
         self.work = dist.all_reduce(self.told, op=dist.ReduceOp.MAX, group=self.world.side, async_op=True)
         return heard
 
     def now(self, **own: int) -> dict[str, int]:
         """As `exchange`, but wait for what the others say in this very call; what was still on its way is in it too."""
-        before = self.exchange(**own)
-        after = self._heard() if self.world.side is not None else before
+        before, after = self.exchange(**own), self._heard()
         return {name: max(before[name], after[name]) for name in self.names}
 
     def peek(self) -> dict[str, int]:
@@ -151,8 +148,7 @@ def joined(device: str, *, sharded: bool = False) -> World:
     found = _own_device(device, place)
     if found.type == "cuda":
         torch.cuda.set_device(found)
-    side, store, heart = met(found, place)
-    return World(found, place.rank, place.world_size, place.local_rank, side, store, heart, planned=planned)
+    return World(found, place.rank, place.world_size, place.local_rank, *met(found, place), planned=planned)
 
 
 @contextmanager
@@ -227,11 +223,10 @@ def _own_device(name: str, place: Placement) -> torch.device:
     if device.type != "cuda":
         return device
     there, processes = torch.cuda.device_count(), place.local_world_size
-    if place.apart and there == 1:
-        return torch.device("cuda", 0)
-    if processes > there:
+    is_only_one = place.apart and there == 1
+    if processes > there and not is_only_one:
         raise ConfigError(
             f"{processes} processes on a machine with {there} GPU{'s' * (there != 1)}: each needs one of its own\n"
             f"  try: --nproc {there}, or --device cpu"
         )
-    return torch.device("cuda", place.local_rank)
+    return torch.device("cuda", 0 if is_only_one else place.local_rank)

@@ -109,7 +109,7 @@ class _Launcher:
             self.group = None
             group.end()
             stopped = attempt == 0 and self.stop and ended.status == 128 + self.stop
-            if stopped and not any(beat.begun_anything for beat in group.beats()):
+            if stopped and not any(beat.doing != "starting" for beat in group.beats()):
                 _say("nothing was begun")
             kept = bool(ended.text) and group.unsaid(ended.text)
             return replace(ended, saved=any(beat.out for beat in group.beats()), kept=logs if kept else None)

@@ -16,6 +16,7 @@ from surefoot.tracking.format import counted, duration, number
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from surefoot.train.components import Components
+from surefoot.train.error_causes import explaining
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def replayed(
         for _ in again.steps(step):
             pass
         coming, notes = again.next_step(), [*again.notes, *_notes(parts, known, step=step, out=path)]
-        with again.explaining(coming):
+        with explaining(coming):
             seen = look(
                 coming,
                 samples=samples,

@@ -18,8 +18,9 @@ from surefoot.optim.clipping import clear
 from surefoot.seeding import untouched
 from surefoot.tracking.format import counted
 from surefoot.tracking.record import Record
-from surefoot.train import error_causes, state_dict
+from surefoot.train import state_dict
 from surefoot.train.components import Components
+from surefoot.train.error_causes import explaining
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import differences
 
@@ -85,21 +86,10 @@ class Execution:
             feed.start(self.done, stop=until)
             while self.done < until:
                 step = Step(state.step, feed.micro_batches(state.step), parts.task, state)
-                with self.explaining(step):
+                with explaining(step):
                     forward_backward(step)
                 update(step)
                 yield self.made(step)
-
-    @contextmanager
-    def explaining(self, step: Step) -> Iterator[None]:
-        """What a step raises in this block, explained as the run itself would have, where the cause is known."""
-        try:
-            yield
-        except Exception as problem:
-            cause = error_causes.explained(problem, step=step.index, micro_batches=step.micro_batches)
-            if cause is None:
-                raise
-            raise cause from problem
 
     def next_step(self) -> Step:
         """The step that comes next, read and not made."""
@@ -117,9 +107,9 @@ class Execution:
             return Made(step)
         begins = max((each for each in self.logged if each < self.done), default=0)
         whole_window = not self.logged or len(whole.meter.rows) == self.done - begins
-        window = whole.meter.read()
-        whole.bad_steps.saw(window.skipped, done=self.done)
-        return Made(step, dict(window.values) if whole_window else None)
+        values, skipped = whole.meter.read()
+        whole.meter.saw(skipped, done=self.done)
+        return Made(step, values if whole_window else None)
 
     def _steer(self) -> None:
         """Lower the learning rates as the scores after this step have lowered them."""

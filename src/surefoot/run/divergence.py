@@ -18,7 +18,7 @@ def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tu
 
     Collective.
     """
-    bad, in_a_row = parts.whole.bad_steps, list(parts.whole.bad_steps.in_a_row)
+    meter, in_a_row = parts.whole.meter, list(parts.whole.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step
     strange = error_causes.strange_samples(parts.supply.again(first))
     stands = messages.standing(parts)
@@ -26,7 +26,7 @@ def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tu
         parts.saving.writer.wait()
         if (parts.saving.begun_step or 0) <= first:  # else a later checkpoint, latched, would be the newest
             parts.state.step = first
-        bad.in_a_row = []
+        meter.skipped_in_a_row = []
         for trained in parts.state.trained.values():
             trained.bad_in_a_row.zero_()
         parts.saving.begun_step = None  # one of this very step would still be latched

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.format import Contents
-from surefoot.distributed.consistency import Comparison
+from surefoot.distributed.consistency import compare_when_due
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
 from surefoot.run.components import RunComponents
@@ -45,7 +45,7 @@ class BetweenSteps:
 
     def opened(self, state_check: StateCheck | None) -> None:
         self.state_check, self.first_step = state_check, self.state.step
-        self.comparison = Comparison(self.parts.world, self.parts.timetable.every["compare_ranks_every"])
+        self.compared: int | None = None  # the step after which ranks compared their weights last
         self.layers, self.flags = self._layers(), self.state.trainable.flags
 
     def started(self) -> None:
@@ -90,9 +90,8 @@ class BetweenSteps:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
         self.logged_step = self.state.step
         self.whole.meter.collect(self.parts.world)
-        window = self.whole.meter.read(first_steps=self.whole.clock.first_steps)
+        values, skipped = self.whole.meter.read(first_steps=self.whole.clock.first_steps)
         times = self.whole.clock.window()
-        values: dict[str, Any] = dict(window.values)
         trained_s = times["training_s"] + times["waiting_s"]
         # first steps are not in those seconds
         counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
@@ -105,10 +104,17 @@ class BetweenSteps:
             values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
         values |= used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
-        self.skipped += len(window.skipped)
-        self.whole.bad_steps.saw(window.skipped, done=self.state.step)
+        self.skipped += len(skipped)
+        self.whole.meter.saw(skipped, done=self.state.step)
         if self.parts.world.size > 1:
-            self.comparison.made(self.state.models, done=self.state.step, last=self.parts.length.steps)
+            self.compared = compare_when_due(
+                self.state.models,
+                self.parts.world,
+                self.parts.timetable.every["compare_ranks_every"],
+                compared=self.compared,
+                done=self.state.step,
+                last=self.parts.length.steps,
+            )
         if latched(self.state, self.parts.settings.max_bad_steps):
             from surefoot.run.divergence import ended
 

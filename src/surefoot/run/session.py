@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from surefoot.data.loader import MicroBatch
@@ -25,6 +25,7 @@ from surefoot.run.stop_requests import Wishes
 from surefoot.seeding import generators_held
 from surefoot.tracking.external.registry import refuse_missing
 from surefoot.tracking.record import Phase
+from surefoot.train import error_causes
 from surefoot.train.loop import Step, steps
 
 if TYPE_CHECKING:
@@ -115,7 +116,9 @@ class Sitting:
                 from surefoot.report.write import report_at_end  # last, once all else is on disk
 
                 report_at_end(self.parts.directory.path, warn=self.parts.say)
-        if self.wishes.ended_by is not None and (problem is None or _is_of_compiler(problem)):  # by the same signal
+        if self.wishes.ended_by is not None and (
+            problem is None or error_causes.of_compiler(problem)
+        ):  # by the same signal
             if self.wishes.ended_by == signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt from problem
             raise SystemExit(128 + self.wishes.ended_by) from problem
@@ -203,7 +206,7 @@ class Sitting:
         self.between.started()
         self.whole.clock.start()
         parts.doing("training")
-        try:
+        with closing(self.feed), error_causes.explaining(self._step_again):
             yield from steps(
                 parts.task,
                 self.state,
@@ -215,15 +218,6 @@ class Sitting:
                 opened=opened,
                 watch=self.between.watch,
             )
-        except Exception as problem:
-            from surefoot.train import error_causes
-
-            cause = error_causes.explained(problem, step=self._step, micro_batches=parts.supply.again(self._step))
-            if cause is None:
-                raise
-            raise cause from problem
-        finally:
-            self.feed.close()
 
     def _enter(self, phase: Phase) -> None:
         """Nothing of the user's runs between steps if the run trains by itself; a session's first steps are told apart."""
@@ -236,15 +230,13 @@ class Sitting:
         self.heart.at(step, "training")
         return self.feed.micro_batches(step)
 
+    def _step_again(self) -> Step:
+        """The step at which the run is, its samples read once more."""
+        return Step(self._step, self.parts.supply.again(self._step), self.parts.task, self.state)
+
     @property
     def _step(self) -> int:
         return self.state.step if self.feed.latest is None else self.feed.latest
-
-
-def _is_of_compiler(problem: BaseException) -> bool:
-    from surefoot.train.error_causes import of_compiler
-
-    return isinstance(problem, Exception) and of_compiler(problem)
 
 
 def _is_interactive() -> bool:

@@ -6,7 +6,7 @@ same random numbers and the same buffers, and what it does to buffers is forgott
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
@@ -56,12 +56,10 @@ def compute_again(
 ) -> dict[str, nn.Module]:
     """Have the models' blocks computed again in the backward pass; returns these blocks by name.
 
-    "blocks" keeps what goes into a block. "selective" also keeps what its matrix products, convolutions and attention gave,
-    and computes the rest again. `blocks` are names, as `blocks_of` takes them; None: those found from each model. The forward
-    of each block is replaced on the instance: parameters keep their names, and a copy of the model computes its own blocks
-    again. Nothing is kept where no gradient is asked for, so evaluation is as before.
-
-    Raises `ConfigError` where there are no blocks.
+    "blocks" keeps what goes into a block. "selective" also keeps the results of matrix products, convolutions and attention.
+    `blocks` are names, as `blocks_of` takes them; None: those found from each model. Replaces the forward of each block on the
+    instance: parameters keep their names, and a copy of the model computes its own blocks again. Evaluation is as before.
+    Raises `ConfigError` if there are no blocks.
 
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
     >>> list(compute_again({"model": model}, "blocks")), model(torch.zeros(4)).requires_grad
@@ -90,8 +88,9 @@ def in_words(how: str, blocks: Mapping[str, nn.Module]) -> str:
     >>> in_words("selective", {"0": nn.Linear(2, 2), "1": nn.Linear(2, 2)})
     'selective, in 2 of Linear'
     """
-    kinds = Counter(type(block).__name__ for block in blocks.values())
-    return f"{how}, in " + " and ".join(f"{number} of {kind}" for kind, number in kinds.items())
+    return f"{how}, in " + " and ".join(
+        f"{number} of {kind}" for kind, number in Counter(type(block).__name__ for block in blocks.values()).items()
+    )
 
 
 def _computed_again(
@@ -124,7 +123,12 @@ class _AsBefore:
 
     def __init__(self, within: AbstractContextManager[Any], block: nn.Module) -> None:
         self.within = within
-        self.buffers = [(owner, name, buffer.detach().clone()) for owner, name, buffer in _buffers(block)]
+        self.buffers = [  # those in the state of the block; others are constants, which may be large
+            (owner, name, buffer.detach().clone())
+            for owner in block.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None and name not in owner._non_persistent_buffers_set
+        ]
         self.drawn = random.getstate(), np.random.get_state()
         self.left: list[Any] = []  # what `_put` takes, of each entry
 
@@ -146,17 +150,8 @@ class _AsBefore:
         np.random.set_state(numpy)
 
 
-def _buffers(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Those in the state of the block; others are constants, which may be large."""
-    for owner in block.modules():
-        for name, buffer in owner._buffers.items():
-            if buffer is not None and name not in owner._non_persistent_buffers_set:
-                yield owner, name, buffer
-
-
 def _kept(_: Any, operator: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
     """Whether an operator's result is kept; attention that drops weights is not, since the generator has to move on again."""
-    if operator.overloadpacket not in _PRODUCTS:
-        return CheckpointPolicy.PREFER_RECOMPUTE
     known = dict(zip((argument.name for argument in operator._schema.arguments), inputs, strict=False)) | named
-    return CheckpointPolicy.PREFER_RECOMPUTE if known.get("dropout_p") else CheckpointPolicy.MUST_SAVE
+    is_kept = operator.overloadpacket in _PRODUCTS and not known.get("dropout_p")
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -47,15 +47,12 @@ class Chosen:
 
     def lines(self, parts: Components) -> list[str]:
         """What else is to be said: whether models are compiled, what could tell more, and that the device is slow in bf16."""
-        profile = "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too: --tries all)"
-        slow = (
-            f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
-            " --precision fp32 is quicker, and another run"
-        )
         lines = {
             f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})": self.compile is not None,
-            profile: self.unknown,
-            slow: parts.whole.precision.emulated,
+            "note: `surefoot profile` measures what could be gained here"
+            " (a script: FILE.py:build; by compiling too: --tries all)": self.unknown,
+            f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
+            " --precision fp32 is quicker, and another run": parts.whole.precision.emulated,
         }
         return [line for line, is_said in lines.items() if is_said]
 
@@ -69,8 +66,11 @@ def settle_choices(parts: Components) -> Chosen:
     precision, why, why_compile, silent = parts.whole.precision, None, None, False
     if precision.open:
         facts = run_facts(parts) if parts.world.is_main else ""
-        unknown = Choice("fp32", False, False, str(facts))
-        found = unknown if isinstance(facts, str) else look_up(facts, layout_open=parts.layout.open)
+        found = (
+            Choice("fp32", False, False, facts)
+            if isinstance(facts, str)
+            else look_up(facts, layout_open=parts.layout.open)
+        )
         choice = Choice(*parts.world.from_main(astuple(found)))
         precision.settle(choice.precision)
         parts.layout.settle(choice.channels_last)
@@ -115,10 +115,11 @@ def run_facts(parts: Components, *, unmeasured: bool = False) -> Facts | str:
     layers, width = kind
     if layers == "convolution" and parts.layout.channels_last:
         layers = "convolution, channels last"
-    if isinstance(plan, Buckets):  # micro-batches differ in shape
-        sizes: tuple[int, int] | None = parts.supply.sizes.micro_batch_size, int(plan.longest.max())
-    else:
-        sizes = _sizes(layers, parts.supply.first())
+    sizes = (
+        (parts.supply.sizes.micro_batch_size, int(plan.longest.max()))
+        if isinstance(plan, Buckets)  # micro-batches differ in shape
+        else _sizes(layers, parts.supply.first())
+    )
     if sizes is None:
         return "data of these shapes were not measured"
     return Facts(instructions, version, layers, width, *sizes)

@@ -1,11 +1,8 @@
 """Buffers that change in a forward pass (batch statistics, counters), made independent of how a batch is cut.
 
-Each micro-batch starts from the buffers as they stood at the start of the step. At its end floating buffers become the mean
-over all micro-batches, others take the last value (a counter counts steps, not micro-batches); after a step that is not
-applied all of them are what they were. Left alone, 1 x 4 and 4 x 1 micro-batches give different running variances.
+Each micro-batch starts from the buffers of the start of the step. At its end floating buffers become the mean over all
+micro-batches, others take the last value; after a skipped step all are what they were.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 class BatchStatistics:
     """The buffers in the state of some models (default: none), from the start of a step to its end; the mean is over all ranks."""
 
-    def __init__(self, models: Iterable[nn.Module] = (), *, world: World | None = None) -> None:
+    def __init__(self, models: Iterable[nn.Module] = (), *, world: "World | None" = None) -> None:
         self.world = world if world is not None and world.size > 1 else None
         self.owners = [
             (module, name)
@@ -76,7 +73,7 @@ class BatchStatistics:
             buffer.detach().copy_(torch.where(applied, after, before))
         self.before, self.changes, self.passes = [], [], 0
 
-    def _finish_together(self, world: World, applied: Tensor) -> None:
+    def _finish_together(self, world: "World", applied: Tensor) -> None:
         """As `finish`, over the passes of all ranks; counters too move by the mean of their changes, and a flag is
         turned if any pass turned it. Collective."""
         wide = torch.float32 if applied.device.type == "mps" else torch.float64

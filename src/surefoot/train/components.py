@@ -10,7 +10,6 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import nn
 
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
@@ -115,14 +114,16 @@ class Components:
 
     def machine(self) -> dict[str, Any]:
         """What equal bits depend on besides the configuration."""
-        of_process = machine(self.device, deterministic=self.settings.deterministic)
-        return of_process | {"ranks": self.world.size, "parallel": self.parallel.kind}
+        return machine(self.device, deterministic=self.settings.deterministic) | {
+            "ranks": self.world.size,
+            "parallel": self.parallel.kind,
+        }
 
     def compared(self) -> dict[str, Any]:
         """What must be the same on every rank, by dotted name."""
         printed = {f"model {name}": sha256(text.encode()).hexdigest()[:12] for name, text in self.architecture.items()}
-        frozen = ", ".join(self.state.trainable.state()["frozen"])
-        return flat(self.described) | printed | {"frozen": frozen, "stop_after": self.timetable.stop_step}
+        others = {"frozen": ", ".join(self.state.trainable.state()["frozen"]), "stop_after": self.timetable.stop_step}
+        return flat(self.described) | printed | others
 
     @interprets
     def continue_from(self, found: Contents) -> None:
@@ -157,8 +158,11 @@ class Components:
         self.whole.precision.settle(saved["precision"])
         self.compiling.settle(bool(saved["compile"]))
         self.layout.settle(bool(saved["channels_last"]))
-        chosen = {"compile": self.compiling.on, "channels_last": self.layout.channels_last}
-        described |= {"precision": self.whole.precision.name, **chosen}
+        described |= {
+            "precision": self.whole.precision.name,
+            "compile": self.compiling.on,
+            "channels_last": self.layout.channels_last,
+        }
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
         self.task = replace(self.task, factors=schedule.factors(self.length))
@@ -172,8 +176,7 @@ class Components:
 
     def compile(self) -> None:
         """Have the models compiled for training."""
-        called = self.task.ranks.through(compiled(self.state.models))
-        self.task = replace(self.task, forward=sole_or_all(called))
+        self.task = replace(self.task, forward=sole_or_all(self.task.ranks.through(compiled(self.state.models))))
 
     @interprets
     def refuse_another_architecture(self, found: Contents) -> None:
@@ -181,8 +184,8 @@ class Components:
         if found.saved.machine["torch"] != torch.__version__:
             return  # whose modules may print themselves otherwise
         for name, text in self.architecture.items():
-            before = found.saved.architecture.get(name, "").splitlines()
-            for pair in zip_longest(before, text.splitlines(), fillvalue="nothing"):
+            before = found.saved.architecture.get(name, "")
+            for pair in zip_longest(before.splitlines(), text.splitlines(), fillvalue="nothing"):
                 was, now_is = (line.strip().removesuffix("(") for line in pair)
                 if pair[0] != pair[1]:
                     raise CheckpointError(
@@ -223,7 +226,7 @@ class Components:
             self.console.say(text)
 
 
-def printed(model: nn.Module) -> str:
+def printed(model: torch.nn.Module) -> str:
     """A model as it prints itself, without addresses, and its parts that are in evaluation mode."""
-    parts = [name for name, part in model.named_modules() if not part.training]
-    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *(f"{name} in evaluation mode" for name in parts)])
+    evaluating = [f"{name} in evaluation mode" for name, part in model.named_modules() if not part.training]
+    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *evaluating])

@@ -4,16 +4,32 @@ import os
 import re
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError as RecomputedOtherwise
 
 from surefoot.data.loader import MicroBatch
 from surefoot.errors import ConfigError, DataError, SurefootError
+from surefoot.train.loop import Step
+
+_WHOLES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+@contextmanager
+def explaining(step: Step | Callable[[], Step]) -> Iterator[None]:
+    """Raise the cause of an error that `step` meets in this block instead of it, where it is known."""
+    try:
+        yield
+    except Exception as problem:
+        made = step if isinstance(step, Step) else step()
+        cause = explained(problem, step=made.index, micro_batches=made.micro_batches)
+        if cause is None:
+            raise
+        raise cause from problem
 
 
 def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:
@@ -21,15 +37,16 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
     text = str(problem)
     target = re.search(r"Target (-?\d+) is out of bounds|index (-?\d+) is out of bounds for dimension", text)
     in_cross_entropy = any("cross_entropy" in frame.name for frame in traceback.extract_tb(problem.__traceback__))
-    samples = ""
-    if target and (target[1] or in_cross_entropy):
-        samples = _samples_with(int(target[1] or target[2]), micro_batches)
-    if isinstance(problem, IndexError | RuntimeError) and target and (target[1] or samples):
-        return DataError(
-            f"target {target[1] or target[2]} is out of range at step {step}, sample {samples or 'unknown'}\n"
-            "  class numbers run from 0 to the model's outputs minus 1 (-100 is not counted)\n"
-            "  mend the labels, or give the model more outputs"
-        )
+    if isinstance(problem, IndexError | RuntimeError) and target and (target[1] or in_cross_entropy):
+        number = int(target[1] or target[2])
+        ids = _ids_where(micro_batches, lambda rows: rows == number if rows.dtype in _WHOLES else None)
+        samples = ", ".join(map(str, ids[:5]))
+        if target[1] or samples:
+            return DataError(
+                f"target {number} is out of range at step {step}, sample {samples or 'unknown'}\n"
+                "  class numbers run from 0 to the model's outputs minus 1 (-100 is not counted)\n"
+                "  mend the labels, or give the model more outputs"
+            )
     if isinstance(problem, IndexError) and "index out of range in self" in text:
         return DataError(
             f"an index is larger than the embedding it looks up, at step {step}\n  a token or class number exceeds the model's vocabulary"
@@ -56,7 +73,7 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
 _CAUSES = {
     "selective activation checkpoint has been mutated": (
         "activation_checkpointing = selective keeps the results of matrix products, and a block changes one in place\n"
-        "  (nn.ReLU(inplace=True) after a linear layer or a convolution, x += y)\n"
+        "  (torch.nn.ReLU(inplace=True) after a linear layer or a convolution, x += y)\n"
         "  make that not in place, or choose --activation-checkpointing blocks"
     ),
     "encountered during backward but not found in storage": (
@@ -84,18 +101,12 @@ def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
     return _ids_where(micro_batches, lambda rows: ~torch.isfinite(rows) if rows.is_floating_point() else None)
 
 
-def _samples_with(value: int, micro_batches: Sequence[MicroBatch]) -> str:
-    wholes = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-    ids = _ids_where(micro_batches, lambda rows: rows == value if rows.dtype in wholes else None)
-    return ", ".join(map(str, ids[:5]))
-
-
-def _ids_where(micro_batches: Sequence[MicroBatch], where: Callable[[Tensor], Tensor | None]) -> list[int]:
+def _ids_where(micro_batches: Sequence[MicroBatch], where: Callable[[torch.Tensor], torch.Tensor | None]) -> list[int]:
     """Ids of the samples for which `where` is true somewhere in a row of some tensor; it is None for tensors of another kind."""
     ids: set[int] = set()
     for micro_batch in micro_batches:
         for tensor in pytree.tree_leaves(micro_batch.batch):
-            if isinstance(tensor, Tensor) and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
+            if isinstance(tensor, torch.Tensor) and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
                 places = where(tensor.reshape(len(tensor), -1))
                 rows = [] if places is None else places.any(dim=1).nonzero().flatten().tolist()
                 ids.update(int(micro_batch.ids[row]) for row in rows)

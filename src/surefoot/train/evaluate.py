@@ -1,23 +1,26 @@
 """Scores over a whole split, as counted means: they depend neither on the batch size nor on what the run does meanwhile."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.data.loader import MicroBatch
-from surefoot.distributed.world import World
+from surefoot.data.dataset_checks import check_split
+from surefoot.data.loader import MicroBatch, in_order
+from surefoot.distributed.world import World, device_called
 from surefoot.errors import ConfigError, DivergedError
 from surefoot.mean import Mean, add_each
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.distributed_eval import as_recorded, scores_together
 from surefoot.train.precision import Precision
+from surefoot.train.precision import precision as chosen_precision
 
 Loss = Callable[[Any, Any], Any]
 Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
+_BATCH_SIZE = 16  # where the split names none; changes no score
 
 
 @runtime_checkable
@@ -34,14 +37,10 @@ class Split:
 
     Each of `scores` is a function of (model, batch) that returns a counted `Mean`, logged under the function's name, or a
     dictionary of them. The run's loss is scored beside them unless `loss` is false. `derived` are functions of all means of
-    this split by name (`perplexity`, say, which is no mean itself). `batch_size` changes memory and speed, never a score.
-
-    What is no mean over samples at all: `outputs`, a function of (model, batch), returns a list with one entry a sample, and
-    `judge` makes scores by name of all of them together (BLEU of all translations, say). What it returns that is not a
-    number (a confusion matrix as lists, a text) stands in the records only.
-
-    `at_end`: scored once, when the run is over, with the weights of the best checkpoint where there is one (`best`), and
-    never before: a test split, which must not steer anything.
+    this split by name, such as `perplexity`. `batch_size` changes memory and speed, never a score.
+    `outputs`, a function of (model, batch), returns a list with one entry a sample; `judge` makes scores by name of all of
+    them together, such as BLEU. What it returns that is not a number (a confusion matrix, a text) stands in the records only.
+    `at_end`: scored once, when the run is over, with the best checkpoint's weights if there is one: a test split.
     """
 
     dataset: Any
@@ -70,16 +69,17 @@ class Split:
             raise ConfigError(
                 "Split: scores is a dictionary\n  give its functions, which have names: scores=[*scores.values()]"
             )
-        names = [getattr(score, "__name__", "") for score in self.score_functions]
-        names += [*(["loss"] if self.loss else []), *self.derived]
+        names = (
+            [getattr(score, "__name__", "") for score in self.score_functions] + ["loss"] * self.loss + [*self.derived]
+        )
         wrong = next((name for place, name in enumerate(names) if not name or name in names[:place]), None)
         if wrong is not None:
             what = f"two scores called {wrong!r}" if wrong else "a score function without a name"
             raise ConfigError(f"Split: {what}: one would hide the other; write `def some_name(model, batch): ...`")
         if (self.outputs is None) != (self.judge is None):
-            missing = "outputs" if self.outputs is None else "judge"
             raise ConfigError(
-                f"Split: {missing} is missing: outputs(model, batch) are collected, and judge(all of them) scores"
+                f"Split: {'outputs' if self.outputs is None else 'judge'} is missing:"
+                f" outputs(model, batch) are collected, and judge(all of them) scores"
             )
 
     @property
@@ -103,14 +103,12 @@ def scored(
     stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Mean of every score of a split over all batches, and what its `judge` makes of all `outputs`; waits for the device once,
-    at the end, unless `outputs` does.
+    """Return the mean of every score over all batches, and what `judge` makes of all `outputs`.
 
-    Modes of all modules and the random generators are left as they were found. A loss that returns a plain mean is
-    weighted by the batch's count. Where `stop` says so between two batches, `EvaluationStoppedError` is raised.
-
-    Of several ranks in a `world` each gives its own batches, equally many (see `data.feed.in_order`), and finds the same: sums
-    over all of them, judged by rank 0. Collective then, and `stop` must be agreed.
+    Waits for the device once, at the end, unless `outputs` does. Leaves modes and random generators as they were. A loss's
+    plain mean is weighted by the batch's count. Raises `EvaluationStoppedError` if `stop` says so between two batches.
+    In a `world` of several ranks each gives equally many batches of its own and returns the same. Collective then, and
+    `stop` must be agreed.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     sums: dict[str, Mean] = {}
@@ -150,10 +148,9 @@ def scored_by_batch(
     precision: Precision,
     seed: int,
 ) -> list[Mean] | None:
-    """One score of each batch by itself, counted; None where there is no score of that name. Otherwise as `scored`.
+    """Return one score of each batch by itself, counted; None if no score has that name. Otherwise as `scored`.
 
-    What a judge says of a batch counts for its samples: their mean is the score of the whole split only where that is a
-    mean over samples, as a loss is and BLEU is not. Whoever uses it must compare the two.
+    The mean of what a judge says of batches is the score of the split only if that is a mean over samples, as BLEU is not.
     """
     found: list[Mean] = []
     with _evaluating(model, seed) as begin:
@@ -162,13 +159,36 @@ def scored_by_batch(
             with precision.autocast():
                 mean = _counted(model, batch, split, loss).get(score)
                 outputs = split.outputs(model, batch.batch) if mean is None and split.outputs is not None else []
-            value = None if mean is not None else _judged_alone(split, outputs, score=score)
-            if value is not None:
-                mean = Mean(value * len(outputs), len(outputs))
+            mean = _judged_alone(split, outputs, score=score) if mean is None else mean
             if mean is None:
                 return None
             found.append(mean.detached())
     return [Mean(float(mean.total), float(mean.count)) for mean in found]
+
+
+def split_scores(
+    model: nn.Module, split: Split, *, device: str = "auto", precision: str = "fp32", seed: int = 0
+) -> dict[str, float]:
+    """Every score of a split by name, of a model that is moved to the device and otherwise left as it was.
+
+    `precision` is that of the passes, as in `Run`. A split that scores the run's loss has none here: `Split(..., loss=False)`.
+
+    >>> import torch
+    >>> from surefoot.metrics.classification import accuracy
+    >>> data = torch.eye(3), torch.tensor([0, 1, 0])
+    >>> split_scores(nn.Identity(), Split(data, scores=accuracy, loss=False), device="cpu")
+    {'accuracy': 0.6666666666666666}
+    """
+    if split.loss:
+        raise ConfigError("split_scores: outside a run there is no loss to score: write Split(..., loss=False)")
+    check_split("split", split.dataset, seed=seed)
+    place = device_called(device)
+    computed_in = chosen_precision(precision, place)
+    batches = in_order(split.dataset, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=place)
+    with computed_in.numerics():
+        found = scored(model.to(place), batches, split, loss=None, precision=computed_in, seed=seed)
+    scores = numbers(found)
+    return scores | {name: function(scores) for name, function in split.derived.items()}
 
 
 def numbers(found: Mapping[str, Any]) -> dict[str, float]:
@@ -180,21 +200,19 @@ def numbers(found: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
-def _judged_alone(split: Split, outputs: list[Any], *, score: str) -> float | None:
+def _judged_alone(split: Split, outputs: list[Any], *, score: str) -> Mean | None:
     """A score of a part of the outputs; None where there is none of that name, or the judge wants all of them."""
-    try:
+    value = None
+    with suppress(Exception):  # references for the whole split, say: then a part cannot be judged
         value = None if split.judge is None else split.judge(outputs).get(score)
-    except Exception:  # references for the whole split, say: then a part cannot be judged
-        return None
-    return float(value) if isinstance(value, int | float) else None
+    return Mean(value * len(outputs), len(outputs)) if isinstance(value, int | float) else None
 
 
 @contextmanager
 def _evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
     """No gradients, and everything in evaluation mode; yields what seeds the generators for the batch of a place."""
-    modules = list(model.values()) if isinstance(model, dict) else [model]
     key = stream_key(seed, "evaluate")
-    with untouched(), torch.no_grad(), evaluation_mode(modules):
+    with untouched(), torch.no_grad(), evaluation_mode([*model.values()] if isinstance(model, dict) else [model]):
         yield lambda place: seed_generators(fold(key, place))
 
 

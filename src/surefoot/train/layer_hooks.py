@@ -4,7 +4,6 @@ By forward hooks that are there only while the loss is called, so nothing of it 
 in the backward pass. Nothing here waits for the device, draws a random number, or hands autograd anything.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,8 +90,8 @@ def _uncompiled(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]
     left = [(name, module)]
     while left:
         name, held = left.pop(0)
-        kinds = {kind.__name__ for kind in type(held).__mro__}
-        if held in seen or held._compiled_call_impl is not None or not kinds.isdisjoint(_COMPILED):
+        is_compiled = any(kind.__name__ in _COMPILED for kind in type(held).__mro__)
+        if held in seen or held._compiled_call_impl is not None or is_compiled:
             continue
         seen.add(held)
         yield name, held
@@ -111,12 +110,9 @@ def _slope_below(slope: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tenso
 
 def _far_below(least: float) -> Callable[[Any, Tensor | None, Tensor], Tensor | None]:
     """By the input, for what bends once more: from there on down the derivative is between -1/75 and 0."""
-
-    def is_flat(module: Any, given: Tensor | None, out: Tensor) -> Tensor | None:
-        in_place = not isinstance(module, nn.GELU) and module.inplace
-        return None if given is None or given is out or in_place else given < least
-
-    return is_flat
+    return lambda module, given, out: (
+        None if given is None or given is out or (not isinstance(module, nn.GELU) and module.inplace) else given < least
+    )
 
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017, section 2
@@ -139,12 +135,3 @@ FLAT_ENDS: dict[type, Callable[[Any, Tensor | None, Tensor], Tensor | None]] = {
     nn.Mish: _far_below(-6.0),
     nn.Hardswish: _far_below(-3.0),
 }
-
-
-def root_mean_square(norms: list[float], numbers: int) -> float:
-    """Of what was seen in several calls, from the norm of each.
-
-    >>> root_mean_square([3.0, 4.0], 25)
-    1.0
-    """
-    return math.hypot(*norms) / math.sqrt(numbers) if numbers else 0.0

@@ -6,7 +6,6 @@ it sees; the numbers are read when the step is over.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -18,29 +17,19 @@ from surefoot.distributed.world import World
 from surefoot.mean import Mean
 from surefoot.optim.clipping import gradient_norm
 from surefoot.tracking.record import Record
-from surefoot.train.layer_hooks import Activity, observed, root_mean_square
+from surefoot.train.layer_hooks import Activity, observed
 from surefoot.train.step_watch import Loss, Named
 
 Name = TypeVar("Name")
 
 
 class Watched:
-    """What is seen of one step. Of several updates of one optimizer in a step (a loop of one's own) it is the last.
+    """What is seen of one step. Of several updates of one optimizer in a step (a loop of one's own) it is the last."""
 
-    parameters: those of each optimizer, by name, as this rank holds them.
-    local_times: what the gradient of a first micro-batch is multiplied by on this rank; None where it is not whole here then.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        parameters: Mapping[str, Mapping[str, nn.Parameter]],
-        *,
-        activity: Activity | None,
-        local_times: float | None,
-    ) -> None:
-        self.index, self.parameters, self.activity = index, parameters, activity
-        self.local_times = local_times if len(parameters) == 1 else None  # else it is not said whose gradient it is
+    def __init__(self, index: int, layers: "Layers") -> None:
+        self.index, self.parameters, self.activity = index, layers.parameters, Activity(layers.modules)
+        # of several optimizers it is not said whose gradient it is
+        self.local_times = layers.local_times if len(layers.parameters) == 1 else None
         self.gradients: dict[str, Named] = {}  # by optimizer; as backward left them
         self.factors: dict[str, Tensor | float] = {}
         self.weights: Named = {}  # before the update
@@ -60,7 +49,7 @@ class Watched:
         def watched(model: Any, batch: Any) -> Any:
             if several and len(counted) == 1:
                 self.first = counted[0], gradient_norm(self._gradients(), factor=1.0)
-            with self.activity or nullcontext():
+            with self.activity:
                 result = loss(model, batch)
             part = result[0] if isinstance(result, tuple) else result
             own = part.detached().count if isinstance(part, Mean) else None
@@ -142,8 +131,7 @@ class Layers:
         }
 
     def watch(self, index: int) -> Watched:
-        activity = Activity(self.modules) if self.modules else None
-        return Watched(index, self.parameters, activity=activity, local_times=self.local_times)
+        return Watched(index, self)
 
     def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
         """Wait for the device; what was seen of a step that is over, as a record. None where it was not updated. Collective.
@@ -182,7 +170,7 @@ class Layers:
             (factor,) = factors.values() or (math.nan,)
             small_count, norm = (float(held) for held in watched.first)
             noise = [small_count, float(count), norm * factor / self.local_times]
-        modules = {} if watched.activity is None else watched.activity.found
+        modules = watched.activity.found
         calls = {name: range(len(each.norms)) for name, each in modules.items()}
         sizes = _fetched({(name, nth): modules[name].norms[nth] for name in calls for nth in calls[name]})
         flat = _fetched({name: torch.stack(each.flat).sum() for name, each in modules.items() if each.flat})
@@ -204,20 +192,24 @@ class Layers:
         }
 
     def _norm(self, what: str, name: str, told: Sequence[Mapping[str, Any]]) -> float:
-        """Of the whole parameter: over the ranks that hold it together."""
-        if self.rows[name] is None:
-            return float(told[0][what][name])
-        return math.hypot(*(own[what][name] for own in told if own["first_replica"] and name in own[what]))
+        """Of the whole parameter."""
+        return math.hypot(*self._parts(what, name, told))
 
     def _zero_rows(self, name: str, told: Sequence[Mapping[str, Any]]) -> float:
-        owns = told[:1] if self.rows[name] is None else [own for own in told if own["first_replica"]]
-        used, rows = (sum(own["rows"][name][place] for own in owns if name in own["rows"]) for place in (0, 1))
+        used, rows = map(sum, zip(*self._parts("rows", name, told), strict=True))
         return 1.0 - used / rows if rows else 0.0
+
+    def _parts(self, what: str, name: str, told: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """What was found of a parameter by the ranks that hold it together."""
+        holders = told[:1] if self.rows[name] is None else [own for own in told if own["first_replica"]]
+        return [own[what][name] for own in holders if name in own[what]]
 
 
 def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
-    names = dict.fromkeys(name for own in told for name in own["modules"])
-    held = {name: [own["modules"][name] for own in told if name in own["modules"]] for name in names}
+    held = {
+        name: [own["modules"][name] for own in told if name in own["modules"]]
+        for name in dict.fromkeys(name for own in told for name in own["modules"])
+    }
     flat = {name: [own for own in owns if own["flat"] is not None] for name, owns in held.items()}
     return {
         "saturated": {
@@ -226,7 +218,7 @@ def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
             if owns
         },
         "activation_norm": {
-            name: root_mean_square([own["norm"] for own in owns], sum(own["numbers"] for own in owns))
+            name: math.hypot(*(own["norm"] for own in owns)) / math.sqrt(max(1, sum(own["numbers"] for own in owns)))
             for name, owns in held.items()
         },
     }

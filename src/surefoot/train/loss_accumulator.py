@@ -35,11 +35,10 @@ class LossSum:
         What counts nothing adds nothing: its backward pass is made only to keep step with other ranks.
         """
         result, further = _with_means(result) if isinstance(result, tuple) else (result, {})
-        counts_itself = isinstance(result, Mean)
-        whole = scalar(result.total if counts_itself else result)
+        whole = scalar(result.total if isinstance(result, Mean) else result)
         if count == 0:
             return whole, {}
-        if counts_itself:
+        if isinstance(result, Mean):
             part = whole / self.nominal
             self._counted = result.count if self._counted is None else self._counted + result.count
         else:

@@ -7,7 +7,7 @@ limited and whether the update was skipped. Rows not yet logged are part of a ch
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,17 +19,7 @@ from surefoot.mean import Mean
 from surefoot.train.loop import Step
 
 Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Tensor | None]
-_COLUMNS = 6
-
-
 _SHOWN = 20  # steps that were not applied
-
-
-class Window(NamedTuple):
-    """What `read` found: the values of a record, and the steps whose update was not applied."""
-
-    values: dict[str, Any]
-    skipped: list[int]
 
 
 @dataclass
@@ -38,6 +28,7 @@ class Meter:
 
     rows: list[Row] = field(default_factory=list)
     logged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    skipped_in_a_row: list[int] = field(default_factory=list)  # up to now, as far as the records that were read tell
 
     def add(self, step: Step) -> None:
         """Keep a step's row; reads nothing. Values that the user logs later in the same step are seen too."""
@@ -45,15 +36,14 @@ class Meter:
         self.rows.append((step.index, step.loss, step.count, step.norm, clipped, step.skipped))
         self.logged.append((step.index, step.logged))
 
-    def read(self, *, first_steps: Sequence[int] = ()) -> Window:
-        """Wait for the device and average over the rows; starts a new window.
+    def read(self, *, first_steps: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
+        """Wait for the device and average over the rows, for a record; also the steps not applied. Starts a new window.
 
-        `loss` is over everything counted in all steps: not finite where one of them was not. `loss_max` is the largest finite one
-        of a single step, applied or not, and `loss_max_step` the first step that had it. Where updates were skipped, `skipped`
-        counts them, `skipped_steps` names the first 20, and `loss_of_applied` leaves them out (absent where none was applied).
-        `norm` is the mean over steps, `norm_max` the largest. `starting_targets` are those among `targets` that `first_steps`
-        counted, with which sessions began. `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over the
-        applied steps and the optimizers: the fraction of steps, or of values or units.
+        `loss` is over everything counted, `loss_max` the largest finite one of a single step, applied or not, and `loss_max_step` the
+        first step that had it. Where updates were skipped, `skipped` counts them, `skipped_steps` names the first 20, and
+        `loss_of_applied` leaves them out. `norm` is the mean over steps, `norm_max` the largest. `starting_targets` are those of
+        `first_steps`, with which sessions began. `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over
+        the applied steps and the optimizers.
         """
         # in NumPy: on so few numbers it is several times as fast as torch
         rows, logged = self.table().numpy(), self.logged_table()
@@ -78,9 +68,17 @@ class Meter:
             if finite.any():
                 largest = np.where(finite, loss, -math.inf).argmax()
                 values |= {"loss_max": float(loss[largest]), "loss_max_step": int(step[largest])}
-        for name, table in logged.items():
-            values[name] = float(Mean(table[:, 1].sum(), table[:, 2].sum()).value)
-        return Window(values, [int(index) for index in step[~applied]])
+        values |= {name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value) for name, table in logged.items()}
+        return values, [int(index) for index in step[~applied]]
+
+    def saw(self, skipped: list[int], *, done: int) -> None:
+        """Take notice of the skipped steps among those read, when `done` steps are made."""
+        for step in skipped:
+            self.skipped_in_a_row = (
+                [*self.skipped_in_a_row, step] if self.skipped_in_a_row[-1:] == [step - 1] else [step]
+            )
+        if self.skipped_in_a_row[-1:] != [done - 1]:
+            self.skipped_in_a_row = []
 
     def collect(self, world: World) -> None:
         """Hand the values that were logged on any rank to rank 0, in the order of steps and ranks; collective.
@@ -98,10 +96,12 @@ class Meter:
     def table(self) -> Tensor:
         """The rows as float64 on the host: step, loss, count, norm, clipped, skipped (NaN where not measured)."""
         if not self.rows:
-            return torch.empty(0, _COLUMNS, dtype=torch.float64)
+            return torch.empty(0, 6, dtype=torch.float64)
         nothing = torch.tensor(math.nan)
-        columns = ([nothing if value is None else value for value in column] for column in zip(*self.rows, strict=True))
-        return torch.stack([_column(column) for column in columns], dim=1)
+        columns = zip(*self.rows, strict=True)
+        return torch.stack(
+            [_column([nothing if each is None else each for each in column]) for column in columns], dim=1
+        )
 
     def logged_table(self) -> dict[str, Tensor]:
         """The user's values as float64 on the host: for each name rows of step, total, count."""
@@ -129,20 +129,6 @@ class Meter:
             if name.startswith("logged/")
             for index, total, count in table
         ]
-
-
-@dataclass
-class BadSteps:
-    """The steps skipped in a row up to now, as far as the records that were read tell."""
-
-    in_a_row: list[int] = field(default_factory=list)
-
-    def saw(self, skipped: list[int], *, done: int) -> None:
-        """Take notice of the skipped steps among those read, when `done` steps are made."""
-        for step in skipped:
-            self.in_a_row = [*self.in_a_row, step] if self.in_a_row[-1:] == [step - 1] else [step]
-        if self.in_a_row[-1:] != [done - 1]:
-            self.in_a_row = []
 
 
 def _weighted(measured: NDArray[np.float64]) -> float:

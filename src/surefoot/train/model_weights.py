@@ -82,8 +82,8 @@ def load_models(state: State, found: Contents, *, where: str) -> list[Callable[[
 
 
 def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
-    models = [("model", name, model) for name, model in state.models.items()]
-    return models + [("ema", name, average.model) for name, average in state.averages.items()]
+    averages = {name: average.model for name, average in state.averages.items()}
+    return [(kind, *each) for kind, models in (("model", state.models), ("ema", averages)) for each in models.items()]
 
 
 def model_state(found: Contents, file: str, name: str) -> state_dict.ModelState:

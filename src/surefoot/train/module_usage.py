@@ -1,7 +1,5 @@
 """What a loss uses of its models outside of their own call, found while it runs and named with the line that leads there."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,28 +18,6 @@ _TORCH = str(Path(torch.__file__).parent / "_").removesuffix("_")
 _SHOWN = 3
 
 
-class Handed:
-    """A model as the loss gets it on one of several processes: called through, all else its own."""
-
-    def __init__(self, model: nn.Module, name: str, watch: Watch) -> None:
-        self.model, self.name, self.watch = model, name, watch
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        self.watch.calls[self.name] += 1
-        self.watch.inside += 1
-        try:
-            outputs = self.model(*inputs, **named)
-        finally:
-            self.watch.inside -= 1
-        for tensor in pytree.tree_leaves(outputs):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                tensor.register_hook(self.watch.went_back)  # type: ignore[no-untyped-call]
-        return outputs
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-
 class Watch:
     """Notices modules and, where they are sharded, parameters that are used while no model is being called.
 
@@ -51,7 +27,7 @@ class Watch:
 
     def __init__(self, models: Mapping[str, nn.Module], *, gathered: Sequence[nn.Module] = ()) -> None:
         self.sharded = bool(gathered)
-        self.calls: Counter[str] = Counter()
+        self.called = False
         self.inside = 0
         self.running = False  # from a loss's call to its return
         self.outside: dict[str, str] = {}  # what was used, by the user's line
@@ -75,6 +51,19 @@ class Watch:
         # what a parameter is gathered with: the innermost that has it
         self.homes = {id(parameter): id(part) for part in reversed(gathered) for parameter in part.parameters()}
 
+    def through(self, model: nn.Module, /, *inputs: Any, **named: Any) -> Any:
+        """Call a model that the loss is given."""
+        self.called = True
+        self.inside += 1
+        try:
+            outputs = model(*inputs, **named)
+        finally:
+            self.inside -= 1
+        for tensor in pytree.tree_leaves(outputs):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._went_back)  # type: ignore[no-untyped-call]
+        return outputs
+
     def over(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """The loss, watched from its call to its return."""
 
@@ -93,14 +82,23 @@ class Watch:
         return watched_loss
 
     def problems(self) -> list[str]:
-        found = [*self.outside_problems(), *self._sharding_problems()]
-        if found or self.calls:
-            return found
-        which = "the model that it is" if self.is_single else "any of the models that it is"
-        return [
-            f"the loss never calls {which} given: no gradient would be added up over processes\n"
-            "  call it: def loss(model, batch): outputs = model(...)"
+        found = self.outside_problems() + [
+            f"{weight} is used while {part} is not being called, and with that it would be gathered\n"
+            f"  do not gather {part} by itself: name other blocks (--sharding.blocks), or use --parallel ddp"
+            for part, weight in list(self.displaced.items())[:1]
         ]
+        if self.differentiated:
+            found.append(
+                "the loss takes gradients of gradients (torch.autograd.grad(..., create_graph=True)), for which FSDP\n"
+                "  does not gather weights once more\n  use --parallel ddp"
+            )
+        if not found and not self.called:
+            which = "the model that it is" if self.is_single else "any of the models that it is"
+            found.append(
+                f"the loss never calls {which} given: no gradient would be added up over processes\n"
+                "  call it: def loss(model, batch): outputs = model(...)"
+            )
+        return found
 
     def outside_problems(self) -> list[str]:
         if not self.outside:
@@ -114,20 +112,7 @@ class Watch:
             "  which may take what it needs: model(inputs, targets=targets)"
         ]
 
-    def _sharding_problems(self) -> list[str]:
-        found = [
-            f"{weight} is used while {part} is not being called, and with that it would be gathered\n"
-            f"  do not gather {part} by itself: name other blocks (--sharding.blocks), or use --parallel ddp"
-            for part, weight in list(self.displaced.items())[:1]
-        ]
-        if self.differentiated:
-            found.append(
-                "the loss takes gradients of gradients (torch.autograd.grad(..., create_graph=True)), for which FSDP\n"
-                "  does not gather weights once more\n  use --parallel ddp"
-            )
-        return found
-
-    def went_back(self, _: Tensor) -> None:
+    def _went_back(self, _: Tensor) -> None:
         """A gradient came to what a model returned; while the loss still runs, and is to have a gradient, FSDP cannot do that."""
         if self.sharded and self.running and torch.is_grad_enabled():
             self.differentiated = True
@@ -138,11 +123,10 @@ class Watch:
         if id(module) in self.gathered:
             self.at_work[id(module)] += 1
             self.order.append(self.gathered[id(module)])
-        if self.inside or id(module) not in self.modules:
-            return
-        matters = self.sharded or torch.is_grad_enabled()  # a parameter in it
+        is_outside = not self.inside and id(module) in self.modules
+        matters = is_outside and (self.sharded or torch.is_grad_enabled())  # a parameter in it
         if matters and any(self.sharded or parameter.requires_grad for parameter in module.parameters()):
-            self.note(f"{self.modules[id(module)]}(...)")
+            self._note(f"{self.modules[id(module)]}(...)")
 
     def _left(self, module: nn.Module, _: Any, __: Any) -> None:
         if id(module) in self.gathered and torch._C._current_graph_task_id() == -1:
@@ -152,13 +136,17 @@ class Watch:
         """Take notice of a parameter that something with a gradient was made of."""
         name, home = self.parameters[id(parameter)], self.homes.get(id(parameter), 0)
         if not self.inside:
-            self.note(name)
+            self._note(name)
         elif not self.at_work[home]:
             self.displaced.setdefault(self.gathered[home], name)
 
-    def note(self, what: str) -> None:
+    def _note(self, what: str) -> None:
         """Remember a use by the line of the user's code that led to it; the first of a line is the outermost."""
-        frames = self._frames_of_loss()
+        frames: list[FrameType] = []  # from the loss inwards to here
+        inner: FrameType | None = sys._getframe()
+        while inner is not None and inner.f_code is not self.loss_code:
+            frames.insert(0, inner)
+            inner = inner.f_back
         users, method = frames[0], None
         for frame in frames:
             first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
@@ -169,15 +157,6 @@ class Watch:
                 break
             users = users if others else frame
         self.outside.setdefault(f"{users.f_code.co_filename}:{users.f_lineno}", method or what)
-
-    def _frames_of_loss(self) -> Sequence[FrameType]:
-        """The frames from the loss inwards to where this is asked."""
-        frames: list[FrameType] = []
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code is not self.loss_code:
-            frames.append(frame)
-            frame = frame.f_back
-        return frames[::-1]
 
 
 class _Uses(TorchFunctionMode):

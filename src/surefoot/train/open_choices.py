@@ -1,8 +1,7 @@
 """What a run may leave open until it begins: how images lie in memory, and whether its models are compiled.
 
-What "auto" comes to is looked up in `train/auto_precision.py`. Convolutions keep to the layout of what they are given, and on
-processors that multiply bfloat16 in hardware, and on GPUs, they are much faster with the channels of a pixel side by side (torch's
-`channels_last`). Weights stay as they are, so nothing that is saved changes.
+`train/auto_precision.py` looks up what "auto" comes to. On processors that multiply bfloat16 in hardware, and on GPUs,
+convolutions are much faster with the channels of a pixel side by side (torch's `channels_last`). Weights stay as they are.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,8 +43,7 @@ class Layout:
 def layout(asked: object, models: Iterable[nn.Module]) -> Layout:
     """The layout that a run's models will find their images in; "auto" is looked up beside the precision, else as they come.
 
-    It is open too where the precision is named: a run that began with both left open may go on so. Models without a
-    2-dimensional convolution are left alone.
+    It is open too if the precision is named: a run that began with both left open may go on so.
 
     >>> convolution = nn.Conv2d(2, 3, 1)
     >>> layout(True, [convolution]).channels_last, convolution(torch.zeros(1, 2, 4, 5)).stride()
@@ -57,7 +55,7 @@ def layout(asked: object, models: Iterable[nn.Module]) -> Layout:
         )
     with_images = [model for model in models if asked and any(isinstance(part, nn.Conv2d) for part in model.modules())]
     found = Layout(asked is True and bool(with_images), open=asked == "auto" and bool(with_images))
-    for model in with_images if found.channels_last or found.open else ():
+    for model in with_images:
         model.register_forward_pre_hook(found.before)
     return found
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 from surefoot.config.train_settings import TrainSettings
 from surefoot.data.loader import MicroBatch
+from surefoot.distributed.strategy import Called
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import clear
 from surefoot.train.loop import State, Step, Task, forward_backward, sole_or_all
-from surefoot.train.module_usage import Handed, Watch
+from surefoot.train.module_usage import Watch
 from surefoot.train.precision import Precision
 from surefoot.train.scratch import eagerly, preserved
 
@@ -38,13 +40,11 @@ def check_first_pass(
 ) -> None:
     """Pass one micro-batch forward and backward; `ConfigError` with all that several processes could not do; collective.
 
-    Refused are trained parameters that get no gradient (unless `allow_unused`), a loss that never calls a model it is given, and
-    what it computes with the model's parts outside of that call, by name and line. With `gathered` (what FSDP will gather by
-    itself, innermost first) that goes for its parameters too, and refused are weights used while what they are gathered with is
-    not being called, gradients of gradients, and ranks that call something else than others.
-    `micro_batch` is this rank's, None where it has none: then no rank checks. A pass that fails is left to the first step,
-    where its error is explained. Parameters, buffers, gradients, modes and random generators are afterwards what they were; no
-    more memory of the device is taken than for the activations.
+    Refuses trained parameters without a gradient (unless `allow_unused`), a loss that never calls a model it is given, and uses of
+    the model's parts outside of that call, by name and line. With `gathered` (what FSDP will gather by itself, innermost first)
+    also parameters used there, weights used while their block is not being called, gradients of gradients, and ranks that
+    call different blocks. If `micro_batch` is None on any rank, no rank checks. A pass that fails is left to the first step,
+    which explains it. Everything is put back; the device needs memory for the activations alone.
 
     >>> from surefoot.train.precision import precision
     >>> import numpy as np
@@ -59,8 +59,7 @@ def check_first_pass(
     surefoot.errors.ConfigError: the loss never calls the model that it is given: no gradient would be added up over processes
       call it: def loss(model, batch): outputs = model(...)
     """
-    is_empty = micro_batch is None or micro_batch.count == 0
-    if any(world.gathered(is_empty)) or micro_batch is None:
+    if any(world.gathered(micro_batch is None or micro_batch.count == 0)) or micro_batch is None:
         return
     watch, passed = Watch(models, gathered=gathered), True
     try:
@@ -103,7 +102,7 @@ def _passed(
     watch: Watch,
 ) -> list[str]:
     """Names of the trained parameters that got no gradient."""
-    given = sole_or_all({name: Handed(model, name, watch) for name, model in models.items()})
+    given = sole_or_all({name: Called(model, partial(watch.through, model)) for name, model in models.items()})
     settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.ids))
     task = Task(given, watch.over(loss), 0, precision, factors=lambda _: 1.0, settings=settings)
     used: set[Tensor] = set()
@@ -112,7 +111,7 @@ def _passed(
         used.add(parameter)
         parameter.grad = None  # whole gradients of a model that is to be sharded may be more than there is memory for
 
-    with preserved(models, loss, {}, ()), precision.numerics(), eagerly(), ExitStack() as hooks:
+    with preserved(models, loss, {}), precision.numerics(), eagerly(), ExitStack() as hooks:
         trained = {
             f"{model_name}." * (len(models) > 1) + name: parameter
             for model_name, model in models.items()

@@ -31,9 +31,9 @@ class EarlyStopping:
 class Plateau:
     """Multiply every learning rate by `factor` whenever the watched score has not improved for `patience` evaluations.
 
-    `watch` is "min SPLIT/SCORE" or "max SPLIT/SCORE"; only a change of more than `minimum_improvement` counts as one. A step's
-    rate is its schedule's times all reductions so far, which together are never less than `floor`. After a reduction
-    `cooldown` evaluations use up no patience. As torch's ReduceLROnPlateau with threshold_mode="abs" and a patience one less.
+    `watch` and `minimum_improvement` are those of `EarlyStopping`. A step's rate is its schedule's times all reductions so far,
+    which together are never less than `floor`. After a reduction `cooldown` evaluations use up no patience. As torch's
+    ReduceLROnPlateau with threshold_mode="abs" and a patience one less.
     """
 
     watch: str
@@ -112,8 +112,13 @@ class Watch:
         return False
 
     def state(self) -> Watched:
-        value = None if self.value is None else repr(self.value)
-        return Watched(direction=self.direction, score=self.score, value=value, step=self.step, waited=self.waited)
+        return Watched(
+            direction=self.direction,
+            score=self.score,
+            value=None if self.value is None else repr(self.value),
+            step=self.step,
+            waited=self.waited,
+        )
 
     def load_state(self, state: Watched | None) -> None:
         """Put back what `state` gave; where another score was watched, what was best of it says nothing of this one."""
@@ -138,8 +143,7 @@ class Standing:
 def following(plateau: Plateau, before: Standing, *, step: int, score: float) -> Standing:
     """Where a plateau stands after one more score: a pure function of the recorded scores.
 
-    They are equal on every rank, and so is the decision, without asking anybody. A score that is not a number leaves all as it
-    was: it is no improvement, and uses up neither patience nor cool-down; it is counted.
+    So every rank decides alike, without asking. A score that is not a number is counted, and changes nothing else.
 
     >>> plateau, standing = Plateau("min held-out/loss", patience=2), Standing()
     >>> for step, loss in enumerate([2.0, 2.5, math.nan, 3.0, 1.0], start=1):
@@ -160,8 +164,7 @@ def following(plateau: Plateau, before: Standing, *, step: int, score: float) ->
     seen = replace(before, step=step, best=score if improved else before.best)
     if waited < plateau.patience:
         return replace(seen, waited=waited, cooling=max(0, before.cooling - 1))
-    lowered = max(before.factor * plateau.factor, plateau.floor)
-    return replace(seen, waited=0, cooling=plateau.cooldown, factor=lowered)
+    return replace(seen, waited=0, cooling=plateau.cooldown, factor=max(before.factor * plateau.factor, plateau.floor))
 
 
 @dataclass
@@ -183,10 +186,9 @@ class Feedback:
         if now.factor == before.factor:
             return None
         how = "halved" if now.factor == 0.5 * before.factor else f"multiplied by {now.factor / before.factor:.3g}"
-        floor = ", its floor" if now.factor == plateau.floor else ""
         return (
             f"learning rate {how} after {plateau.evaluations} without a better {plateau.score}:"
-            f" {now.factor:.3g} of the schedule's from step {step:,} on{floor}"
+            f" {now.factor:.3g} of the schedule's from step {step:,} on{', its floor' * (now.factor == plateau.floor)}"
         )
 
     def state(self) -> Lowered:
@@ -208,9 +210,8 @@ def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: C
     text = best if early_stopping is None else early_stopping.watch
     if text is None:
         return None
-    watch = Watch(text, early_stopping)
-    _refuse_unknown_split(watch.score, splits)
-    return watch
+    _refuse_unknown_split(parsed(text)[1], splits)
+    return Watch(text, early_stopping)
 
 
 def feedback(
@@ -244,10 +245,8 @@ def parsed(text: str) -> tuple[Literal["min", "max"], str]:
     ('max', 'held-out/accuracy')
     """
     match text.split(maxsplit=1):
-        case ["min", score]:
-            return "min", score
-        case ["max", score]:
-            return "max", score
+        case ["min" | "max" as direction, score]:
+            return "min" if direction == "min" else "max", score
     raise ConfigError(
         f"cannot watch {text!r}: say which way is better, as in 'min held-out/loss' or 'max held-out/accuracy'"
     )
@@ -255,5 +254,6 @@ def parsed(text: str) -> tuple[Literal["min", "max"], str]:
 
 def _refuse_unknown_split(score: str, splits: Collection[str], *, by: str = "") -> None:
     if score.split("/", maxsplit=1)[0] not in splits:
-        names = ", ".join(splits) or "none"
-        raise ConfigError(f"{by}cannot watch {score!r}: no split of that name; there are: {names}")
+        raise ConfigError(
+            f"{by}cannot watch {score!r}: no split of that name; there are: {', '.join(splits) or 'none'}"
+        )

@@ -1,8 +1,7 @@
 """In which number format a step computes: fp32, tf32, bf16, fp16 or fp8, and the loss scale that fp16 needs.
 
-This is the only file that knows a gradient scaler. It does what `torch.amp.GradScaler` does, on the device: that class reads
-its overflow flag on the host in every step (law 12) and passes over the gradients once more than the step has to.
-A new format is an entry of `FORMATS`, and a choice of `precision` in the settings.
+This is the only file that knows a gradient scaler, decided on the device: `torch.amp.GradScaler` reads its overflow flag on the
+host in every step (law 12). A new format is an entry of `FORMATS`, and a choice of `precision` in the settings.
 """
 
 import os
@@ -32,8 +31,9 @@ class Format:
     scaled: bool = False  # whether gradients need a loss scale
     # Changes a model that has just been built, in place. None: models stay as they are.
     convert: Callable[[nn.Module, torch.device], nn.Module] | None = None
-    # Raises `ConfigError` for a device that cannot compute in it. None: all can.
-    refuse: Callable[[torch.device], None] | None = None
+    refuse: Callable[[torch.device], None] = lambda _: (
+        None
+    )  # raises `ConfigError` for a device that cannot compute in it
     tolerance: float = 1e-2  # how far, relatively, two sums of the same losses may be apart
     h100_flops: float  # operations per second, dense, by the data sheet of H100 SXM
 
@@ -93,8 +93,8 @@ class Precision:
         if self.device.type != "cuda":
             yield
             return
-        tf32 = FORMATS[self.name].tf32
         before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        tf32 = FORMATS[self.name].tf32
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         try:
@@ -147,10 +147,8 @@ def precision(name: str, device: torch.device) -> Precision:
         name = "bf16"
     if name not in FORMATS:
         raise ConfigError(f"unknown precision {name!r}: one of auto, {', '.join(FORMATS)}")
-    chosen = FORMATS[name]
-    if chosen.refuse is not None:
-        chosen.refuse(device)
-    if not chosen.scaled:
+    FORMATS[name].refuse(device)
+    if not FORMATS[name].scaled:
         return Precision(name, device)
     return Precision(name, device, LossScale(torch.tensor(65536.0, device=device), torch.tensor(0, device=device)))
 
@@ -159,14 +157,17 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
     """The model with its hidden linear layers multiplying in float8, forward and backward; changed in place.
 
     Each tensor is scaled by its own largest number (e4m3 forwards, e5m2 for gradients; Micikevicius et al. 2022, section 3:
-    https://arxiv.org/abs/2209.05433). Parameters keep their names and stay the same objects. Taken are layers of class
-    `nn.Linear` whose sizes are multiples of 16, but not heads and what shares its weight with an embedding. On the CPU the 8 bits are
-    emulated, which shows the rounding and is slow. Raises `ConfigError` without torchao, and where there is no such layer.
+    https://arxiv.org/abs/2209.05433). Parameters stay the same objects. Taken are `nn.Linear` layers whose sizes are multiples
+    of 16, but not heads and what shares its weight with an embedding. The CPU emulates the 8 bits, slowly. Raises `ConfigError`
+    without torchao, and if there is no such layer.
     """
     hidden = hidden_matrices(model)
-    linear = {name: part for name, part in model.named_modules() if type(part) is nn.Linear and part.weight in hidden}
-    sizes = {name: (part.in_features, part.out_features) for name, part in linear.items()}
-    taken = [name for name, pair in sizes.items() if all(size % _FP8_MULTIPLE == 0 for size in pair)]
+    taken = [
+        name
+        for name, part in model.named_modules()
+        if type(part) is nn.Linear and part.weight in hidden
+        if not any(size % _FP8_MULTIPLE for size in part.weight.shape)
+    ]
     if not taken:
         raise ConfigError(
             f"precision = fp8: {type(model).__name__} has no hidden nn.Linear whose sizes are multiples of {_FP8_MULTIPLE}\n"
@@ -197,12 +198,11 @@ def _refuse_fp8(device: torch.device) -> None:
     if found == "cuda":
         capability = torch.cuda.get_device_capability(device)
         found = f"{torch.cuda.get_device_name(device)}, of {capability[0]}.{capability[1]}"
-    if device.type == "meta" or capability >= _FP8_FROM:
-        return
-    raise ConfigError(
-        f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more, this device is {found}\n"
-        "  try: --precision bf16"
-    )
+    if device.type != "meta" and capability < _FP8_FROM:
+        raise ConfigError(
+            f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more, this device is {found}\n"
+            "  try: --precision bf16"
+        )
 
 
 # All formats, by the name that a flag gives them; "auto" is one of them when a run begins

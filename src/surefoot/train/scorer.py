@@ -9,21 +9,15 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from surefoot.data.dataset_checks import check_split
 from surefoot.data.gathering import sample_count
-from surefoot.data.loader import in_order
 from surefoot.data.pipeline import Supply
-from surefoot.distributed.strategy import Alone, Ranks
-from surefoot.distributed.world import device_called
-from surefoot.errors import ConfigError
+from surefoot.distributed.strategy import Ranks
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.evaluate import Split, evaluation_mode, scored, scored_by_batch
-from surefoot.train.evaluate import numbers as of_numbers
 from surefoot.train.loop import Loss, State, sole_or_all
 from surefoot.train.open_choices import Compiling
 from surefoot.train.precision import Precision
-from surefoot.train.precision import precision as chosen_precision
 
 Made = TypeVar("Made")
 
@@ -40,11 +34,10 @@ class Scoring:
         loss: Loss | None,
         precision: Precision,
         compiling: Compiling,
-        ranks: Ranks | None = None,
+        ranks: Ranks,
     ) -> None:
-        self.ranks = ranks or Alone()
         self.state, self.supply, self.splits, self.loss, self.precision = state, supply, dict(splits), loss, precision
-        self.compiling = compiling
+        self.compiling, self.ranks = compiling, ranks
         self.callables: dict[str, Any] = {}
 
     def names(self, *, at_end: bool) -> list[str]:
@@ -93,18 +86,15 @@ class Scoring:
 
     def leave_out_end(self) -> None:
         """Score nothing that is for the end of the run alone: whoever chooses between runs must not see it."""
-        for name in self.names(at_end=True):
-            del self.splits[name]
-
-    def sample(self, make: Callable[[Any], str]) -> str:
-        return self._told(make, stream="sample")
+        self.splits = {name: split for name, split in self.splits.items() if not split.at_end}
 
     def panels(self, make: Callable[[Any], Made]) -> Made:
         """What `make` shows of the model, in the run's precision; as for a sample."""
         with self.precision.autocast():
-            return self._told(make, stream="panels")
+            return self.sample(make, stream="panels")
 
-    def _told(self, make: Callable[[Any], Made], *, stream: str) -> Made:
+    def sample(self, make: Callable[[Any], Made], *, stream: str = "sample") -> Made:
+        """What `make` shows of the model."""
         model = next(iter(self.models().values()))
         with self.ranks.whole([model]), untouched(), torch.no_grad(), evaluation_mode([model]):
             seed_generators(fold(stream_key(self.supply.seed, stream), self.state.step))
@@ -123,31 +113,3 @@ class Scoring:
             }
             models = self.callables
         return sole_or_all(models)
-
-
-_BATCH_SIZE = 16  # where the split names none; changes no score
-
-
-def split_scores(
-    model: nn.Module, split: Split, *, device: str = "auto", precision: str = "fp32", seed: int = 0
-) -> dict[str, float]:
-    """Every score of a split by name, of a model that is moved to the device and otherwise left as it was.
-
-    `precision` is that of the passes, as in `Run`. A split that scores the run's loss has none here: `Split(..., loss=False)`.
-
-    >>> import torch
-    >>> from surefoot.metrics.classification import accuracy
-    >>> data = torch.eye(3), torch.tensor([0, 1, 0])
-    >>> split_scores(nn.Identity(), Split(data, scores=accuracy, loss=False), device="cpu")
-    {'accuracy': 0.6666666666666666}
-    """
-    if split.loss:
-        raise ConfigError("split_scores: outside a run there is no loss to score: write Split(..., loss=False)")
-    check_split("split", split.dataset, seed=seed)
-    place = device_called(device)
-    numbers = chosen_precision(precision, place)
-    batches = in_order(split.dataset, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=place)
-    with numbers.numerics():
-        found = scored(model.to(place), batches, split, loss=None, precision=numbers, seed=seed)
-    scores = of_numbers(found)
-    return scores | {name: function(scores) for name, function in split.derived.items()}

@@ -8,7 +8,6 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
-from torch import nn
 
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.shards import extra_states
@@ -19,19 +18,18 @@ from surefoot.train.loop import State, Step, Task, forward_backward
 
 @contextmanager
 def preserved(
-    models: Mapping[str, nn.Module],
+    models: Mapping[str, torch.nn.Module],
     loss: Any,
     user_state: Mapping[str, Any],
-    parameters: Sequence[nn.Parameter] = (),
+    parameters: Sequence[torch.nn.Parameter] = (),
     *,
     with_weights: bool = True,
 ) -> Iterator[Callable[..., None]]:
     """Put everything back at the end; gradients are absent meanwhile. Yields what puts back all, or only what a checkpoint holds.
 
-    Everything: weights, buffers, extra state, modes, gradients, the three random generators, `user_state` (the objects of
-    `run.keep`), and what models and the loss remember in attributes, closures and globals. `parameters` are those that an
-    optimizer trains, if they are others than the models'. Without `with_weights` no parameter is copied: for passes that are
-    known to change none, or where they are put back otherwise.
+    Everything: weights, buffers, extra state, modes, gradients, the three random generators, `user_state`, and what models and
+    the loss remember in attributes, closures and globals. `parameters` are further ones that an optimizer trains. Without
+    `with_weights` no parameter is copied: for passes that change none.
     """
     from surefoot.checkpoint.unsaved import Observation
 

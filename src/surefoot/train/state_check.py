@@ -1,8 +1,7 @@
 """Passes and updates when a run begins or goes on, after which all is as it was: is what it computes what its checkpoints say?
 
-What a model, a loss or an optimizer remembers beside its checkpoint is lost with the process, and is refused by name. And
-hashes tell at a resume whether samples, loss and code are what they were (`fingerprints`). The contract between a loss and what
-is counted: the loss of a batch is the count-weighted mean of its parts' (`loss_contract`).
+State that no checkpoint holds is refused by name. At a resume hashes tell whether samples, loss and code are what they were
+(`fingerprints`). The loss of a batch must be the count-weighted mean of its parts' (`loss_contract`).
 """
 
 import math
@@ -14,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from surefoot.checkpoint.live_values import NotPutBackError, refuse_unsaved, same
@@ -86,7 +84,7 @@ class StateCheck:
         self.losses.append((loss, micro_batches[0]))
         return self.inner.over(loss, micro_batches)
 
-    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+    def before(self, names: Iterable[str], factor: torch.Tensor | float) -> None:
         self.inner.before(names, factor)
         self.updates.append([self._observed()])
 
@@ -114,7 +112,7 @@ class StateCheck:
 
 
 def first_loss(
-    models: Mapping[str, nn.Module],
+    models: Mapping[str, torch.nn.Module],
     micro_batch: MicroBatch,
     *,
     task: Task,
@@ -128,7 +126,7 @@ def first_loss(
     assert task.loss is not None  # `fingerprints` has asked
     generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if task.precision.device.type == "cuda" else [])]
     sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
-    with preserved(models, task.loss, user_state, ()), eagerly():
+    with preserved(models, task.loss, user_state), eagerly():
         for gradients in (False, True)[: 1 if sharded else 2]:  # with them FSDP would wait for a backward pass
             seed_generators(fold(task.key, 0, micro_batch.index))
             before = [state() for state in generators]
@@ -163,7 +161,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
         "draws": False,
         "failed": False,
         "sources": {
-            "loss": text_hashes([*(loss.modules() if isinstance(loss, nn.Module) else [loss]), supply.count]),
+            "loss": text_hashes([*(loss.modules() if isinstance(loss, torch.nn.Module) else [loss]), supply.count]),
             "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
             "collate": text_hashes([supply.collate]),
             "data": text_hashes(all_within(supply.dataset)),
@@ -174,8 +172,11 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     micro_batch = supply.beginning()
     if micro_batch is not None:
         with suppress(Exception):  # of the user's objects in it
-            sha256 = hash_of(micro_batch.batch, unknown)
-            found["micro_batch"] = {"sha256": sha256, "count": micro_batch.count, "samples": len(micro_batch.ids)}
+            found["micro_batch"] = {
+                "sha256": hash_of(micro_batch.batch, unknown),
+                "count": micro_batch.count,
+                "samples": len(micro_batch.ids),
+            }
     possible = at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     if all(parts.world.gathered(possible)) and micro_batch is not None:
         value, found["draws"] = first_loss(models, micro_batch, task=task, user_state=parts.whole.kept.objects)
@@ -215,9 +216,9 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
         return True, f"holds: {together:.6g} for a batch, {apart:.6g} for its halves together"
     if abs(together - again) > tolerance:
         return True, "not checked: the loss draws random numbers in evaluation mode too"
-    counts = " and ".join(str(half.count) for half in halves)
     return False, (
-        f"the loss of a batch is {together:.6g}, of its two halves together (counting {counts}) {apart:.6g}\n"
+        f"the loss of a batch is {together:.6g}, of its two halves together (counting {halves[0].count} and {halves[1].count})"
+        f" {apart:.6g}\n"
         "  the loss is a mean over something else than is counted: say over what, with Run(count=lambda batch: ...),\n"
         "  or return surefoot.Mean(total, count); a loss that couples samples of a batch (a contrastive one) is another one in\n"
         "  every cut: leave micro_batch_size out, in one process (--micro-batch-size)"
@@ -243,7 +244,7 @@ def _halves(whole: MicroBatch, parts: Components) -> list[MicroBatch] | None:
     """The same nest with half the rows of every tensor; None where something in it is no tensor of so many rows."""
     size, count = len(whole.ids), parts.supply.count or rows
     leaves, nest = pytree.tree_flatten(whole.batch)
-    if size < 2 or any(not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):
+    if size < 2 or any(not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):
         return None
     halves = []
     for half in (slice(0, size // 2), slice(size // 2, size)):

@@ -16,7 +16,7 @@ from surefoot.checkpoint.state_json import SavedState
 from surefoot.distributed.shards import Rows
 from surefoot.errors import CheckpointError
 from surefoot.train.loop import State
-from surefoot.train.meter import BadSteps, Meter
+from surefoot.train.meter import Meter
 from surefoot.train.model_weights import file_name, load_models, models_of
 from surefoot.train.patience import Feedback, Watch
 from surefoot.train.precision import Precision
@@ -57,7 +57,6 @@ class Whole:
     watch: Watch | None = None
     feedback: Feedback | None = None  # from scores to learning rates
     meter: Meter = field(default_factory=Meter)
-    bad_steps: BadSteps = field(default_factory=BadSteps)
     clock: Clock = field(default_factory=Clock)
     kept: Kept = field(default_factory=Kept)
     seen: set[str] = field(default_factory=set)  # parameters that have had a gradient in some watched step
@@ -106,7 +105,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         },
         watch=None if whole.watch is None else whole.watch.state(),
         plateau=None if whole.feedback is None else whole.feedback.state(),
-        skipped_in_a_row=whole.bad_steps.in_a_row,
+        skipped_in_a_row=whole.meter.skipped_in_a_row,
         clock=whole.clock.state(),
         seen=sorted(whole.seen),
         kept=kept,
@@ -158,21 +157,24 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
         for part, module in model.named_modules():
             module.training = part not in saved.evaluating[name]
     for name, trained in state.trained.items():
-        plain = join_state(saved.optimizer[name], _under("optimizer/", loose))
-        file, names = file_name("optimizer", name), parameter_names(state.models[name])
-        load_optimizer(trained.optimizer, found.files[file], plain, names)
+        tensors, plain = (
+            found.files[file_name("optimizer", name)],
+            join_state(saved.optimizer[name], _under("optimizer/", loose)),
+        )
+        load_optimizer(trained.optimizer, tensors, plain, parameter_names(state.models[name]))
         load_group_numbers(trained.optimizer, saved.groups[name], _under("groups/", loose))
         decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
-        remembered = _under(f"clipping/{name}/", loose).items()
-        trained.clipping.remembered = {key: held.to(decided_on) for key, held in remembered}
+        trained.clipping.remembered = {
+            key: held.to(decided_on) for key, held in _under(f"clipping/{name}/", loose).items()
+        }
     for check in checks:
         check()
     whole.precision.load_tensors(_under("precision/", loose))
     whole.meter.load_tensors(_under("meter/", loose))
     if not main:  # what was logged on any rank is rank 0's from then on
         whole.meter.logged = []
-    whole.bad_steps.in_a_row = list(saved.skipped_in_a_row)
+    whole.meter.skipped_in_a_row = list(saved.skipped_in_a_row)
     whole.clock.load_state(saved.clock)
     whole.seen.clear()
     whole.seen.update(saved.seen)
@@ -190,9 +192,8 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
 def restore_known(objects: Mapping[str, Any], found: Contents) -> None:
     """Put back those of the user's objects that a checkpoint knows; `CheckpointError` if one does not take its state back."""
     tensors = _under("kept/", found.tensors("state"))
-    for name, held in objects.items():
-        if name in found.saved.kept:
-            restore_kept(held, tensors, found.saved.kept[name], name=name)
+    for name in [name for name in objects if name in found.saved.kept]:
+        restore_kept(objects[name], tensors, found.saved.kept[name], name=name)
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:

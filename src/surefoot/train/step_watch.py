@@ -1,7 +1,5 @@
 """What the loop shows of a step to whoever measures it: `Watch`, and `UNWATCHED`, which sees nothing and which most steps have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +16,7 @@ Named = dict[str, Tensor]  # numbers on the device, by parameter
 class Watch(Protocol):
     """What looks at a step while it is made."""
 
-    def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
+    def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:
         """The loss as it is to be called for each of the micro-batches of one pass over the step."""
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
@@ -31,7 +29,7 @@ class Watch(Protocol):
 class Unwatched:
     """Nothing is looked at."""
 
-    def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:  # noqa: ARG002
+    def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:  # noqa: ARG002
         """The loss itself."""
         return loss
 

@@ -13,7 +13,7 @@ import surefoot as sf
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.text.multiple_choice import Choices, Question, choice_accuracy, continuation_accuracy
 from surefoot.errors import DataError
-from surefoot.train.scorer import split_scores
+from surefoot.train.evaluate import split_scores
 
 VOCABULARY = 7
 BYTES = [1, 2, 3, 1, 1, 5, 1]

@@ -17,7 +17,7 @@ from surefoot.data.text.multiple_choice import Choices, choice_accuracy
 from surefoot.data.text.question_files import load_questions
 from surefoot.errors import DataError
 from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
-from surefoot.train.scorer import split_scores
+from surefoot.train.evaluate import split_scores
 
 HELLASWAG = {"ctx": "A man sits. he", "endings": ["runs.", "is off.", "holds it.", "starts."], "label": 3}
 ARC = {"query": "Question: why?\n", "choices": ["so", "thus"], "gold": 1}

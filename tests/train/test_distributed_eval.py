@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.distributed.objects import Messages
+from surefoot.train.distributed_eval import Messages
 
 
 def test_outputs_come_back_as_what_they_were() -> None:
