@@ -51,14 +51,13 @@ class History:
     last_event: Record | None = None  # of the last sitting
     data: Mapping[str, Any] = field(default_factory=dict)
     resumed: tuple[int, ...] = ()
-    _columns: dict[str, Series] = field(default_factory=dict, init=False)
     _watched: dict[str, dict[str, Series]] = field(default_factory=dict, init=False)
 
     @cached_property
     def step(self) -> int:
         """Steps made, as far as the records tell."""
-        ended = () if self.last_event is None else (self.last_event,)
-        return max((int(records[-1]["step"]) for records in (self.train, self.scores, ended) if records), default=0)
+        last = (*self.train[-1:], *self.scores[-1:], *([self.last_event] if self.last_event else ()))
+        return max((int(record["step"]) for record in last), default=0)
 
     @property
     def ended_by(self) -> str | None:
@@ -77,9 +76,7 @@ class History:
 
     def column(self, name: str) -> Series:
         """A value of the training records that have it; null is NaN."""
-        if name not in self._columns:
-            self._columns[name] = _column(self.train, name)
-        return self._columns[name]
+        return _column(self.train, name)
 
     @cached_property
     def loss(self) -> Series:
@@ -90,8 +87,7 @@ class History:
     def windows(self) -> Series:
         """How many steps each training record is about."""
         steps = np.array([record["step"] for record in self.train], dtype=np.int64)
-        before = np.concatenate([[0], steps[:-1]]) if steps.size else steps
-        return Series(steps, np.maximum(steps - before, 1).astype(np.float64))
+        return Series(steps, np.maximum(np.diff(steps, prepend=0), 1).astype(np.float64))
 
     def total(self, name: str) -> float:
         """The sum of a value over all training records, and over the last event, which has the time after the last of them."""
@@ -120,7 +116,7 @@ class History:
         if kind not in self._watched:
             having = [record for record in self.layers if isinstance(record.get(kind), dict)]
             self._watched[kind] = {
-                name: _series([(_watched_step(record), record[kind].get(name)) for record in having])
+                name: _series([(record.get("watched_step", record["step"]), record[kind].get(name)) for record in having])
                 for name in dict.fromkeys(name for record in having for name in record[kind])
             }
         return self._watched[kind]
@@ -143,10 +139,6 @@ def _column(records: Sequence[Record], name: str) -> Series:
 def _series(points: Sequence[tuple[int, Any]]) -> Series:
     steps, values = [step for step, _ in points], [_number(value) for _, value in points]
     return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
-
-
-def _watched_step(record: Record) -> int:
-    return int(record["step"] if record.get("watched_step") is None else record["watched_step"])
 
 
 def _number(value: Any) -> float:

@@ -104,8 +104,7 @@ def thinned(records: Sequence[Record]) -> list[Record]:
     >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
     [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]
     """
-    merge = _as_one if records[0]["kind"] == "train" else _better
-    return [merge(first, second) for first, second in zip(records[::2], records[1::2], strict=True)]
+    return list(map(_as_one if records[0]["kind"] == "train" else _better, records[::2], records[1::2]))
 
 
 def _as_one(first: Record, second: Record) -> Record:

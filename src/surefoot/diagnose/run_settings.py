@@ -108,11 +108,11 @@ class Described:
     def present(self, name: str) -> Any:
         """The value of a setting by its dotted name; None where that is not known."""
         warmup = f"{self.warmup} steps" if self.made.get("schedule") else None
-        nested = {"optimizer.lr": self.lr, "schedule.warmup": warmup, "schedule.name": self.shape}
-        if name in nested:
-            return nested[name]
-        if name.startswith("optimizer."):
-            return self.optimizer.get(name.removeprefix("optimizer."))
+        nested = {"schedule.warmup": warmup, "schedule.name": self.shape} | {
+            f"optimizer.{key}": value for key, value in {**self.optimizer, "lr": self.lr}.items()
+        }
+        if name in nested or name.startswith("optimizer."):
+            return nested.get(name)
         written = self.written.get(name)
         return self.made.get(name) if written is None and "." not in name else written
 
@@ -123,8 +123,9 @@ class Described:
         return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
     def replay(self, step: int | str) -> str:
-        in_script = f"print(surefoot.load(run).replay({step})) where this run is built"
-        return in_script if self.program == "script" else f"surefoot replay {self.name} --step {step}"
+        if self.program == "script":
+            return f"print(surefoot.load(run).replay({step})) where this run is built"
+        return f"surefoot replay {self.name} --step {step}"
 
     @property
     def lr_in_text(self) -> str:
