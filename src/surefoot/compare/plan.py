@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+
 from surefoot.compare.variants import Direction, Variant, flags
 from surefoot.config.paths import read_regular
 from surefoot.config.toml import origins, program, to_toml, values
@@ -66,19 +68,15 @@ class Planned:
 
     def settings(self, name: str) -> dict[str, Any]:
         """Those of the variant of that name; of all runs, where there is none."""
-        own = (variant.settings for variant in self.variants if variant.name == name)
-        return {**self.base, **next(own, {})}
+        return {**self.base, **next((variant.settings for variant in self.variants if variant.name == name), {})}
 
 
 def to_text(plan: Planned, config: Any) -> str:
     """The plan as a file; `config` is the configuration whose values are `plan.base`."""
-    import tomlkit
-
     names = ("threads", "started_in", *_OPTIONAL)
     table = _toml({name: value for name in names if (value := getattr(plan, name)) is not None})
     rows = tomlkit.aot()
-    for variant in plan.variants:
-        rows.append(_toml(vars(variant)))
+    rows.extend(_toml(vars(variant)) for variant in plan.variants)
     table.add("variants", rows)
     document = tomlkit.document()
     document.add(_TABLE, table)
@@ -88,12 +86,13 @@ def to_text(plan: Planned, config: Any) -> str:
 
 def from_text(text: str, *, where: str) -> Planned:
     """What `to_text` wrote; `ConfigError` for anything else."""
-    all_values = values(text, where=where)
     found: Any = tomllib.loads(text).get(_TABLE)
     try:
         plan = Planned(
             program=program(text, where=where),
-            base={name: value for name, value in all_values.items() if not name.startswith(f"{_TABLE}.")},
+            base={
+                name: value for name, value in values(text, where=where).items() if not name.startswith(f"{_TABLE}.")
+            },
             origins=origins(text),
             variants=[Variant(**_plain(row)) for row in found["variants"]],
             threads=found["threads"],
@@ -133,16 +132,14 @@ def going_on(held: Planned, asked: Planned, *, where: Path, threads_given: bool)
     if (held.search is None) != (asked.search is None):
         problems.append("one of them is a search, and the other is not")
     elif held.search is not None and asked.search is not None:
-        fixed = ("space", "sampler", "pruner", "seed")
-        problems += [f"another {name} of the search" for name in fixed if held.search[name] != asked.search[name]]
+        unlike = [name for name in ("space", "sampler", "pruner", "seed") if held.search[name] != asked.search[name]]
+        problems += [f"another {name} of the search" for name in unlike]
         problems += _of_settings(held.base, asked.base)
     else:
-        are = {variant.name: asked.settings(variant.name) for variant in asked.variants}
-        for variant in held.variants:
-            if variant.name not in are:
-                problems.append(f"{variant.name} is not among the variants any more")
-            else:
-                problems += _of_settings(held.settings(variant.name), are[variant.name])
+        are = {name: asked.settings(name) for name in asked.names}
+        for name in held.names:
+            gone = [f"{name} is not among the variants any more"]
+            problems += _of_settings(held.settings(name), are[name]) if name in are else gone
     if problems:
         told = "\n  ".join(some_of(list(dict.fromkeys(problems))))
         raise ConfigError(f"{where} holds another comparison: {told}\n  choose another directory: --out DIR")
@@ -202,8 +199,6 @@ def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 def _toml(value: Any) -> Any:
     """Without None, which TOML cannot hold: the names of what is None are listed as `absent`."""
-    import tomlkit
-
     if isinstance(value, Mapping):
         table = tomlkit.table()
         if absent := [name for name, held in value.items() if held is None]:

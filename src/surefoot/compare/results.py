@@ -47,15 +47,13 @@ def compared(
         raise ConfigError(f"the runs are judged by different scores: {listed}\n  choose one: --score 'min SPLIT/SCORE'")
     watch = next(iter(watches), None)
     direction, score = watch or ("min", None)
-    groups: dict[str, list[Compared]] = {}
-    for run in runs:
-        groups.setdefault(run.variant.group, []).append(run)
+    names = dict.fromkeys(run.variant.group for run in runs)
+    groups = {name: [run for run in runs if run.variant.group == name] for name in names}
     shown = group_labels([run.variant for run in runs])
     rows = {name: _row(name, held, shown[name]) for name, held in groups.items()}
     first = next((row for row in rows.values() if row.best is not None), None)
     notes = [] if first is None else [_of_target(target, first, is_first=first is next(iter(rows.values())))]
-    if target is None and first is not None:
-        target = first.best
+    target = first.best if target is None and first is not None else target
     if target is not None:
         rows = {name: _timed(row, groups[name], target) for name, row in rows.items()}
     sign = 1 if direction == "min" else -1
@@ -119,11 +117,10 @@ def _with_differences(
     Where the reference was `chosen` because it is the best, all pairs are corrected for together: any of them might have
     been the one that was looked at.
     """
-    called = {name: row.label for name, row in rows.items()}
     differences: dict[tuple[str, str], Difference] = {}
     whys: dict[str, None] = {}
     for pair in combinations([name for name, row in rows.items() if row.best is not None], 2):
-        found = _difference(groups[pair[0]], groups[pair[1]], called) if chosen or standard.name in pair else ""
+        found = _difference(groups[pair[0]], groups[pair[1]], rows) if chosen or standard.name in pair else ""
         if isinstance(found, Difference):
             differences[pair] = found
         elif standard.name in pair:
@@ -135,8 +132,8 @@ def _with_differences(
             name = other if one == standard.name else one
             facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
             p = corrected[one, other]
-            known = None if math.isnan(p) else p
-            done[name] = replace(rows[name], difference=facing, p=known, verdict=_verdict(facing, p, sign))
+            done[name] = replace(rows[name], difference=facing, verdict=_verdict(facing, p, sign))
+            done[name] = replace(done[name], p=None if math.isnan(p) else p)
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
     notes = _of_differences(differences, groups, chosen=chosen) if differences else []
     notes += [f"no paired difference: {why}" for why in whys]
@@ -146,7 +143,7 @@ def _with_differences(
     return done, notes
 
 
-def _difference(one: Sequence[Compared], other: Sequence[Compared], called: Mapping[str, str]) -> Difference | str:
+def _difference(one: Sequence[Compared], other: Sequence[Compared], rows: Mapping[str, Row]) -> Difference | str:
     """The difference of the best scores of two variants, or why there is none that means anything."""
     if len(one) > 1 or len(other) > 1:
         seeds = [
@@ -161,7 +158,7 @@ def _difference(one: Sequence[Compared], other: Sequence[Compared], called: Mapp
     for run in (one[0], other[0]):
         if (run.batches or {}).get("best") is None:
             why = "kept no checkpoint of its best step" if run.batches else "was not scored batch by batch"
-            return str((run.batches or {}).get("why", f"{called[run.variant.group]} {why}"))
+            return str((run.batches or {}).get("why", f"{rows[run.variant.group].label} {why}"))
     first, second = one[0].batches or {}, other[0].batches or {}
     if first["split"] != second["split"] or first["counts"] != second["counts"]:
         return "the variants are not evaluated on the same batches"

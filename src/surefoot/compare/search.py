@@ -114,9 +114,8 @@ class Search:
             load_if_exists=True,
         )
         self.going: dict[str, Any] = {}  # trials of Optuna
-        states = self.optuna.trial.TrialState
         trials_made = self.study.get_trials(deepcopy=False)
-        self.left_running = [trial for trial in trials_made if trial.state == states.RUNNING]
+        self.left_running = [trial for trial in trials_made if trial.state.name == "RUNNING"]
         self.over = len(trials_made) - len(self.left_running)
 
     def next(self) -> str | None:

@@ -23,8 +23,8 @@ def text(comparison: Comparison) -> str:
 
 def markdown(comparison: Comparison) -> str:
     head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
-    lines = [head, ["---", *["---:"] * (len(head) - 2), "---"], *rows]
-    table = [f"| {' | '.join(line)} |" for line in lines]
+    rule = ["---", *["---:"] * (len(head) - 2), "---"]
+    table = [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]
     return "\n".join([_title(comparison), "", *table, "", *(f"* {note}" for note in _below(comparison))]) + "\n"
 
 

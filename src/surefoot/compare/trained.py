@@ -72,8 +72,8 @@ class Trained:
     def reached(self, target: float) -> tuple[int, float] | None:
         """The first evaluation that was as good as `target`: its step, and the seconds of training until then; or None."""
         known = ((step, score) for step, score in self.scores if math.isfinite(score))
-        step = next((step for step, score in known if self._sign * score <= self._sign * target), None)
-        return None if step is None else (step, self.seconds_at(step))
+        good = ((step, self.seconds_at(step)) for step, score in known if self._sign * score <= self._sign * target)
+        return next(good, None)
 
     def seconds_at(self, step: int) -> float:
         """Seconds of training after so many steps; between two records as if all steps took the same time.

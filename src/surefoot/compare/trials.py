@@ -165,8 +165,8 @@ class Trials:
             log.seek(trial.log_start)
             lines = log.read().decode(errors="replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        last = [line for line in lines if line.strip()][-1:]
-        return (errors or last or ["it said nothing"])[0][:_SAID_AT_MOST]
+        errors += [line for line in lines if line.strip()][-1:] or ["it said nothing"]
+        return errors[0][:_SAID_AT_MOST]
 
 
 def with_threads(threads: int) -> dict[str, str]:

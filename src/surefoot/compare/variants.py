@@ -86,8 +86,8 @@ def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
 
 def run_labels(variants: Sequence[Variant]) -> dict[str, str]:
     """A label for the name of each single run; repeats have their seed behind it, as in their names."""
-    shown = group_labels(variants)
-    return {variant.name: shown[variant.group] + variant.name.removeprefix(variant.group) for variant in variants}
+    labels = group_labels(variants)
+    return {variant.name: labels[variant.group] + variant.name.removeprefix(variant.group) for variant in variants}
 
 
 def _effective(variant: Variant, setting: str) -> Any:
@@ -113,8 +113,10 @@ def flags(settings: Mapping[str, Any]) -> str:
     """
     words = []
     for setting, value in settings.items():
-        parts = value if isinstance(value, list | tuple) else [value]
-        words += [f"--{setting.replace('_', '-')}", *map(as_typed, parts)]
+        words += [
+            f"--{setting.replace('_', '-')}",
+            *map(as_typed, value if isinstance(value, list | tuple) else [value]),
+        ]
     return shlex.join(words)
 
 

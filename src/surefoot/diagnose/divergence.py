@@ -104,8 +104,8 @@ def loss_spikes(history: History) -> Verdict:
             continue
         around = np.concatenate([before, series.value[row + 1 : row + 1 + NEIGHBOURS]])
         middle = level(around)
-        least = max(NOTHING * series.value[0], SIGMAS * spread(around), ABOVE * abs(middle))
-        if here - middle > least:
+        matters = here - middle >= NOTHING * series.value[0]
+        if matters and here > max(middle + SIGMAS * spread(around), middle + ABOVE * abs(middle)):
             spikes.append((int(series.step[row]), float(here), middle))
     well(not spikes, "no loss stands out from those around it")
     where = {record["step"]: record.get("loss_max_step") for record in history.train}
@@ -199,7 +199,11 @@ def _bad_at_the_end(history: History) -> int:
 def _passes(history: History, indexes: list[int]) -> str:
     """A sentence where about one step was skipped in each pass over the data, as one bad sample makes it."""
     described = history.described
-    samples, batch, of_tokens = described.samples, described.batch_size, "tokens" in str(described.made.get("batch_size"))
+    samples, batch, of_tokens = (
+        described.samples,
+        described.batch_size,
+        "tokens" in str(described.made.get("batch_size")),
+    )
     if samples is None or batch is None or len(indexes) < 2 or of_tokens:
         return ""
     passes = [int(index * batch // samples) for index in indexes]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Severity, Verdict, Well, check, listed, need, well, worst_first, wrong
+from surefoot.diagnose.finding import Finding, Severity, Verdict, check, listed, need, well, worst_first, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level, noise
 
@@ -184,7 +184,9 @@ def smoothed_perplexity(history: History) -> Verdict:
     for score in of_loss:
         values = [record[score] for record in history.scores if isinstance(record.get(score), int | float)]
         lowest, bound = min(values, default=math.inf), math.exp(floor)
-        well(lowest < 0.98 * bound, f"{score} reached {lowest:.4g}, below {bound:.4g}: it is of a loss without smoothing")
+        well(
+            lowest < 0.98 * bound, f"{score} reached {lowest:.4g}, below {bound:.4g}: it is of a loss without smoothing"
+        )
     return wrong(
         "warning",
         f"{of_loss[0]} may be of a smoothed loss, and then is no perplexity.",

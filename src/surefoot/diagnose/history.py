@@ -116,7 +116,9 @@ class History:
         if kind not in self._watched:
             having = [record for record in self.layers if isinstance(record.get(kind), dict)]
             self._watched[kind] = {
-                name: _series([(record.get("watched_step", record["step"]), record[kind].get(name)) for record in having])
+                name: _series(
+                    [(int(record.get("watched_step", record["step"])), record[kind].get(name)) for record in having]
+                )
                 for name in dict.fromkeys(name for record in having for name in record[kind])
             }
         return self._watched[kind]

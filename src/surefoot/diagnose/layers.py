@@ -113,13 +113,13 @@ def ratio_at_full_rate(history: History) -> float:
 
 def matrices(history: History, names: Iterable[str]) -> list[str]:
     """The parameters that are matrices, by their names and the kinds of their modules: no biases, no norms."""
-    parts = ((parameter, *parameter.rpartition(".")[::2]) for parameter in names)
-    kinds = ((parameter, history.described.kinds.get(module, ""), leaf) for parameter, module, leaf in parts)
-    return [
-        parameter
-        for parameter, kind, leaf in kinds
-        if "bias" not in leaf and "Norm" not in kind and (kind or "norm" not in parameter.lower())
-    ]
+
+    def is_matrix(parameter: str) -> bool:
+        module, _, leaf = parameter.rpartition(".")
+        kind = history.described.kinds.get(module, "")
+        return "bias" not in leaf and "Norm" not in kind and (kind != "" or "norm" not in parameter.lower())
+
+    return list(filter(is_matrix, names))
 
 
 def _ratios(history: History) -> tuple[dict[str, float], int]:

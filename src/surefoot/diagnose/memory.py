@@ -59,7 +59,9 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
         full = int(last_step + max(total - now, 0.0) / per_step)
         numbers["full_at_step"] = full
         serious = steps is not None and full <= steps
-        end = f"the {with_unit(total, 'B')} of this machine would be full at step {full:,}{f' of {steps:,}' * serious}"
+        end = f"the {with_unit(total, 'B')} of this machine would be full at step {full:,}" + (
+            f" of {steps:,}" if serious else ""
+        )
     elif steps is not None:
         end = f"at that rate {with_unit(now + per_step * max(0, steps - last_step), 'B')} at the last step, {steps:,}"
     return wrong(

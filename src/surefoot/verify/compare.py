@@ -168,8 +168,7 @@ def judged(
             told.append(replace(difference, relative=_ratio(distance, scale)))
         largest_of[kind] = max(largest_of.get(kind, difference), difference, key=lambda each: each.relative)
     for kind, difference in largest_of.items():
-        size, distance = _together(saved, computed, *kind, buffers)
-        relative = _ratio(distance, size)
+        relative = _ratio(*_together(saved, computed, *kind, buffers)[::-1])
         told.append(replace(difference, relative=relative, more=f"with all others of its kind {relative:.2g} apart"))
     return told
 

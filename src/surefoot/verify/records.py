@@ -43,8 +43,8 @@ def speeds(log: Log) -> Iterator[Problem]:
         starting = _number(record, "starting_targets") if "starting_targets" in record else 0.0
         speed = (_number(record, "targets") - starting) / took_s if took_s > 0 else math.nan
         if repr(speed) != repr(_number(record, name)):
-            why = f"targets by training_s and waiting_s make {speed!r} (first steps apart)"
-            yield _at(line, f"{name} is {record[name]!r}, and {why}", name=name, computed=speed)
+            why = f"{record[name]!r}, and targets by training_s and waiting_s make {speed!r} (first steps apart)"
+            yield _at(line, f"{name} is {why}", name=name, computed=speed)
 
 
 def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
@@ -117,8 +117,7 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
     """
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
-        if line.kind == "resumed":
-            resumed = line.step
+        resumed = line.step if line.kind == "resumed" else resumed
         if line.kind != "train":
             continue
         made = {line.step - begun for begun in (before, max(before, resumed))}
@@ -174,14 +173,13 @@ def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[
 def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0) -> Problem:
     """Something wrong in a record: in a number of it, where `name` says in which, and what others make that."""
     problem = Problem(kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE)
-    if not name:
-        return problem
-    return replace(problem, quantity=name, saved=repr(line.record[name]), computed=repr(computed))
+    saved = repr(line.record.get(name))
+    return replace(problem, quantity=name, saved=saved, computed=repr(computed)) if name else problem
 
 
 def _of_checkpoint(checkpoint: Checkpoint, text: str, quantity: str, saved: str, computed: str) -> Problem:
-    where = checkpoint.path.name
-    return Problem("inconsistent", f"{where} {text}", checkpoint.step, None, quantity, saved, computed)
+    text = f"{checkpoint.path.name} {text}"
+    return Problem("inconsistent", text, checkpoint.step, None, quantity, saved, computed)
 
 
 def _number(record: Record, name: str) -> float:

@@ -121,8 +121,8 @@ class Verdict:
         >>> Verdict("runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]).exit_status
         3
         """
-        statuses = [status for kind, status in _STATUS.items() if any(each.kind == kind for each in self.problems)]
-        return next(iter(statuses), 0)
+        kinds = {problem.kind for problem in self.problems}
+        return next((status for kind, status in _STATUS.items() if kind in kinds), 0)
 
     @property
     def sentence(self) -> str:
@@ -135,8 +135,8 @@ class Verdict:
         return f"{self.run} is proved {how}{'' if self.whole else ', in part'}"
 
     def __str__(self) -> str:
-        wrong = [problem.text for problem in self.problems]
-        titles = {"proved": self.proved, "not proved": self.not_proved, "WRONG": wrong, "why": self.hints}
+        titles = {"proved": self.proved, "not proved": self.not_proved}
+        titles |= {"WRONG": [problem.text for problem in self.problems], "why": list(self.hints)}
         lines = [line for title, said in titles.items() if said for line in [title, *(f"  {each}" for each in said)]]
         return "\n".join([*lines, self.sentence])
 

@@ -72,8 +72,7 @@ def verify(
         points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
         end, step_s = max(points), pace_s(files.log.of("train"))  # after the last point there is nothing to compare
         if steps == "auto":
-            soon = step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S
-            steps = "all" if soon else STEPS
+            steps = "all" if step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S else STEPS
         chosen = planned(
             sorted(step for step in files.checkpoints if step >= since),  # what this program has made
             sorted(points),
@@ -92,8 +91,9 @@ def verify(
             verdict.problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
         verdict.problems.extend(problem for outcome in outcomes for problem in outcome.problems)
         known = {(problem.step, problem.quantity) for problem in verdict.problems}
-        more = _of_targets(parts, files, outcomes)
-        verdict.problems.extend(problem for problem in more if (problem.step, problem.quantity) not in known)
+        verdict.problems.extend(
+            problem for problem in _of_targets(parts, files, outcomes) if (problem.step, problem.quantity) not in known
+        )
         verdict.proved.extend(line for outcome in outcomes for line in sentences.of_window(outcome))
         verdict.not_proved.extend(sentences.not_of_windows(outcomes, files, end=end, step_s=step_s))
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
@@ -125,8 +125,9 @@ def _of_files(files: Files) -> Verdict:
     proved = sentences.of_files(files)
     if files.log.of("train") and not problems:
         proved.append(sentences.of_records(files))
-    not_proved = [*files.notes, *sentences.not_of_files(files)]
-    return Verdict(str(files.path), proved, not_proved, [*files.problems, *problems])
+    return Verdict(
+        str(files.path), proved, [*files.notes, *sentences.not_of_files(files)], [*files.problems, *problems]
+    )
 
 
 def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem]) -> str | None:
@@ -150,15 +151,14 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
 
 def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
     """The training data and the splits that are others now."""
-    saved, now = (
-        files.newest.found.saved,
-        json.loads(json.dumps({"data": parts.described["data"], "scored": parts.scored})),
-    )
-    unlike = {"training data": differences({"data": saved.described["data"]}, {"data": now["data"]})}
-    for name, before in saved.scored.items():
-        there = name in now["scored"]
-        lines = differences(before, now["scored"][name]) if there else [f"{name} is not scored any more"]
-        unlike[f"data of split {name}"] = lines
+    saved = files.newest.found.saved
+    data, scored = json.loads(json.dumps([parts.described["data"], parts.scored]))
+    unlike = {"training data": differences({"data": saved.described["data"]}, {"data": data})} | {
+        f"data of split {name}": differences(before, scored[name])
+        if name in scored
+        else [f"{name} is not scored any more"]
+        for name, before in saved.scored.items()
+    }
     return [_of_data(lines[:3], what) for what, lines in unlike.items() if lines]
 
 
@@ -168,11 +168,11 @@ def _of_data(lines: Sequence[str], what: str) -> Problem:
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     """Compare the learning rates on the record with the schedule."""
-    factors = parts.task.factors
     group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
-    rates = consistency.rates(files.log, lambda step, lowered: group["initial_lr"] * (factors(step) * lowered))
-    wrong = consistency.shortened(rates)
-    recorded = sum("learning_rate" in record for record in files.log.of("train"))
+    rates = consistency.rates(
+        files.log, lambda step, lowered: group["initial_lr"] * (parts.task.factors(step) * lowered)
+    )
+    recorded, wrong = len(files.log.lines_of("train", "learning_rate")), consistency.shortened(rates)
     verdict.problems.extend(wrong)
     if recorded and not wrong:
         verdict.proved.append(f"learning rates of {recorded:,} records: those of the schedule")
@@ -187,21 +187,21 @@ def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files)
                 for each in windows
             ]
             windows = [part for parts in cut for part in parts if part.start < part.stop]
-            why = "the loop's own body froze or unfroze parameters, which is not done again"
-            verdict.not_proved.append(f"steps {start:,} to {stop:,}: {why}")
+            verdict.not_proved.append(
+                f"steps {start:,} to {stop:,}: the loop's own body froze or unfroze parameters, which is not done again"
+            )
     return list(windows)
 
 
 def _made(
     parts: RunComponents, files: Files, chosen: Sequence[Window], *, tolerance: float, watch: Watching | None
 ) -> list[Outcome]:
-    done, of = count(1), sum(window.steps for window in chosen)
-
-    def made_one() -> None:
-        if watch is not None:
-            watch(next(done), of)
-
-    return [made_again(parts, files, window, tolerance=tolerance, watch=made_one) for window in chosen]
+    made, total = count(1), sum(window.steps for window in chosen)
+    tell: Watching = watch or (lambda *_: None)
+    return [
+        made_again(parts, files, window, tolerance=tolerance, watch=lambda: tell(next(made), total))
+        for window in chosen
+    ]
 
 
 def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
