@@ -56,9 +56,8 @@ class Planned:
         """Precision and compilation, where these were left open and settled for all runs, as settings: if these runs have some of
         those names.
         """
-        marks = {"precision": "chosen", "compile": "compile"}
-        open_ones = [name for name, mark in marks.items() if mark in self.found and self.base.get(name) == "auto"]
-        return {name: self.found[name] for name in open_ones}
+        marks = {"precision": "chosen", "compile": "compile"}.items()
+        return {name: self.found[name] for name, mark in marks if mark in self.found and self.base.get(name) == "auto"}
 
     @property
     def watch(self) -> tuple[Direction, str] | None:

@@ -117,23 +117,24 @@ def _with_differences(
     Where the reference was `chosen` because it is the best, all pairs are corrected for together: any of them might have
     been the one that was looked at.
     """
-    differences: dict[tuple[str, str], Difference] = {}
-    whys: dict[str, None] = {}
-    for pair in combinations([name for name, row in rows.items() if row.best is not None], 2):
-        found = _difference(groups[pair[0]], groups[pair[1]], rows) if chosen or standard.name in pair else ""
-        if isinstance(found, Difference):
-            differences[pair] = found
-        elif standard.name in pair:
-            whys[found] = None
-    corrected = dict(zip(differences, holm([each.p_value for each in differences.values()]), strict=True))
+    pairs = combinations([name for name, row in rows.items() if row.best is not None], 2)
+    differences_or_whys = {
+        (one, other): _difference(groups[one], groups[other], rows)
+        for one, other in pairs
+        if chosen or standard.name in (one, other)
+    }
+    differences = {pair: each for pair, each in differences_or_whys.items() if isinstance(each, Difference)}
+    whys = dict.fromkeys(
+        why for pair, why in differences_or_whys.items() if standard.name in pair and isinstance(why, str)
+    )
     done = dict(rows)
-    for (one, other), difference in differences.items():
+    p_values = holm([each.p_value for each in differences.values()])
+    for ((one, other), difference), p in zip(differences.items(), p_values, strict=True):
         if standard.name in (one, other):
             name = other if one == standard.name else one
             facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
-            p = corrected[one, other]
-            done[name] = replace(rows[name], difference=facing, verdict=_verdict(facing, p, sign))
-            done[name] = replace(done[name], p=None if math.isnan(p) else p)
+            known, verdict = None if math.isnan(p) else p, _verdict(facing, p, sign)
+            done[name] = replace(rows[name], difference=facing, p=known, verdict=verdict)
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
     notes = _of_differences(differences, groups, chosen=chosen) if differences else []
     notes += [f"no paired difference: {why}" for why in whys]
@@ -215,19 +216,23 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
 
     Repeats of other seeds are compared among those of their own seed.
     """
-    unknown = list[str]()
-    by_seed: dict[Any, list[Mapping[str, Any]]] = {}
+    unknown = [
+        f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with"
+        for run in runs
+        if run.trained.order is None and run.trained.scores
+    ]
     repeated = len({run.variant.group for run in runs}) < len(runs)
-    for run in runs:
-        if run.trained.order is not None:
-            by_seed.setdefault(run.trained.order.get("seed") if repeated else None, []).append(run.trained.order)
-        elif run.trained.scores:
-            unknown.append(f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with")
-    if all(len(held) < 2 for held in by_seed.values()):
+    orders = [
+        (run.trained.order.get("seed") if repeated else None, run.trained.order)
+        for run in runs
+        if run.trained.order is not None
+    ]
+    if len({seed for seed, _ in orders}) == len(orders):
         return unknown
 
     def differs(name: str) -> bool:
-        return any(len({repr(facts.get(name)) for facts in held}) > 1 for held in by_seed.values())
+        unlike = {(seed, repr(order.get(name))) for seed, order in orders}
+        return len(unlike) > len({seed for seed, _ in orders})
 
     weights = not differs("weights")
     other = [name for name in ("seed", "batch_size", "data") if differs(name)]

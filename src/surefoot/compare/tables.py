@@ -114,9 +114,8 @@ def _setting(name: str, row: Row) -> str:
 
 
 def _with_error(value: float | None, error: float | None) -> str:
-    if value is None:
-        return ""
-    return number(value) if not error else _to_digits(value, error)
+    short = "" if value is None else number(value)
+    return _to_digits(value, error) if value is not None and error else short
 
 
 def _to_target(row: Row) -> str:

@@ -137,9 +137,8 @@ def _beginning(path: Path) -> dict[str, Any] | None:
         return None
     if state is None:
         return None
-    weights = [(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")]
     return {name: state.described.get(name) for name in ("seed", "batch_size", "data", "precision")} | {
-        "weights": weights
+        "weights": [(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")]
     }
 
 

@@ -80,8 +80,7 @@ def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
         own = [setting for setting in apart if setting in variant.varied] or apart
         text = ",".join(f"{short[setting]}={as_typed(_effective(variant, setting))}" for setting in own)
         shown[group] = text if text and variant.varied and "=" in group else group
-    told = list(shown.values())
-    return {group: label if told.count(label) == 1 else group for group, label in shown.items()}
+    return {group: label if list(shown.values()).count(label) == 1 else group for group, label in shown.items()}
 
 
 def run_labels(variants: Sequence[Variant]) -> dict[str, str]:

@@ -55,8 +55,8 @@ def diverged(history: History) -> Verdict:
     )
     middle = int(loss.step[lowest + width // 2])
     message = f"The loss diverged: from {best:.4g} about step {middle:,} to {last:.4g}."
-    evidence = f"level at the start {start:.4g}, lowest {best:.4g}, at last {last:.4g}"
-    return _divergence(history, middle, message, evidence, bad=False)
+    levels_of_all = f"level at the start {start:.4g}, lowest {best:.4g}, at last {last:.4g}"
+    return _divergence(history, middle, message, levels_of_all, bad=False)
 
 
 @check("non-finite-steps", needs=lambda history: need(history.train, "no step was recorded yet"))
@@ -176,8 +176,8 @@ def _first_to_grow(history: History, begun: int) -> str:
                 continue
             times = float(large.value[0] / usual) if math.isfinite(large.value[0]) else math.inf
             words = f"{times:.3g} times its median before" if math.isfinite(times) else "not finite"
-            step = int(large.step[0])
-            grown.append((step, times, f"the {quantity} of {name}, {words}, at step {step:,}"))
+            sentence = f"the {quantity} of {name}, {words}, at step {large.step[0]:,}"
+            grown.append((int(large.step[0]), times, sentence))
     if not grown:
         return ""
     first, _, words = min(grown, key=lambda each: (each[0], -each[1]))

@@ -101,9 +101,9 @@ def overlap(history: History) -> Verdict:
     }
     need(splits, "the records do not say how many samples are in both parts")
     verdicts = [_overlap_of(split, counts, history) for split, counts in splits.items() if counts.get("found")]
+    verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
     looked_at = sum(int(counts["looked_at"]) for counts in splits.values())
     well(not verdicts, f"none of {looked_at:,} samples looked at is one of training")
-    verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
     return replace(worst_first(verdicts)[0], evidence=tuple(line for verdict in verdicts for line in verdict.evidence))
 
 
@@ -114,8 +114,9 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
     part = known < trained_on and not counts.get("among_all")
     among = f" among the {known:,} of {trained_on:,} training samples looked at" if part else ""
-    where = "training text too, as in most texts: its score is hardly touched"
-    where = where if 2 * known >= trained_on else "part of the training text that was looked at"
+    where = "part of the training text that was looked at"
+    if 2 * known >= trained_on:
+        where = "training text too, as in most texts: its score is hardly touched"
     of_samples = "take duplicates out before splitting; split by source (document, patient, speaker), not by sample"
     texts = {  # of text, and of few: what is found, and what to try
         (False, False): (f"{'At least ' * part}{share:.0%} of {split} are samples of the training data.", of_samples),
@@ -229,10 +230,8 @@ def _other_scores(history: History, split: str, best: int) -> list[str]:
 def _fell_since(history: History, step: int) -> bool:
     """Whether the training loss is lower now than it was about a step, beyond its noise."""
     loss = history.loss
-    if len(loss) < EVALUATIONS:
-        return False
-    # two standard errors of the difference of two medians of five
-    return _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - 1.6 * noise(loss.value)
+    surely = 1.6 * noise(loss.value)  # two standard errors of the difference of two medians of five
+    return len(loss) >= EVALUATIONS and _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - surely
 
 
 def _level_near(loss: Series, step: int) -> float:

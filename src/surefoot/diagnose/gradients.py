@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.diagnose.finding import Verdict, Well, check, listed, need, well, wrong
+from surefoot.diagnose.finding import Verdict, check, listed, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.layers import WATCHED, matrices
 from surefoot.diagnose.statistics import first_and_last_third, level, trend
@@ -126,8 +126,8 @@ def vanishing_gradient(history: History) -> Verdict:
     smallest, *_, largest = sorted(relative, key=lambda parameter: relative[parameter])
     gone = [parameter for parameter, part in relative.items() if part < GONE * relative[largest]]
     of_largest = relative[smallest] / relative[largest]
-    if not gone:
-        return Well(f"gradients of all {len(relative)} matrices are within {1 / of_largest:.2g} of each other")
+    within = relative[largest] / relative[smallest]
+    well(not gone, f"gradients of all {len(relative)} matrices are within {within:.2g} of each other")
     return wrong(
         "warning",
         f"The gradient vanishes on its way to {listed(gone)}.",
@@ -197,8 +197,8 @@ def noise_scale(rows: NDArray[np.float64]) -> float:
 def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of each row an unbiased estimate of the true gradient's squared norm, and of the variance of one target's gradient."""
     small, small_squared, big, big_squared = rows.T
-    gradient = (big * big_squared - small * small_squared) / (big - small)
-    return gradient, (small_squared - big_squared) / (1 / small - 1 / big)
+    noise = (small_squared - big_squared) / (1 / small - 1 / big)
+    return (big * big_squared - small * small_squared) / (big - small), noise
 
 
 def _settled(history: History, kind: str) -> dict[str, Series]:
@@ -210,10 +210,10 @@ def _settled(history: History, kind: str) -> dict[str, Series]:
 
 
 def _layers_that_grew(history: History) -> str:
-    grew = []
-    for name, series in history.watched("gradient_norm").items():
-        before, now = first_and_last_third(series.value)
-        if len(series) >= 2 * WATCHED and before > 0 and now > GREW * before:
-            grew.append((now / before, name))
-    shown = [f"{name} ({times:.3g} times)" for times, name in sorted(grew, key=lambda each: -each[0])]
+    watched = [
+        (name, series) for name, series in history.watched("gradient_norm").items() if len(series) >= 2 * WATCHED
+    ]
+    thirds = {name: first_and_last_third(series.value) for name, series in watched}
+    grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
+    shown = [f"{name} ({grew[name]:.3g} times)" for name in sorted(grew, key=lambda each: -grew[each])]
     return f"most in {listed(shown)}" if shown else ""

@@ -117,7 +117,7 @@ class History:
             having = [record for record in self.layers if isinstance(record.get(kind), dict)]
             self._watched[kind] = {
                 name: _series(
-                    [(int(record.get("watched_step", record["step"])), record[kind].get(name)) for record in having]
+                    [(record.get("watched_step", record["step"]), record[kind].get(name)) for record in having]
                 )
                 for name in dict.fromkeys(name for record in having for name in record[kind])
             }
@@ -138,7 +138,7 @@ def _column(records: Sequence[Record], name: str) -> Series:
     return _series([(record["step"], record[name]) for record in records if name in record])
 
 
-def _series(points: Sequence[tuple[int, Any]]) -> Series:
+def _series(points: Sequence[tuple[Any, Any]]) -> Series:
     steps, values = [step for step, _ in points], [_number(value) for _, value in points]
     return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
 

@@ -217,11 +217,10 @@ def died(history: History) -> list[str]:
 
 def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
     """Which part of the outputs of activations lies at a flat end."""
-    kinds = history.described.kinds
     return {
         module: series
         for module, series in history.watched("saturated").items()
-        if (kinds.get(module, "") in SQUASHING) is squashing
+        if (history.described.kinds.get(module, "") in SQUASHING) is squashing
     }
 
 
@@ -230,12 +229,9 @@ def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int
 
     The first watched step is left out of the median where there are more.
     """
-    above = []
-    for name, series in columns.items():
-        middle = level(series.value[1:] if len(series) > WATCHED else series.value)
-        if middle >= limit:
-            above.append((middle, int(series.step[series.value >= limit][0]), name))
-    return sorted(above, key=lambda column: -column[0])
+    middles = {name: level(each.value[1:] if len(each) > WATCHED else each.value) for name, each in columns.items()}
+    above = {name: columns[name].where(columns[name].value >= limit) for name in middles if middles[name] >= limit}
+    return sorted(((middles[name], int(above[name].step[0]), name) for name in above), key=lambda column: -column[0])
 
 
 def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:

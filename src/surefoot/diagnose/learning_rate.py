@@ -71,16 +71,16 @@ def _too_few(history: History) -> str:
     return f"{len(history.loss)} records of the loss in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up)"
 
 
-def _enough_records(history: History) -> None:
-    need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
-
-
-@check("loss-not-falling", needs=_enough_records)
+@check("loss-not-falling")
 def loss_not_falling(history: History) -> Verdict:
     """The level of the loss in any later quarter of the run against that at its start."""
+    need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
     loss = course(history.loss)
     well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
-    trained = history.described.made.get("init") is not None or _knows_already(history, loss.start)
+    # without knowledge of the inputs a cross-entropy is at least the negative logarithm of the commonest target's share
+    share = history.targets.get("most_common_fraction")
+    knows_already = isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
+    trained = history.described.made.get("init") is not None or knows_already
     return wrong(
         "warning" if trained else "error",
         f"The training loss has not fallen in {history.step:,} steps.",
@@ -197,15 +197,6 @@ def rate_too_low(history: History) -> Verdict:
 
 
 _RATIO = "a step at the highest rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
-
-
-def _knows_already(history: History, start: float) -> bool:
-    """Whether the loss began at less than half of what a model would have that knows no more than the commonest target.
-
-    A cross-entropy without knowledge of the inputs is at least the negative logarithm of the commonest target's share.
-    """
-    share = history.targets.get("most_common_fraction")
-    return isinstance(share, float) and 0 < share < 1 and 0 < start < -0.5 * math.log(share)
 
 
 def _rebound(history: History) -> str:

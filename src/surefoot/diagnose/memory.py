@@ -27,12 +27,11 @@ def growing_memory(history: History) -> Verdict:
     begun = max(history.resumed, default=0)  # a process of its own, whose memory began anew
     settled = begun + (history.step - begun) // 4
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
-    columns = {name: history.column(name).finite.since(settled) for name in names}
-    columns = {name: series for name, series in columns.items() if len(series) >= FEWEST}
+    series_of_all = ((name, history.column(name).finite.since(settled)) for name in names)
+    columns = {name: series for name, series in series_of_all if len(series) >= FEWEST}
     need(columns, f"fewer than {FEWEST} records of the memory after the first quarter of the sitting")
     for name, series in columns.items():
-        growth = _growth(series)
-        if growth is not None:
+        if (growth := _growth(series)) is not None:
             return _finding(history, series, growth, device=name.startswith("device"))
     first = next(iter(columns.values())).value
     before, now = (with_unit(level(part), "B") for part in (first[:4], first[-4:]))

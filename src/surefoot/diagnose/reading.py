@@ -24,10 +24,8 @@ def history_in(path: Path | str) -> History:
             f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
             "  a run's directory is what --out, or Run(out=...), was given"
         )
-    collected = Collected()
     try:
-        for record in read_records(run) if (run / "metrics.jsonl").is_file() else ():
-            collected.add(record)
+        collected = Collected(read_records(run) if (run / "metrics.jsonl").is_file() else ())
     except OSError as problem:
         raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
     return collected.history(described_in(run))

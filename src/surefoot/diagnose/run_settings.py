@@ -95,9 +95,9 @@ class Described:
     @property
     def label_smoothing(self) -> float:
         """Of the training loss, where the settings say so; else 0."""
-        found = [value for name, value in _named(self.made.get("settings")) if name == "label_smoothing"]
-        found += [value for name, value in self.written.items() if name.rpartition(".")[2] == "label_smoothing"]
-        return max((float(value) for value in found if isinstance(value, int | float)), default=0.0)
+        named = [*_named(self.made.get("settings")), *self.written.items()]
+        values = (value for name, value in named if name.rpartition(".")[2] == "label_smoothing")
+        return max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
 
     @property
     def max_bad_steps(self) -> int:
@@ -209,5 +209,6 @@ def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
 def _leaves(written: str) -> list[str]:
     """The names that "3" or "0-3" stands for."""
     first, _, last = written.partition("-")
-    several = first.isdigit() and last.isdigit()
-    return [str(number) for number in range(int(first), int(last) + 1)] if several else [written]
+    if not (first.isdigit() and last.isdigit()):
+        return [written]
+    return [str(number) for number in range(int(first), int(last) + 1)]

@@ -97,8 +97,10 @@ def _speeds(history: History) -> Series:
 
 def _enough_speeds(history: History) -> None:
     count, trained_s = len(_speeds(history)), history.total("training_s")
-    enough = count >= FEWEST and trained_s + history.total("waiting_s") >= LONG_ENOUGH_S
-    need(enough, f"{count} records of the throughput, or {trained_s:.1f} s of training, are too few")
+    need(
+        count >= FEWEST and trained_s + history.total("waiting_s") >= LONG_ENOUGH_S,
+        f"{count} records of the throughput, or {trained_s:.1f} s of training, are too few",
+    )
 
 
 @check("falling-throughput", needs=_enough_speeds)

@@ -154,15 +154,12 @@ def _other_scores(checkpoints: Mapping[int, Checkpoint]) -> list[str]:
 def _sittings(path: Path) -> tuple[Sequence[Session], list[Problem]]:
     file, why = "environment.json", "is damaged: it tells of no sittings"
     try:
-        sittings = read_sessions(path)
-        if all("step" in sitting and "machine" in sitting for sitting in sittings):
-            return sittings, []
-    except FileNotFoundError:
-        why = "is missing"
+        with suppress(ValueError):
+            sittings = read_sessions(path)
+            if all("step" in sitting and "machine" in sitting for sitting in sittings):
+                return sittings, []
     except OSError as problem:
-        why = f"cannot be read: {problem.strerror}"
-    except ValueError:
-        pass
+        why = "is missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {problem.strerror}"
     return [], [Problem("damaged", f"{file} {why}", file=file)]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
-from itertools import compress, pairwise
+from itertools import accumulate, compress, pairwise
 
 from surefoot.tracking.format import counted
 from surefoot.tracking.jsonl import parse_record
@@ -82,11 +82,11 @@ def split(data: bytes) -> list[Line]:
     >>> [(line.number, line.start, line.stop, line.record) for line in split(b'{"kind": "event", "step": 1}' + bytes([10]) + b"{")]
     [(1, 0, 29, {'kind': 'event', 'step': 1}), (2, 29, 30, {})]
     """
-    found, start = [], 0
-    for number, text in enumerate(BytesIO(data), start=1):
-        found.append(Line(number, start, start + len(text), parse_record(text) or {}))
-        start += len(text)
-    return found
+    texts = list(BytesIO(data))
+    return [
+        Line(number, stop - len(text), stop, parse_record(text) or {})
+        for number, (text, stop) in enumerate(zip(texts, accumulate(map(len, texts)), strict=True), start=1)
+    ]
 
 
 def curve(lines: Iterable[Line]) -> list[Line]:

@@ -54,8 +54,7 @@ def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     lines = log.up_to(checkpoint.manifest.log[0])
     clock = checkpoint.found.saved.clock
     for phase in PHASES:
-        told_s = float(clock["total_s"].get(phase, "0"))
-        waiting_s = float(clock["window_s"].get(phase, "0"))
+        told_s, waiting_s = (float(clock[name].get(phase, "0")) for name in ("total_s", "window_s"))
         added_s, most_s = (
             waiting_s + math.fsum(_number(line.record, f"{phase}_s") for line in held if line.kind == "train")
             for held in (curve(lines), lines)  # one that had diverged goes on with a clock that has counted all of it
@@ -137,8 +136,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     if 0 not in files.checkpoints or parts.state.step:
         return
     start = files.checkpoints[0]
-    init = start.described["init"]
-    if init is not None:
+    if (init := start.described["init"]) is not None:
         verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
         return
     then = start.found.saved.machine
@@ -153,8 +151,9 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     ]
     if len(changed) < len(found):
         why = other or "a model that is not built under the run's seed, or from a file, or by code that has changed"
-        what = "they are not those that are built now, and are taken as they are saved"
-        verdict.not_proved.append(f"the weights of step 0: {what} ({why})")
+        verdict.not_proved.append(
+            f"the weights of step 0: they are not those that are built now, and are taken as they are saved ({why})"
+        )
     elif changed:
         verdict.problems.extend(changed)
     else:

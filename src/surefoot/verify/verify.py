@@ -42,14 +42,8 @@ def verify(
 ) -> Verdict:
     """Check all files of a run's directory, make steps of it again from its checkpoints, and compare every bit.
 
-    `run` is built as the one in its directory was, and not open; it comes out as it went in, and nothing is written. Made again
-    are `windows` times `steps` steps, the first, the last and evenly spread ones, or such as `seed` draws; "all" of them; "auto" all
-    where the records let expect two minutes at most, else 100 each. With 0 windows files and records alone are checked. On
-    another machine numbers may differ by `tolerance`, relative to what was saved. `files` are those of its directory, checked; `say` is
-    told beforehand what it costs.
-
-    Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
-    `CheckpointError` where there is no checkpoint, `ConfigError` for a run that is open, has no directory, or is of several ranks.
+    `run` is built as the one in its directory was, and not open; it comes out as it went in. `files` are those of its
+    directory, checked; the other arguments are those of `SavedRun.verify`. `ConfigError` for a run of several ranks.
     """
     parts = replace(run.parts, accept_change=CHANGES)  # a checkpoint of before a change is where what followed begins
     if parts.world.size > 1:
@@ -144,9 +138,7 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
         what = f"config.toml, or the program, makes another run than {files.newest.path.name}"
         problems.append(Problem("inconsistent", f"{what}: {text}"))
         return "what is built now is another run"
-    if parts.task.loss is None:
-        return "this run has no loss of its own, its script makes each step itself"
-    return None
+    return None if parts.task.loss is not None else "this run has no loss of its own, its script makes each step itself"
 
 
 def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
