@@ -28,11 +28,10 @@ _OPTIONAL = ("target", "score", "reference", "search", "found")
 class Planned:
     """A comparison.
 
-    program: what builds the runs, as config.toml names it. base: the settings of all runs by dotted name, and `origins` where
-    each came from. threads: of each run; part of the plan because bits depend on it. started_in: the directory from
-    which relative paths are. score: "min SPLIT/SCORE" where it is not the one that the runs watch. search: of a search.
-    found: what building one of the runs has told: `score` that they watch, `splits`, `precision` and `compile`
-    for those that leave them open; and, if that one did for its precision, `chosen`: why.
+    `base` are the settings of all runs by dotted name, `origins` where each came from. `threads` of each run are part of the
+    plan because bits depend on them. Relative paths start at `started_in`. `score` is "min SPLIT/SCORE" if it is not the one
+    that the runs watch. `found` is what building one run has told: `score`, `splits`, and `precision` (with `chosen`: why)
+    and `compile` where they were left open.
     """
 
     program: Mapping[str, Any]
@@ -53,9 +52,7 @@ class Planned:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """Precision and compilation, where these were left open and settled for all runs, as settings: if these runs have some of
-        those names.
-        """
+        """Precision and compilation as settings, where these were left open and settled for all runs."""
         marks = {"precision": "chosen", "compile": "compile"}.items()
         return {name: self.found[name] for name, mark in marks if mark in self.found and self.base.get(name) == "auto"}
 
@@ -137,8 +134,11 @@ def going_on(held: Planned, asked: Planned, *, where: Path, threads_given: bool)
     else:
         are = {name: asked.settings(name) for name in asked.names}
         for name in held.names:
-            gone = [f"{name} is not among the variants any more"]
-            problems += _of_settings(held.settings(name), are[name]) if name in are else gone
+            problems += (
+                _of_settings(held.settings(name), are[name])
+                if name in are
+                else [f"{name} is not among the variants any more"]
+            )
     if problems:
         told = "\n  ".join(some_of(list(dict.fromkeys(problems))))
         raise ConfigError(f"{where} holds another comparison: {told}\n  choose another directory: --out DIR")
@@ -182,9 +182,8 @@ def some_of(lines: list[str]) -> list[str]:
 def _of_program(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """In what the programs of two plans differ; a file that was changed since is another program."""
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if changed == ["sha256"]:
-        return [f"{now['path']} has changed since"]
-    return [f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed]
+    lines = [f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed]
+    return [f"{now['path']} has changed since"] if changed == ["sha256"] else lines
 
 
 def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

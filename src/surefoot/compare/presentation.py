@@ -88,13 +88,12 @@ def _of_best(comparison: Comparison) -> list[str]:
 
 
 def _title(comparison: Comparison) -> str:
-    if comparison.score is None:
-        return "no score is watched: training is told, and nothing compared"
-    return f"{comparison.score}: {'lower' if comparison.direction == 'min' else 'higher'} is better"
+    title = f"{comparison.score}: {'lower' if comparison.direction == 'min' else 'higher'} is better"
+    return "no score is watched: training is told, and nothing compared" if comparison.score is None else title
 
 
 def _below(comparison: Comparison) -> list[str]:
-    said = [f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said]
+    said = (f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said)
     return [*said, *comparison.notes, *_of_best(comparison)]
 
 

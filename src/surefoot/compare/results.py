@@ -64,8 +64,7 @@ def compared(
         rows, more = _with_differences(rows, groups, named[reference], sign=sign, chosen=reference == "best")
         notes += more
     notes += _of_what_is_shared(runs)
-    ranked = [rows[row.name] for row in ranked]
-    return Comparison(score, direction, target, ranked, notes, runs, settled or {})
+    return Comparison(score, direction, target, [rows[row.name] for row in ranked], notes, runs, settled or {})
 
 
 def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
@@ -167,9 +166,9 @@ def _difference(one: Sequence[Compared], other: Sequence[Compared], rows: Mappin
 
 
 def _verdict(difference: Difference, p: float, sign: int) -> str:
-    if math.isnan(p) or p >= LEVEL:
-        return "" if math.isnan(p) else "inside the noise"
-    return "worse" if sign * difference.mean > 0 else "better"
+    if p < LEVEL:
+        return "worse" if sign * difference.mean > 0 else "better"
+    return "" if math.isnan(p) else "inside the noise"
 
 
 def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:

@@ -1,13 +1,10 @@
 """What a look at a run's records comes to: something found, something found well, or too little to tell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from surefoot.diagnose.history import History
+from surefoot.diagnose.history import History
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -65,7 +62,7 @@ class Unclear:
 
 
 Verdict = Finding | Well | Unclear
-Needs = Callable[["History"], None]
+Needs = Callable[[History], None]
 
 
 class EndedError(Exception):

@@ -4,8 +4,6 @@ Records of older versions lack fields, values that were not finite are null or n
 markers among them: none of that is an error here. What is not there is an empty array.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,14 +27,14 @@ class Series:
     def __len__(self) -> int:
         return len(self.step)
 
-    def where(self, chosen: NDArray[np.bool_]) -> Series:
+    def where(self, chosen: NDArray[np.bool_]) -> "Series":
         return Series(self.step[chosen], self.value[chosen])
 
-    def since(self, step: int) -> Series:
+    def since(self, step: int) -> "Series":
         return self.where(self.step > step)
 
     @property
-    def finite(self) -> Series:
+    def finite(self) -> "Series":
         return self.where(np.isfinite(self.value))
 
 

@@ -241,5 +241,5 @@ def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
 def _is_lookup(history: History, parameter: str) -> bool:
     """Whether it is a table of which a batch needs a few rows only."""
     kind = history.described.kinds.get(parameter.rpartition(".")[0])
-    named = any(word in parameter.lower() for word in ("emb", "wte", "wpe", "token", "position"))
-    return "Embedding" in kind if kind else named
+    words = ("emb", "wte", "wpe", "token", "position")
+    return "Embedding" in kind if kind else any(word in parameter.lower() for word in words)

@@ -15,19 +15,16 @@ _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 
 @dataclass(frozen=True)
 class Described:
-    """The settings of a run; each is None where it is not known, as in runs of older versions.
+    """The settings of a run; each is None where it is not known.
 
-    made: what is compared when it goes on (`described` in a checkpoint's state.json, or of the run that trains now).
-    written: settings by dotted name, as in config.toml.
-    program: "recipe", "file" or "script"; what makes it says how a setting is given.
-    kinds: the class of each module by its name.
-    standing: whether it trains now.
+    `made` is what is compared when it goes on (`described` in a checkpoint's state.json); `written` are settings by dotted
+    name, as in config.toml; `program`, "recipe", "file" or "script", says how a setting is given.
     """
 
     made: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     program: str = "script"
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)  # the class of each module by its name
     standing: Standing = "unknown"
     name: str = "RUN"  # as `surefoot resume` takes it
     processors: int | None = None

@@ -59,8 +59,8 @@ class Files:
     def machine_of(self, step: int, *, otherwise: Contents) -> Mapping[str, Any]:
         """On what the step of that index was made; where no sitting tells it, that of a checkpoint."""
         # the last sitting that began at or before it: a later one that began there, or before, has made the step anew
-        later_first = reversed(self.sittings)
-        return next((each["machine"] for each in later_first if each["step"] <= step), otherwise.saved.machine)
+        latest_first = reversed(self.sittings)
+        return next((each["machine"] for each in latest_first if each["step"] <= step), otherwise.saved.machine)
 
 
 def checked(path: Path) -> Files:
@@ -75,8 +75,7 @@ def checked(path: Path) -> Files:
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
     log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
     sittings, unread = _sittings(path)
-    begun_anew = (path / "environment.damaged.json").exists()  # it lacks what was in that
-    sittings = [] if begun_anew else sittings
+    sittings = [] if (path / "environment.damaged.json").exists() else sittings  # it lacks what was in that
     problems += [*log.problems, *unread]
     notes: list[str] = []
     if checkpoints:

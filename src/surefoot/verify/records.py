@@ -177,8 +177,7 @@ def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", c
 
 
 def _of_checkpoint(checkpoint: Checkpoint, text: str, quantity: str, saved: str, computed: str) -> Problem:
-    text = f"{checkpoint.path.name} {text}"
-    return Problem("inconsistent", text, checkpoint.step, None, quantity, saved, computed)
+    return Problem("inconsistent", f"{checkpoint.path.name} {text}", checkpoint.step, None, quantity, saved, computed)
 
 
 def _number(record: Record, name: str) -> float:

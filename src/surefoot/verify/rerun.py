@@ -167,8 +167,10 @@ class _Remaking:
         over = f"over {count} steps; " if count > 1 else ""
         too = f"; {', '.join(each.where for each in wrong[1:])} too" if len(wrong) > 1 else ""
         name, saved, now = wrong[0].where, wrong[0].saved, wrong[0].computed
-        text = f"step {step}: {name} was logged as {saved}, and is {now} when computed again"
-        text += f" ({over}{FILE} line {line.number}{too})"
+        text = (
+            f"step {step}: {name} was logged as {saved}, and is {now} when computed again"
+            f" ({over}{FILE} line {line.number}{too})"
+        )
         outcome.problems.append(Problem("differs", text, step, FILE, name, saved, now))
 
     def _checkpoint(self, checkpoint: Checkpoint, stand: Execution) -> bool:
@@ -215,5 +217,6 @@ def _of_checkpoint(wrong: list[Difference], checkpoint: Checkpoint) -> list[Prob
     for difference in wrong:
         first.setdefault(difference.where, difference)
     weights_first = sorted(first.values(), key=lambda each: not each.where.startswith("model"))
-    problems = (as_problem(each, step=checkpoint.step, what=checkpoint.path.name) for each in weights_first)
-    return shortened(problems, of="tensors more")
+    return shortened(
+        (as_problem(each, step=checkpoint.step, what=checkpoint.path.name) for each in weights_first), of="tensors more"
+    )

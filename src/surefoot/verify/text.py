@@ -60,9 +60,7 @@ def of_window(outcome: Outcome) -> list[str]:
     """What making the steps of a window again proves."""
     made, how = _reached(outcome), "bit for bit" if outcome.exact else "to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
-    parts = []
-    if outcome.records:
-        parts.append(f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}")
+    parts = [f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}"] if outcome.records else []
     if outcome.checkpoints:
         parts.append(f"the checkpoint{'s' * (len(outcome.checkpoints) > 1)} of {steps_in_words(outcome.checkpoints)}")
     if not parts:
@@ -116,8 +114,8 @@ def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
         for outcome in wrong
         if not outcome.exact
     ]
-    causes = [*(line for outcome in wrong for line in _why(outcome)), *inexact[:1], *notes]
-    return list(dict.fromkeys(causes)) if wrong else []
+    causes = [line for outcome in wrong for line in _why(outcome)]
+    return list(dict.fromkeys([*causes, *inexact[:1], *notes])) if wrong else []
 
 
 def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:

@@ -95,17 +95,15 @@ def verify(
     return replace(verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=whole)
 
 
-def verify_files(files: Files, *, why: str) -> Verdict:
-    """What can be verified of a run that is not built again: its files and its records. `why` is said in the verdict."""
+def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
+    """What can be verified of a run that is not built again: its files and its records. `why` is said in the verdict.
+
+    `problem`: what is wrong with the data, where they cannot be read as they were.
+    """
     verdict = _of_files(files)
     verdict.not_proved.append(f"no step was made again: {why}")
-    return verdict
-
-
-def verify_without_data(files: Files, problem: DataError) -> Verdict:
-    """As `verify_files`, of a run whose data cannot be read as they were, which is wrong by itself."""
-    verdict = verify_files(files, why="the data cannot be read as they were")
-    verdict.problems.append(_of_data([line.strip() for line in str(problem).splitlines()], "the data"))
+    if problem is not None:
+        verdict.problems.append(_of_data([line.strip() for line in str(problem).splitlines()], "the data"))
     return verdict
 
 
