@@ -198,8 +198,8 @@ def charts(comparison: Comparison) -> list[Chart]:
                 if losses:
                     lines.append(Line(name, tuple(_smoothed(run)), **style, faint=True, named=False))
                 if scores:
-                    style["named"] = place < _SHOWN and run is runs[-1]
-                    lines.append(Line(name, tuple(_finite(run.trained.scores)), **style, dots=True))
+                    named = place < _SHOWN and run is runs[-1]
+                    lines.append(Line(name, tuple(_finite(run.trained.scores)), **style, dots=True, named=named))
         more = f"{len(names) - _SHOWN} more, without a name" if scores and len(names) > _SHOWN else ""
         found.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
     return found

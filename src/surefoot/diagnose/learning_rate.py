@@ -77,7 +77,7 @@ def loss_not_falling(history: History) -> Verdict:
     need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
     loss = course(history.loss)
     well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
-    # without knowledge of the inputs a cross-entropy is at least the negative logarithm of the commonest target's share
+    # half of what a cross-entropy is at least without knowledge of the inputs: -log of the commonest target's share
     share = history.targets.get("most_common_fraction")
     knows_already = isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
     trained = history.described.made.get("init") is not None or knows_already
