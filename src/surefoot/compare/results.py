@@ -4,7 +4,7 @@ How differences and their noise are computed is in `statistics.py`, how rows are
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -74,8 +74,8 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
     best = [found for run in counted if (found := run.trained.best) is not None]
     some = f"{len(unlike)} of {len(runs)} " if len(runs) > 1 else ""
     status = f"{some}{unlike[0].status} at step {unlike[0].trained.last_step}" if unlike else "finished"
-    best_score, best_error = _mean([score for _, score in best])
-    final_score, final_error = _mean([run.trained.final for run in counted])
+    best_score, best_error = mean_and_error([score for _, score in best])
+    final_score, final_error = mean_and_error([run.trained.final for run in counted])
     return Row(
         name=name,
         varied=runs[0].variant.varied,
@@ -85,11 +85,11 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
         label=label,
         best=best_score,
         best_error=best_error,
-        best_step=_mean([step for step, _ in best])[0],
+        best_step=mean_and_error([step for step, _ in best])[0],
         final=final_score,
         final_error=final_error,
-        training_s=_mean([run.trained.training_s for run in counted if run.trained.times])[0],
-        targets_per_s=_mean([run.trained.targets_per_s for run in counted])[0],
+        training_s=mean_and_error([run.trained.training_s for run in counted if run.trained.times])[0],
+        targets_per_s=mean_and_error([run.trained.targets_per_s for run in counted])[0],
     )
 
 
@@ -97,15 +97,8 @@ def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
     times = [found for run in runs if (found := run.trained.reached(target)) is not None]
     if not times or len(times) < len(runs):
         return replace(row, reached=len(times))
-    steps, seconds = (_mean(values)[0] for values in zip(*times, strict=True))
+    steps, seconds = (mean_and_error(values)[0] for values in zip(*times, strict=True))
     return replace(row, reached=len(times), target_step=steps, target_s=seconds)
-
-
-def _mean(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """The mean over the repeats that have a value, and its standard error; None for what is not known."""
-    known = [float(value) for value in values if value is not None]
-    mean, error = mean_and_error(known) if known else (None, math.nan)
-    return mean, None if math.isnan(error) else error
 
 
 def _with_differences(
