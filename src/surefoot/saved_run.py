@@ -289,7 +289,7 @@ class SavedRun:
         from surefoot.verify.compare import TOLERANCE
         from surefoot.verify.files import checked
         from surefoot.verify.rerun import WINDOWS
-        from surefoot.verify.verify import verify, verify_files, verify_without_data
+        from surefoot.verify.verify import verify, verify_files
 
         files = checked(self.path)
         if self.built is None and (windows == 0 or self._read().files.config.script):
@@ -297,7 +297,7 @@ class SavedRun:
         try:
             run = self._rebuild(one_process=True)
         except DataError as problem:
-            return verify_without_data(files, problem)
+            return verify_files(files, why="the data cannot be read as they were", problem=problem)
         except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
             problem.add_note(str(verify_files(files, why="it cannot be built again")))
             raise

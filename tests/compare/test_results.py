@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from surefoot.compare import runner
-from surefoot.compare.plot import charts, draw
+from surefoot.compare.presentation import as_json, charts, draw, markdown, text, tsv
 from surefoot.compare.results import compared
 from surefoot.compare.runner import Board, InOrder, Lines, Sitting
-from surefoot.compare.tables import as_json, markdown, text, tsv
 from surefoot.compare.trained import Compared, Trained, read_run
 from surefoot.compare.trials import Standing, Trial, Trials
 from surefoot.compare.variants import Variant

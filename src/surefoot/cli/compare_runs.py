@@ -12,10 +12,9 @@ from surefoot.cli.options import find_run
 from surefoot.compare import plan as planned
 from surefoot.compare import runner
 from surefoot.compare.plan import Planned, of_what_was_open, some_of
-from surefoot.compare.plot import draw
+from surefoot.compare.presentation import as_json, draw, markdown, text, tsv
 from surefoot.compare.results import Comparison, compared
 from surefoot.compare.search import Search
-from surefoot.compare.tables import as_json, markdown, text, tsv
 from surefoot.compare.trained import Compared, Trained, read_run
 from surefoot.compare.trials import Trials, outcome_of
 from surefoot.compare.variants import Variant, flags, run_labels

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+
 from surefoot.compare.variants import Direction, Variant, flags
 from surefoot.config.paths import read_regular
 from surefoot.config.toml import origins, program, to_toml, values
@@ -26,11 +28,10 @@ _OPTIONAL = ("target", "score", "reference", "search", "found")
 class Planned:
     """A comparison.
 
-    program: what builds the runs, as config.toml names it. base: the settings of all runs by dotted name, and `origins` where
-    each came from. threads: of each run; part of the plan because bits depend on it. started_in: the directory from
-    which relative paths are. score: "min SPLIT/SCORE" where it is not the one that the runs watch. search: of a search.
-    found: what building one of the runs has told: `score` that they watch, `splits`, `precision` and `compile`
-    for those that leave them open; and, if that one did for its precision, `chosen`: why.
+    `base` are the settings of all runs by dotted name, `origins` where each came from. `threads` of each run are part of the
+    plan because bits depend on them. Relative paths start at `started_in`. `score` is "min SPLIT/SCORE" if it is not the one
+    that the runs watch. `found` is what building one run has told: `score`, `splits`, and `precision` (with `chosen`: why)
+    and `compile` where they were left open.
     """
 
     program: Mapping[str, Any]
@@ -51,12 +52,9 @@ class Planned:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """Precision and compilation, where these were left open and settled for all runs, as settings: if these runs have some of
-        those names.
-        """
-        marks = {"precision": "chosen", "compile": "compile"}
-        open_ones = [name for name, mark in marks.items() if mark in self.found and self.base.get(name) == "auto"]
-        return {name: self.found[name] for name in open_ones}
+        """Precision and compilation as settings, where these were left open and settled for all runs."""
+        marks = {"precision": "chosen", "compile": "compile"}.items()
+        return {name: self.found[name] for name, mark in marks if mark in self.found and self.base.get(name) == "auto"}
 
     @property
     def watch(self) -> tuple[Direction, str] | None:
@@ -66,19 +64,15 @@ class Planned:
 
     def settings(self, name: str) -> dict[str, Any]:
         """Those of the variant of that name; of all runs, where there is none."""
-        own = (variant.settings for variant in self.variants if variant.name == name)
-        return {**self.base, **next(own, {})}
+        return {**self.base, **next((variant.settings for variant in self.variants if variant.name == name), {})}
 
 
 def to_text(plan: Planned, config: Any) -> str:
     """The plan as a file; `config` is the configuration whose values are `plan.base`."""
-    import tomlkit
-
     names = ("threads", "started_in", *_OPTIONAL)
     table = _toml({name: value for name in names if (value := getattr(plan, name)) is not None})
     rows = tomlkit.aot()
-    for variant in plan.variants:
-        rows.append(_toml(vars(variant)))
+    rows.extend(_toml(vars(variant)) for variant in plan.variants)
     table.add("variants", rows)
     document = tomlkit.document()
     document.add(_TABLE, table)
@@ -88,12 +82,13 @@ def to_text(plan: Planned, config: Any) -> str:
 
 def from_text(text: str, *, where: str) -> Planned:
     """What `to_text` wrote; `ConfigError` for anything else."""
-    all_values = values(text, where=where)
     found: Any = tomllib.loads(text).get(_TABLE)
     try:
         plan = Planned(
             program=program(text, where=where),
-            base={name: value for name, value in all_values.items() if not name.startswith(f"{_TABLE}.")},
+            base={
+                name: value for name, value in values(text, where=where).items() if not name.startswith(f"{_TABLE}.")
+            },
             origins=origins(text),
             variants=[Variant(**_plain(row)) for row in found["variants"]],
             threads=found["threads"],
@@ -133,16 +128,17 @@ def going_on(held: Planned, asked: Planned, *, where: Path, threads_given: bool)
     if (held.search is None) != (asked.search is None):
         problems.append("one of them is a search, and the other is not")
     elif held.search is not None and asked.search is not None:
-        fixed = ("space", "sampler", "pruner", "seed")
-        problems += [f"another {name} of the search" for name in fixed if held.search[name] != asked.search[name]]
+        unlike = [name for name in ("space", "sampler", "pruner", "seed") if held.search[name] != asked.search[name]]
+        problems += [f"another {name} of the search" for name in unlike]
         problems += _of_settings(held.base, asked.base)
     else:
-        are = {variant.name: asked.settings(variant.name) for variant in asked.variants}
-        for variant in held.variants:
-            if variant.name not in are:
-                problems.append(f"{variant.name} is not among the variants any more")
-            else:
-                problems += _of_settings(held.settings(variant.name), are[variant.name])
+        are = {name: asked.settings(name) for name in asked.names}
+        for name in held.names:
+            problems += (
+                _of_settings(held.settings(name), are[name])
+                if name in are
+                else [f"{name} is not among the variants any more"]
+            )
     if problems:
         told = "\n  ".join(some_of(list(dict.fromkeys(problems))))
         raise ConfigError(f"{where} holds another comparison: {told}\n  choose another directory: --out DIR")
@@ -186,9 +182,8 @@ def some_of(lines: list[str]) -> list[str]:
 def _of_program(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """In what the programs of two plans differ; a file that was changed since is another program."""
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if changed == ["sha256"]:
-        return [f"{now['path']} has changed since"]
-    return [f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed]
+    lines = [f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed]
+    return [f"{now['path']} has changed since"] if changed == ["sha256"] else lines
 
 
 def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -202,8 +197,6 @@ def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 def _toml(value: Any) -> Any:
     """Without None, which TOML cannot hold: the names of what is None are listed as `absent`."""
-    import tomlkit
-
     if isinstance(value, Mapping):
         table = tomlkit.table()
         if absent := [name for name, held in value.items() if held is None]:

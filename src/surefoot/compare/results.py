@@ -1,10 +1,10 @@
 """Variants side by side: one row each, the differences between them, and in words what they do and do not say.
 
-How differences and their noise are computed is in `statistics.py`, how rows are printed in `tables.py`.
+How differences and their noise are computed is in `statistics.py`, how rows are printed in `presentation.py`.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -47,15 +47,13 @@ def compared(
         raise ConfigError(f"the runs are judged by different scores: {listed}\n  choose one: --score 'min SPLIT/SCORE'")
     watch = next(iter(watches), None)
     direction, score = watch or ("min", None)
-    groups: dict[str, list[Compared]] = {}
-    for run in runs:
-        groups.setdefault(run.variant.group, []).append(run)
+    names = dict.fromkeys(run.variant.group for run in runs)
+    groups = {name: [run for run in runs if run.variant.group == name] for name in names}
     shown = group_labels([run.variant for run in runs])
     rows = {name: _row(name, held, shown[name]) for name, held in groups.items()}
     first = next((row for row in rows.values() if row.best is not None), None)
     notes = [] if first is None else [_of_target(target, first, is_first=first is next(iter(rows.values())))]
-    if target is None and first is not None:
-        target = first.best
+    target = first.best if target is None and first is not None else target
     if target is not None:
         rows = {name: _timed(row, groups[name], target) for name, row in rows.items()}
     sign = 1 if direction == "min" else -1
@@ -66,8 +64,7 @@ def compared(
         rows, more = _with_differences(rows, groups, named[reference], sign=sign, chosen=reference == "best")
         notes += more
     notes += _of_what_is_shared(runs)
-    ranked = [rows[row.name] for row in ranked]
-    return Comparison(score, direction, target, ranked, notes, runs, settled or {})
+    return Comparison(score, direction, target, [rows[row.name] for row in ranked], notes, runs, settled or {})
 
 
 def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
@@ -77,8 +74,8 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
     best = [found for run in counted if (found := run.trained.best) is not None]
     some = f"{len(unlike)} of {len(runs)} " if len(runs) > 1 else ""
     status = f"{some}{unlike[0].status} at step {unlike[0].trained.last_step}" if unlike else "finished"
-    best_score, best_error = _mean([score for _, score in best])
-    final_score, final_error = _mean([run.trained.final for run in counted])
+    best_score, best_error = mean_and_error([score for _, score in best])
+    final_score, final_error = mean_and_error([run.trained.final for run in counted])
     return Row(
         name=name,
         varied=runs[0].variant.varied,
@@ -88,11 +85,11 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
         label=label,
         best=best_score,
         best_error=best_error,
-        best_step=_mean([step for step, _ in best])[0],
+        best_step=mean_and_error([step for step, _ in best])[0],
         final=final_score,
         final_error=final_error,
-        training_s=_mean([run.trained.training_s for run in counted if run.trained.times])[0],
-        targets_per_s=_mean([run.trained.targets_per_s for run in counted])[0],
+        training_s=mean_and_error([run.trained.training_s for run in counted if run.trained.times])[0],
+        targets_per_s=mean_and_error([run.trained.targets_per_s for run in counted])[0],
     )
 
 
@@ -100,15 +97,8 @@ def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
     times = [found for run in runs if (found := run.trained.reached(target)) is not None]
     if not times or len(times) < len(runs):
         return replace(row, reached=len(times))
-    steps, seconds = (_mean(values)[0] for values in zip(*times, strict=True))
+    steps, seconds = (mean_and_error(values)[0] for values in zip(*times, strict=True))
     return replace(row, reached=len(times), target_step=steps, target_s=seconds)
-
-
-def _mean(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """The mean over the repeats that have a value, and its standard error; None for what is not known."""
-    known = [float(value) for value in values if value is not None]
-    mean, error = mean_and_error(known) if known else (None, math.nan)
-    return mean, None if math.isnan(error) else error
 
 
 def _with_differences(
@@ -119,24 +109,24 @@ def _with_differences(
     Where the reference was `chosen` because it is the best, all pairs are corrected for together: any of them might have
     been the one that was looked at.
     """
-    called = {name: row.label for name, row in rows.items()}
-    differences: dict[tuple[str, str], Difference] = {}
-    whys: dict[str, None] = {}
-    for pair in combinations([name for name, row in rows.items() if row.best is not None], 2):
-        found = _difference(groups[pair[0]], groups[pair[1]], called) if chosen or standard.name in pair else ""
-        if isinstance(found, Difference):
-            differences[pair] = found
-        elif standard.name in pair:
-            whys[found] = None
-    corrected = dict(zip(differences, holm([each.p_value for each in differences.values()]), strict=True))
+    pairs = combinations([name for name, row in rows.items() if row.best is not None], 2)
+    differences_or_whys = {
+        (one, other): _difference(groups[one], groups[other], rows)
+        for one, other in pairs
+        if chosen or standard.name in (one, other)
+    }
+    differences = {pair: each for pair, each in differences_or_whys.items() if isinstance(each, Difference)}
+    whys = dict.fromkeys(
+        why for pair, why in differences_or_whys.items() if standard.name in pair and isinstance(why, str)
+    )
     done = dict(rows)
-    for (one, other), difference in differences.items():
+    p_values = holm([each.p_value for each in differences.values()])
+    for ((one, other), difference), p in zip(differences.items(), p_values, strict=True):
         if standard.name in (one, other):
             name = other if one == standard.name else one
             facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
-            p = corrected[one, other]
-            known = None if math.isnan(p) else p
-            done[name] = replace(rows[name], difference=facing, p=known, verdict=_verdict(facing, p, sign))
+            known, verdict = None if math.isnan(p) else p, _verdict(facing, p, sign)
+            done[name] = replace(rows[name], difference=facing, p=known, verdict=verdict)
     done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
     notes = _of_differences(differences, groups, chosen=chosen) if differences else []
     notes += [f"no paired difference: {why}" for why in whys]
@@ -146,7 +136,7 @@ def _with_differences(
     return done, notes
 
 
-def _difference(one: Sequence[Compared], other: Sequence[Compared], called: Mapping[str, str]) -> Difference | str:
+def _difference(one: Sequence[Compared], other: Sequence[Compared], rows: Mapping[str, Row]) -> Difference | str:
     """The difference of the best scores of two variants, or why there is none that means anything."""
     if len(one) > 1 or len(other) > 1:
         seeds = [
@@ -161,7 +151,7 @@ def _difference(one: Sequence[Compared], other: Sequence[Compared], called: Mapp
     for run in (one[0], other[0]):
         if (run.batches or {}).get("best") is None:
             why = "kept no checkpoint of its best step" if run.batches else "was not scored batch by batch"
-            return str((run.batches or {}).get("why", f"{called[run.variant.group]} {why}"))
+            return str((run.batches or {}).get("why", f"{rows[run.variant.group].label} {why}"))
     first, second = one[0].batches or {}, other[0].batches or {}
     if first["split"] != second["split"] or first["counts"] != second["counts"]:
         return "the variants are not evaluated on the same batches"
@@ -169,9 +159,9 @@ def _difference(one: Sequence[Compared], other: Sequence[Compared], called: Mapp
 
 
 def _verdict(difference: Difference, p: float, sign: int) -> str:
-    if math.isnan(p) or p >= LEVEL:
-        return "" if math.isnan(p) else "inside the noise"
-    return "worse" if sign * difference.mean > 0 else "better"
+    if p < LEVEL:
+        return "worse" if sign * difference.mean > 0 else "better"
+    return "" if math.isnan(p) else "inside the noise"
 
 
 def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
@@ -218,19 +208,23 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
 
     Repeats of other seeds are compared among those of their own seed.
     """
-    unknown = list[str]()
-    by_seed: dict[Any, list[Mapping[str, Any]]] = {}
+    unknown = [
+        f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with"
+        for run in runs
+        if run.trained.order is None and run.trained.scores
+    ]
     repeated = len({run.variant.group for run in runs}) < len(runs)
-    for run in runs:
-        if run.trained.order is not None:
-            by_seed.setdefault(run.trained.order.get("seed") if repeated else None, []).append(run.trained.order)
-        elif run.trained.scores:
-            unknown.append(f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with")
-    if all(len(held) < 2 for held in by_seed.values()):
+    orders = [
+        (run.trained.order.get("seed") if repeated else None, run.trained.order)
+        for run in runs
+        if run.trained.order is not None
+    ]
+    if len({seed for seed, _ in orders}) == len(orders):
         return unknown
 
     def differs(name: str) -> bool:
-        return any(len({repr(facts.get(name)) for facts in held}) > 1 for held in by_seed.values())
+        unlike = {(seed, repr(order.get(name))) for seed, order in orders}
+        return len(unlike) > len({seed for seed, _ in orders})
 
     weights = not differs("weights")
     other = [name for name in ("seed", "batch_size", "data") if differs(name)]

@@ -84,10 +84,7 @@ class Board:
         self.drawn = lines
 
 
-Screen = Lines | Board
-
-
-def screen() -> Screen:
+def screen() -> Lines | Board:
     """Lines that are drawn again where standard output is a terminal, else plain ones."""
     plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
     return Lines() if sys.stdout is None or not sys.stdout.isatty() or plain else Board()
@@ -126,7 +123,7 @@ class Sitting:
         *,
         jobs: int,
         score: tuple[Direction, str] | None,
-        screen: Screen,
+        screen: Lines | Board,
         stopping: Callable[[], bool],
         shown: Mapping[str, str],
     ) -> None:

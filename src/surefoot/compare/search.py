@@ -7,6 +7,7 @@ proposes what it would have proposed. A trial that was running goes on from its 
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,9 +115,8 @@ class Search:
             load_if_exists=True,
         )
         self.going: dict[str, Any] = {}  # trials of Optuna
-        states = self.optuna.trial.TrialState
         trials_made = self.study.get_trials(deepcopy=False)
-        self.left_running = [trial for trial in trials_made if trial.state == states.RUNNING]
+        self.left_running = [trial for trial in trials_made if trial.state.name == "RUNNING"]
         self.over = len(trials_made) - len(self.left_running)
 
     def next(self) -> str | None:
@@ -160,9 +160,10 @@ class Search:
     def _sampler(self, number: int) -> Any:
         """One for a single trial: its random numbers follow from the seed and the trial's number."""
         seed = (self.seed * 1_000_003 + number) % 2**32
+        samplers = self.optuna.samplers
         if self.sampler == "random":
-            return self.optuna.samplers.RandomSampler(seed=seed)
-        return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
+            return samplers.RandomSampler(seed=seed)
+        return samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
 
     def _choose(self, trial: Any) -> str:
         """Have the sampler choose the settings of a trial, and write them where its process finds them; returns its name."""
@@ -180,13 +181,11 @@ class Search:
 
 
 def _number(text: str, setting: str, whole: str) -> int | float:
-    for kind in (int, float):
-        try:
-            found = kind(text)
-        except ValueError:
-            continue
-        if math.isfinite(found):
-            return found
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        if math.isfinite(float(text)):
+            return float(text)
     raise ConfigError(f"--vary {setting}={whole}: {text!r} is no number; a range is written as 1e-4..1e-2")
 
 

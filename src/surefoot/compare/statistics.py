@@ -5,7 +5,7 @@ hard for one model is hard for the other. So the difference is taken piece by pi
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -59,17 +59,18 @@ def paired_difference(first: Sequence[float], second: Sequence[float], *, counts
     return Difference(mean, math.sqrt(pairs / (pairs - 1) * squares) / math.fsum(weights), pairs)
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of repeats and its standard error, s / sqrt(n); the error of a single one is not a number.
+def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """The mean over the repeats that have a value and its standard error, s / sqrt(n); None for what is not known.
 
-    >>> mean_and_error([1.0, 2.0, 3.0])[0], round(mean_and_error([1.0, 2.0, 3.0])[1], 4)
-    (2.0, 0.5774)
+    >>> mean_and_error([1.0, None, 3.0]), mean_and_error([1.0])
+    ((2.0, 1.0), (1.0, None))
     """
-    mean = fmean(values)
-    if len(values) < 2:
-        return mean, math.nan
-    squares = math.fsum((value - mean) ** 2 for value in values)  # statistics.stdev raises where a value is not finite
-    return mean, math.sqrt(squares / (len(values) - 1) / len(values))
+    known = [float(value) for value in values if value is not None]
+    mean = fmean(known) if known else None
+    if mean is None or len(known) < 2:
+        return mean, None
+    squares = math.fsum((value - mean) ** 2 for value in known)  # statistics.stdev raises where a value is not finite
+    return mean, None if math.isnan(squares) else math.sqrt(squares / (len(known) - 1) / len(known))
 
 
 def t_tail(t: float, *, freedom: int) -> float:

@@ -72,8 +72,8 @@ class Trained:
     def reached(self, target: float) -> tuple[int, float] | None:
         """The first evaluation that was as good as `target`: its step, and the seconds of training until then; or None."""
         known = ((step, score) for step, score in self.scores if math.isfinite(score))
-        step = next((step for step, score in known if self._sign * score <= self._sign * target), None)
-        return None if step is None else (step, self.seconds_at(step))
+        good = ((step, self.seconds_at(step)) for step, score in known if self._sign * score <= self._sign * target)
+        return next(good, None)
 
     def seconds_at(self, step: int) -> float:
         """Seconds of training after so many steps; between two records as if all steps took the same time.
@@ -137,9 +137,8 @@ def _beginning(path: Path) -> dict[str, Any] | None:
         return None
     if state is None:
         return None
-    weights = [(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")]
     return {name: state.described.get(name) for name in ("seed", "batch_size", "data", "precision")} | {
-        "weights": weights
+        "weights": [(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")]
     }
 
 

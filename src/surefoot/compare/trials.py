@@ -4,8 +4,6 @@ Standard output and error of a variant are in logs/NAME.log, how it ended in res
 on the way is read from its metrics.jsonl, so that nothing has to be sent.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -94,7 +92,9 @@ class Trial:
 class Trials:
     """The variants being trained at this moment. `command` makes the command line that trains one of them."""
 
-    def __init__(self, directory: RunDirectory, command: Callable[[str], list[str]], *, threads: int, cwd: str) -> None:
+    def __init__(
+        self, directory: "RunDirectory", command: Callable[[str], list[str]], *, threads: int, cwd: str
+    ) -> None:
         self.directory, self.command, self.threads, self.cwd = directory, command, threads, cwd
         self.running: dict[str, Trial] = {}
 
@@ -165,8 +165,8 @@ class Trials:
             log.seek(trial.log_start)
             lines = log.read().decode(errors="replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        last = [line for line in lines if line.strip()][-1:]
-        return (errors or last or ["it said nothing"])[0][:_SAID_AT_MOST]
+        errors += [line for line in lines if line.strip()][-1:] or ["it said nothing"]
+        return errors[0][:_SAID_AT_MOST]
 
 
 def with_threads(threads: int) -> dict[str, str]:
@@ -174,7 +174,7 @@ def with_threads(threads: int) -> dict[str, str]:
     return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
-def write_outcome(directory: RunDirectory, name: str, outcome: Outcome, **further: Any) -> None:
+def write_outcome(directory: "RunDirectory", name: str, outcome: Outcome, **further: Any) -> None:
     """Keep how a variant ended, whole or not at all."""
     text = json.dumps({"status": outcome.status, "said": outcome.said, **further}) + "\n"
     directory.write_text(f"{RESULTS}/{name}.json", text)

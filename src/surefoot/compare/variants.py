@@ -80,14 +80,13 @@ def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
         own = [setting for setting in apart if setting in variant.varied] or apart
         text = ",".join(f"{short[setting]}={as_typed(_effective(variant, setting))}" for setting in own)
         shown[group] = text if text and variant.varied and "=" in group else group
-    told = list(shown.values())
-    return {group: label if told.count(label) == 1 else group for group, label in shown.items()}
+    return {group: label if list(shown.values()).count(label) == 1 else group for group, label in shown.items()}
 
 
 def run_labels(variants: Sequence[Variant]) -> dict[str, str]:
     """A label for the name of each single run; repeats have their seed behind it, as in their names."""
-    shown = group_labels(variants)
-    return {variant.name: shown[variant.group] + variant.name.removeprefix(variant.group) for variant in variants}
+    labels = group_labels(variants)
+    return {variant.name: labels[variant.group] + variant.name.removeprefix(variant.group) for variant in variants}
 
 
 def _effective(variant: Variant, setting: str) -> Any:
@@ -113,8 +112,10 @@ def flags(settings: Mapping[str, Any]) -> str:
     """
     words = []
     for setting, value in settings.items():
-        parts = value if isinstance(value, list | tuple) else [value]
-        words += [f"--{setting.replace('_', '-')}", *map(as_typed, parts)]
+        words += [
+            f"--{setting.replace('_', '-')}",
+            *map(as_typed, value if isinstance(value, list | tuple) else [value]),
+        ]
     return shlex.join(words)
 
 

@@ -82,10 +82,10 @@ def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) 
     found = worst_first(verdicts)
     unclear = [verdict for verdict in verdicts if isinstance(verdict, Unclear)]
     of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
-    blocks = [_headline(history, found, else_said=f"nothing found{of_all}")]
-    blocks += [_block(finding) for finding in found]
+    blocks = [_headline(history, found, else_said=f"nothing found{of_all}"), *map(_block, found)]
     if every or not found:
-        blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Well)])
+        healthy = [verdict for verdict in verdicts if isinstance(verdict, Well)]
+        blocks += _rows("looked at, and found well", healthy)
         blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
     return "\n\n".join(blocks)
 
@@ -104,21 +104,20 @@ def in_a_line(finding: Finding, *, command: str | None) -> str:
 def _more_records(history: History) -> list[str]:
     """What to type for a run of these steps to have records enough."""
     every = history.step // (2 * FEWEST)
-    few = history.over and every >= 1 and len(history.train) < FEWEST
-    more = history.described.typed("log_every", f"{every} steps")
-    return [f"  a run like this one tells more with {more}"] if few else []
+    if not history.over or every < 1 or len(history.train) >= FEWEST:
+        return []
+    return [f"  a run like this one tells more with {history.described.typed('log_every', f'{every} steps')}"]
 
 
 def _headline(history: History, found: Sequence[Finding], *, else_said: str) -> str:
-    steps = history.described.steps
-    of_all = "" if steps is None else f" of {steps:,}"
+    described, of_all = history.described, "" if history.described.steps is None else f" of {history.described.steps:,}"
     standing = history.ended_by or ("finished" if history.complete else "not finished")
-    standing = "going on" if history.described.standing == "running" else standing
+    standing = "going on" if described.standing == "running" else standing
     counts = [(severity, sum(finding.severity == severity for finding in found)) for severity in SEVERITIES]
     said = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or else_said
     times = len(history.resumed)
     resumed = f", resumed {'once' if times == 1 else f'{times} times'}" if times else ""
-    return f"{history.described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{said}"
+    return f"{described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{said}"
 
 
 def _block(finding: Finding) -> str:

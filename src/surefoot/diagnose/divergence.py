@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Verdict, Well, check, listed, need, wrong
+from surefoot.diagnose.finding import Finding, Verdict, check, listed, need, well, wrong
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST, level, levels, noise, spread
 
@@ -49,20 +49,21 @@ def diverged(history: History) -> Verdict:
     gained = start - best
     lost_half = gained > 4 * wobble and last > best + LOST * gained + 4 * wobble
     rose = gained <= 4 * wobble and last > RISEN * start + 4 * wobble and start > 0
-    if not (lost_half or rose) or lowest + 2 * width > len(loss):
-        return Well(f"the loss, {last:.4g} at last, is near the lowest it was: {best:.4g}")
+    well(
+        not (lost_half or rose) or lowest + 2 * width > len(loss),
+        f"the loss, {last:.4g} at last, is near the lowest it was: {best:.4g}",
+    )
     middle = int(loss.step[lowest + width // 2])
     message = f"The loss diverged: from {best:.4g} about step {middle:,} to {last:.4g}."
-    evidence = f"level at the start {start:.4g}, lowest {best:.4g}, at last {last:.4g}"
-    return _divergence(history, middle, message, evidence, bad=False)
+    levels_of_all = f"level at the start {start:.4g}, lowest {best:.4g}, at last {last:.4g}"
+    return _divergence(history, middle, message, levels_of_all, bad=False)
 
 
 @check("non-finite-steps", needs=lambda history: need(history.train, "no step was recorded yet"))
 def non_finite_steps(history: History) -> Verdict:
     """Steps that were not applied, for a loss or gradient that was not finite."""
     described, skipped = history.described, int(history.total("skipped"))
-    if not skipped:
-        return Well(f"every one of {history.step:,} steps was finite")
+    well(not skipped, f"every one of {history.step:,} steps was finite")
     indexes = skipped_steps(history)
     fraction = skipped / max(history.step, 1)
     fp16 = described.made.get("precision") == "fp16"
@@ -106,8 +107,7 @@ def loss_spikes(history: History) -> Verdict:
         matters = here - middle >= NOTHING * series.value[0]
         if matters and here > max(middle + SIGMAS * spread(around), middle + ABOVE * abs(middle)):
             spikes.append((int(series.step[row]), float(here), middle))
-    if not spikes:
-        return Well("no loss stands out from those around it")
+    well(not spikes, "no loss stands out from those around it")
     where = {record["step"]: record.get("loss_max_step") for record in history.train}
     step, largest, around_it = max(spikes, key=lambda spike: spike[1] - spike[2])
     at = where.get(step)
@@ -176,8 +176,8 @@ def _first_to_grow(history: History, begun: int) -> str:
                 continue
             times = float(large.value[0] / usual) if math.isfinite(large.value[0]) else math.inf
             words = f"{times:.3g} times its median before" if math.isfinite(times) else "not finite"
-            step = int(large.step[0])
-            grown.append((step, times, f"the {quantity} of {name}, {words}, at step {step:,}"))
+            sentence = f"the {quantity} of {name}, {words}, at step {large.step[0]:,}"
+            grown.append((int(large.step[0]), times, sentence))
     if not grown:
         return ""
     first, _, words = min(grown, key=lambda each: (each[0], -each[1]))
@@ -198,8 +198,12 @@ def _bad_at_the_end(history: History) -> int:
 
 def _passes(history: History, indexes: list[int]) -> str:
     """A sentence where about one step was skipped in each pass over the data, as one bad sample makes it."""
-    samples, batch = history.described.samples, history.described.batch_size
-    of_tokens = "tokens" in str(history.described.made.get("batch_size"))
+    described = history.described
+    samples, batch, of_tokens = (
+        described.samples,
+        described.batch_size,
+        "tokens" in str(described.made.get("batch_size")),
+    )
     if samples is None or batch is None or len(indexes) < 2 or of_tokens:
         return ""
     passes = [int(index * batch // samples) for index in indexes]

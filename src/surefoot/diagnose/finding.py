@@ -1,13 +1,10 @@
 """What a look at a run's records comes to: something found, something found well, or too little to tell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from surefoot.diagnose.history import History
+from surefoot.diagnose.history import History
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -65,17 +62,23 @@ class Unclear:
 
 
 Verdict = Finding | Well | Unclear
-Needs = Callable[["History"], None]
+Needs = Callable[[History], None]
 
 
-class UnclearError(Exception):
-    """What a check raises by `need`, and a `Check` turns into `Unclear`."""
+class EndedError(Exception):
+    """What `need` and `well` end a check by: its argument is the verdict that the check comes to."""
 
 
 def need(holds: object, lacking: str) -> None:
     """End a check here unless it holds: the records do not tell, and `lacking` says what is missing in them."""
     if not holds:
-        raise UnclearError(lacking)
+        raise EndedError(Unclear(lacking))
+
+
+def well(holds: object, message: str) -> None:
+    """End a check here if it holds: all is as it should be, and `message` says what was seen."""
+    if holds:
+        raise EndedError(Well(message))
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,10 @@ class Check:
         try:
             if self.needs is not None:
                 self.needs(history)
-            return replace(self.measure(history), name=self.name)
-        except UnclearError as lacking:
-            return Unclear(str(lacking), self.name)
+            verdict = self.measure(history)
+        except EndedError as end:
+            verdict = end.args[0]
+        return replace(verdict, name=self.name)
 
 
 def check(name: str, needs: Needs | None = None) -> Callable[[Callable[[History], Verdict]], Check]:
@@ -125,8 +129,8 @@ def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
     >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
     ['b', 'a']
     """
-    found = [verdict for verdict in verdicts if isinstance(verdict, Finding)]
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+    findings = (verdict for verdict in verdicts if isinstance(verdict, Finding))
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def listed(names: Sequence[object], *, most: int = 4) -> str:

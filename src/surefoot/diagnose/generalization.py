@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Severity, Verdict, Well, check, listed, need, worst_first, wrong
+from surefoot.diagnose.finding import Finding, Severity, Verdict, check, listed, need, well, worst_first, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level, noise
 
@@ -42,8 +42,7 @@ def overfitting(history: History) -> Verdict:
     )
     rises = [(_rise(history, series), split) for split, series in history.splits.items()]
     rise, split = max(rises, key=lambda pair: pair[0])
-    if rise <= WORSE:
-        return Well(f"the loss of {listed(list(history.splits))} does not rise while that of training falls")
+    well(rise <= WORSE, f"the loss of {listed(list(history.splits))} does not rise while that of training falls")
     described, loss, series = history.described, history.loss, history.splits[split]
     row = int(np.argmin(series.value))
     best, lowest, last = int(series.step[row]), float(series.value[row]), float(series.value[-1])
@@ -102,10 +101,9 @@ def overlap(history: History) -> Verdict:
     }
     need(splits, "the records do not say how many samples are in both parts")
     verdicts = [_overlap_of(split, counts, history) for split, counts in splits.items() if counts.get("found")]
-    if not verdicts:
-        looked_at = sum(int(counts["looked_at"]) for counts in splits.values())
-        return Well(f"none of {looked_at:,} samples looked at is one of training")
     verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
+    looked_at = sum(int(counts["looked_at"]) for counts in splits.values())
+    well(not verdicts, f"none of {looked_at:,} samples looked at is one of training")
     return replace(worst_first(verdicts)[0], evidence=tuple(line for verdict in verdicts for line in verdict.evidence))
 
 
@@ -116,9 +114,9 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
     part = known < trained_on and not counts.get("among_all")
     among = f" among the {known:,} of {trained_on:,} training samples looked at" if part else ""
-    few = severity == "note"
-    where = "training text too, as in most texts: its score is hardly touched"
-    where = where if 2 * known >= trained_on else "part of the training text that was looked at"
+    where = "part of the training text that was looked at"
+    if 2 * known >= trained_on:
+        where = "training text too, as in most texts: its score is hardly touched"
     of_samples = "take duplicates out before splitting; split by source (document, patient, speaker), not by sample"
     texts = {  # of text, and of few: what is found, and what to try
         (False, False): (f"{'At least ' * part}{share:.0%} of {split} are samples of the training data.", of_samples),
@@ -132,18 +130,12 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
             "nothing need be done; for a stricter score take copied documents out",
         ),
     }
-    message, cure = texts[of_text, few]
-    causes: tuple[str, ...] = (
-        "a split that was taken after the data were copied or augmented",
-        "duplicates in the data",
-        "the same file given for both",
-    )
+    message, cure = texts[of_text, severity == "note"]
+    both = "the same file given for both"
+    causes = ("a split that was taken after the data were copied or augmented", "duplicates in the data", both)
     if of_text:
-        causes = (
-            "what many files have in common: licences, headers, code or phrases that were copied",
-            "" if few else "the same file given for both",
-            "" if few else "documents that are in the data twice",
-        )
+        in_common = "what many files have in common: licences, headers, code or phrases that were copied"
+        causes = (in_common, *(("", "") if severity == "note" else (both, "documents that are in the data twice")))
     evidence = f"{split}: {same:,} of {looked_at:,} {'windows' if of_text else 'looked at'}{among}"
     return wrong(severity, message, (evidence,), causes=causes, try_=(cure,), numbers={"share": share})
 
@@ -154,8 +146,7 @@ def constant_targets(history: History) -> Verdict:
     distinct = int(history.targets.get("distinct") or 0)
     share = float(history.targets.get("most_common_fraction") or 0.0)
     need(distinct, "the records do not say which targets there are")
-    if distinct > 1 and share < NEARLY_ALL:
-        return Well(f"{distinct:,} different targets, the commonest is {share:.0%} of them")
+    well(distinct > 1 and share < NEARLY_ALL, f"{distinct:,} different targets, the commonest is {share:.0%} of them")
     return wrong(
         "error" if distinct == 1 else "warning",
         "All targets are the same." if distinct == 1 else f"{share:.1%} of the targets are the same.",
@@ -186,30 +177,32 @@ def smoothed_perplexity(history: History) -> Verdict:
         "the recipes score the loss without smoothing": described.program == "recipe",
         "it is not of the loss that is trained on": not of_loss,
     }
-    if any(reasons.values()):
-        return Well(next(reason for reason, holds in reasons.items() if holds))
+    for reason, holds in reasons.items():
+        well(holds, reason)
     distinct = int(history.targets.get("distinct") or 0)
     # below which a smoothed loss cannot fall
     floor = smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
     for score in of_loss:
         values = [record[score] for record in history.scores if isinstance(record.get(score), int | float)]
-        lowest = min(values, default=math.inf)
-        if lowest < 0.98 * math.exp(floor):
-            return Well(f"{score} reached {lowest:.4g}, below {math.exp(floor):.4g}: it is of a loss without smoothing")
-    known = math.isfinite(floor)
-    bound = f"with {distinct:,} different targets a smoothed loss cannot fall below {floor:.3g}"
+        lowest, bound = min(values, default=math.inf), math.exp(floor)
+        well(
+            lowest < 0.98 * bound, f"{score} reached {lowest:.4g}, below {bound:.4g}: it is of a loss without smoothing"
+        )
     return wrong(
         "warning",
         f"{of_loss[0]} may be of a smoothed loss, and then is no perplexity.",
         (
             f"label smoothing {smoothing:g}, scored as {listed(of_loss)}",
-            f"{bound}, nor its exponential below {math.exp(floor):.3g}" if known else "",
+            f"with {distinct:,} different targets a smoothed loss cannot fall below {floor:.3g},"
+            f" nor its exponential below {math.exp(floor):.3g}"
+            if distinct > 1
+            else "",
         ),
         causes=("the split is scored by the loss that is trained on",),
         try_=(
             "in the loss, smooth only where model.training is true; or Split(loss=False, scores=...) with the plain cross-entropy",
         ),
-        numbers={"label_smoothing": smoothing} | ({"floor": floor} if known else {}),
+        numbers={"label_smoothing": smoothing} | ({"floor": floor} if distinct > 1 else {}),
     )
 
 
@@ -219,8 +212,7 @@ def smoothed_floor(smoothing: float, classes: int) -> float:
     >>> round(math.exp(smoothed_floor(0.1, 1000)), 1), round(math.exp(smoothed_floor(0.1, 32000)), 1)
     (2.8, 3.9)
     """
-    other = smoothing / classes
-    own = 1 - smoothing + other
+    other, own = smoothing / classes, 1 - smoothing + smoothing / classes
     return -own * math.log(own) - (classes - 1) * other * math.log(other)
 
 
@@ -229,8 +221,7 @@ def _other_scores(history: History, split: str, best: int) -> list[str]:
     names = [name for name in history.score_names if name.rpartition("/")[0] == split and not name.endswith("/loss")]
     texts = []
     for name in names[:_MOST_SCORES]:
-        having = [record for record in history.scores if isinstance(record.get(name), int | float)]
-        values = {record["step"]: record[name] for record in having}
+        values = {each["step"]: each[name] for each in history.scores if isinstance(each.get(name), int | float)}
         if best in values:
             texts.append(f"{name} {values[best]:.4g} then, {values[max(values)]:.4g} now")
     return texts
@@ -239,10 +230,8 @@ def _other_scores(history: History, split: str, best: int) -> list[str]:
 def _fell_since(history: History, step: int) -> bool:
     """Whether the training loss is lower now than it was about a step, beyond its noise."""
     loss = history.loss
-    if len(loss) < EVALUATIONS:
-        return False
-    # two standard errors of the difference of two medians of five
-    return _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - 1.6 * noise(loss.value)
+    surely = 1.6 * noise(loss.value)  # two standard errors of the difference of two medians of five
+    return len(loss) >= EVALUATIONS and _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - surely
 
 
 def _level_near(loss: Series, step: int) -> float:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.diagnose.finding import Verdict, Well, check, listed, need, wrong
+from surefoot.diagnose.finding import Verdict, check, listed, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.layers import WATCHED, matrices
 from surefoot.diagnose.statistics import first_and_last_third, level, trend
@@ -36,15 +36,17 @@ NOISY = 10.0
 def often_clipped(history: History) -> Verdict:
     """How often the gradient is limited in the later half of the run, and how far its norm lies above the limit."""
     described, (kind, limit) = history.described, history.described.clip or ("", math.nan)
-    if kind in ("off", "auto"):
-        return Well(
-            "the gradient is not limited" if kind == "off" else "the limit follows the gradient's norm by itself"
-        )
+    well(
+        kind in ("off", "auto"),
+        "the gradient is not limited" if kind == "off" else "the limit follows the gradient's norm by itself",
+    )
     late = history.column("clipped").finite.since(max(history.step // 2, described.warmup))
     need(len(late) >= FEWEST // 2, f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
     share, norm = float(late.value.mean()), level(history.column("norm").since(int(late.step[0]) - 1).value)
-    if share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit):
-        return Well(f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""))
+    well(
+        share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit),
+        f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""),
+    )
     known_limit, setting = "" if math.isnan(limit) else f", limit {limit:g}", described.made.get("clip", "the limit")
     return wrong(
         "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
@@ -69,8 +71,10 @@ def growing_gradient(history: History) -> Verdict:
     norms = history.column("norm").finite.since(history.described.warmup)
     need(len(norms) >= FEWEST, f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
     before, now = first_and_last_third(norms.value)
-    if not (before > 0 and now > GREW * before and trend(norms.value) > SURE):
-        return Well(f"the gradient's norm went from {before:.3g} to {now:.3g}")
+    well(
+        not (before > 0 and now > GREW * before and trend(norms.value) > SURE),
+        f"the gradient's norm went from {before:.3g} to {now:.3g}",
+    )
     return wrong(
         "warning",
         f"The norm of the gradient grows: from {before:.3g} to {now:.3g}.",
@@ -112,17 +116,18 @@ def vanishing_gradient(history: History) -> Verdict:
         )
     names = [parameter for parameter in matrices(history, gradients) if parameter in weights]
     watched = max(map(len, gradients.values()), default=0)
-    counts = f"{watched} watched steps of {len(names)} matrices after the warm-up"
-    need(watched >= WATCHED and len(names) >= 2, f"{counts} are too few (at least {WATCHED}, of 2)")
+    need(
+        watched >= WATCHED and len(names) >= 2,
+        f"{watched} watched steps of {len(names)} matrices after the warm-up are too few (at least {WATCHED}, of 2)",
+    )
     relative = {name: level(gradients[name].value) * level(weights[name].value) for name in names}
     relative = {name: part for name, part in relative.items() if part > 0}
     need(len(relative) >= 2, "fewer than two matrices have gradients")
-    largest = max(relative, key=lambda parameter: relative[parameter])
-    smallest = min(relative, key=lambda parameter: relative[parameter])
+    smallest, *_, largest = sorted(relative, key=lambda parameter: relative[parameter])
     gone = [parameter for parameter, part in relative.items() if part < GONE * relative[largest]]
     of_largest = relative[smallest] / relative[largest]
-    if not gone:
-        return Well(f"gradients of all {len(relative)} matrices are within {1 / of_largest:.2g} of each other")
+    within = relative[largest] / relative[smallest]
+    well(not gone, f"gradients of all {len(relative)} matrices are within {within:.2g} of each other")
     return wrong(
         "warning",
         f"The gradient vanishes on its way to {listed(gone)}.",
@@ -154,24 +159,22 @@ def noisy_batch(history: History) -> Verdict:
     at_least = float(noises.mean()) / max(gradient + 2 * error, 1e-300)  # were the gradient as large as it may be
     known = gradient > 2 * error
     scale = noise_scale(rows) if known else at_least
-    if not at_least > NOISY * batch:
-        need(known, "the noise of the gradient is not known well enough yet")
-        return Well(f"noise scale {scale:.3g} targets, batch {batch:.3g}")
-    described = history.described
+    small = at_least > NOISY * batch
+    need(small or known, "the noise of the gradient is not known well enough yet")
+    well(not small, f"noise scale {scale:.3g} targets, batch {batch:.3g}")
     times = 2 ** max(1, math.floor(math.log2(min(scale / batch, 16))))
-    number, _, unit = str(described.made.get("batch_size")).partition(" ")
+    number, _, unit = str(history.described.made.get("batch_size")).partition(" ")
     larger: int | str = int(number) * times if number.isdigit() else f"{times} times as many"
-    bound = "" if known else "at least "
     return wrong(
         "warning" if at_least > NOISY**2 * batch else "note",
-        f"The batch is small for the noise of the gradient: {batch:.3g} targets, noise scale {bound}{scale:.3g}.",
+        f"The batch is small for the noise of the gradient: {batch:.3g} targets, noise scale {'' if known else 'at least '}{scale:.3g}.",
         (
             f"from {len(rows)} watched steps; at least {at_least:.3g}, were the gradient two of its errors larger than measured",
             f"a step is worth {batch / (batch + scale):.2g} of one with the true gradient",
         ),
         causes=("a batch smaller than the task needs; late in training all gradients are noisier",),
         try_=(
-            described.typed("batch_size", f"{larger} {unit}".strip() if unit else larger),
+            history.described.typed("batch_size", f"{larger} {unit}" if unit else larger),
             "with it, a higher rate: about as its square root for Adam, in proportion for SGD",
             "or a lower rate at the end, which averages as a larger batch does",
         ),
@@ -194,8 +197,8 @@ def noise_scale(rows: NDArray[np.float64]) -> float:
 def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of each row an unbiased estimate of the true gradient's squared norm, and of the variance of one target's gradient."""
     small, small_squared, big, big_squared = rows.T
-    gradient = (big * big_squared - small * small_squared) / (big - small)
-    return gradient, (small_squared - big_squared) / (1 / small - 1 / big)
+    noise = (small_squared - big_squared) / (1 / small - 1 / big)
+    return (big * big_squared - small * small_squared) / (big - small), noise
 
 
 def _settled(history: History, kind: str) -> dict[str, Series]:
@@ -207,8 +210,10 @@ def _settled(history: History, kind: str) -> dict[str, Series]:
 
 
 def _layers_that_grew(history: History) -> str:
-    watched = history.watched("gradient_norm").items()
-    thirds = {name: first_and_last_third(series.value) for name, series in watched if len(series) >= 2 * WATCHED}
+    watched = [
+        (name, series) for name, series in history.watched("gradient_norm").items() if len(series) >= 2 * WATCHED
+    ]
+    thirds = {name: first_and_last_third(series.value) for name, series in watched}
     grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
-    shown = [f"{parameter} ({grew[parameter]:.3g} times)" for parameter in sorted(grew, key=lambda each: -grew[each])]
+    shown = [f"{name} ({grew[name]:.3g} times)" for name in sorted(grew, key=lambda each: -grew[each])]
     return f"most in {listed(shown)}" if shown else ""

@@ -4,8 +4,6 @@ Records of older versions lack fields, values that were not finite are null or n
 markers among them: none of that is an error here. What is not there is an empty array.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,14 +27,14 @@ class Series:
     def __len__(self) -> int:
         return len(self.step)
 
-    def where(self, chosen: NDArray[np.bool_]) -> Series:
+    def where(self, chosen: NDArray[np.bool_]) -> "Series":
         return Series(self.step[chosen], self.value[chosen])
 
-    def since(self, step: int) -> Series:
+    def since(self, step: int) -> "Series":
         return self.where(self.step > step)
 
     @property
-    def finite(self) -> Series:
+    def finite(self) -> "Series":
         return self.where(np.isfinite(self.value))
 
 
@@ -51,14 +49,13 @@ class History:
     last_event: Record | None = None  # of the last sitting
     data: Mapping[str, Any] = field(default_factory=dict)
     resumed: tuple[int, ...] = ()
-    _columns: dict[str, Series] = field(default_factory=dict, init=False)
     _watched: dict[str, dict[str, Series]] = field(default_factory=dict, init=False)
 
     @cached_property
     def step(self) -> int:
         """Steps made, as far as the records tell."""
-        ended = () if self.last_event is None else (self.last_event,)
-        return max((int(records[-1]["step"]) for records in (self.train, self.scores, ended) if records), default=0)
+        last = (*self.train[-1:], *self.scores[-1:], *([self.last_event] if self.last_event else ()))
+        return max((int(record["step"]) for record in last), default=0)
 
     @property
     def ended_by(self) -> str | None:
@@ -77,9 +74,7 @@ class History:
 
     def column(self, name: str) -> Series:
         """A value of the training records that have it; null is NaN."""
-        if name not in self._columns:
-            self._columns[name] = _column(self.train, name)
-        return self._columns[name]
+        return _column(self.train, name)
 
     @cached_property
     def loss(self) -> Series:
@@ -90,8 +85,7 @@ class History:
     def windows(self) -> Series:
         """How many steps each training record is about."""
         steps = np.array([record["step"] for record in self.train], dtype=np.int64)
-        before = np.concatenate([[0], steps[:-1]]) if steps.size else steps
-        return Series(steps, np.maximum(steps - before, 1).astype(np.float64))
+        return Series(steps, np.maximum(np.diff(steps, prepend=0), 1).astype(np.float64))
 
     def total(self, name: str) -> float:
         """The sum of a value over all training records, and over the last event, which has the time after the last of them."""
@@ -120,7 +114,9 @@ class History:
         if kind not in self._watched:
             having = [record for record in self.layers if isinstance(record.get(kind), dict)]
             self._watched[kind] = {
-                name: _series([(_watched_step(record), record[kind].get(name)) for record in having])
+                name: _series(
+                    [(record.get("watched_step", record["step"]), record[kind].get(name)) for record in having]
+                )
                 for name in dict.fromkeys(name for record in having for name in record[kind])
             }
         return self._watched[kind]
@@ -140,13 +136,9 @@ def _column(records: Sequence[Record], name: str) -> Series:
     return _series([(record["step"], record[name]) for record in records if name in record])
 
 
-def _series(points: Sequence[tuple[int, Any]]) -> Series:
+def _series(points: Sequence[tuple[Any, Any]]) -> Series:
     steps, values = [step for step, _ in points], [_number(value) for _, value in points]
     return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
-
-
-def _watched_step(record: Record) -> int:
-    return int(record["step"] if record.get("watched_step") is None else record["watched_step"])
 
 
 def _number(value: Any) -> float:

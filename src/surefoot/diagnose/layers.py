@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from surefoot.diagnose.finding import Verdict, Well, check, listed, need, wrong
+from surefoot.diagnose.finding import Verdict, check, listed, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level
 
@@ -30,8 +30,7 @@ SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmo
 
 
 def watched_steps(history: History) -> None:
-    count = len(history.layers)
-    need(count >= WATCHED, f"{count} watched steps are too few (at least {WATCHED})")
+    need(len(history.layers) >= WATCHED, f"{len(history.layers)} watched steps are too few (at least {WATCHED})")
 
 
 @check("never-updated", needs=watched_steps)
@@ -40,8 +39,10 @@ def never_updated(history: History) -> Verdict:
     without = [str(parameter) for parameter in history.layers[-1].get("never_updated") or ()]
     moved = history.watched("update_norm")
     still = [parameter for parameter in unmoved(history) if parameter not in without]
-    if not without and (not still or not any(record.get("learning_rate") for record in history.train)):
-        return Well(f"all {len(moved)} trainable parameters have gradients and move")
+    well(
+        not without and (not still or not any(record.get("learning_rate") for record in history.train)),
+        f"all {len(moved)} trainable parameters have gradients and move",
+    )
     count = len(without) + len(still)
     return wrong(
         "warning",
@@ -73,10 +74,9 @@ def unusual_updates(history: History) -> Verdict:
     large = [parameter for parameter in medians if medians[parameter] > high]
     typical = float(np.median(list(medians.values())))
     count = len(small) + len(large)
-    if not count:
-        return Well(
-            f"an update is {typical:.1g} of the weight's norm in the middle of all layers (usual: 1e-4 to 1e-2)"
-        )
+    well(
+        not count, f"an update is {typical:.1g} of the weight's norm in the middle of all layers (usual: 1e-4 to 1e-2)"
+    )
     evidence = [f"in the middle of all {len(medians)} layers an update is {typical:.2g} of the weight's norm"]
     for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
         shown = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
@@ -113,13 +113,13 @@ def ratio_at_full_rate(history: History) -> float:
 
 def matrices(history: History, names: Iterable[str]) -> list[str]:
     """The parameters that are matrices, by their names and the kinds of their modules: no biases, no norms."""
-    kept = []
-    for parameter in names:
+
+    def is_matrix(parameter: str) -> bool:
         module, _, leaf = parameter.rpartition(".")
         kind = history.described.kinds.get(module, "")
-        if "bias" not in leaf and "Norm" not in kind and (kind or "norm" not in parameter.lower()):
-            kept.append(parameter)
-    return kept
+        return "bias" not in leaf and "Norm" not in kind and (kind != "" or "norm" not in parameter.lower())
+
+    return list(filter(is_matrix, names))
 
 
 def _ratios(history: History) -> tuple[dict[str, float], int]:
@@ -133,9 +133,8 @@ def _ratios(history: History) -> tuple[dict[str, float], int]:
         step, weight = moved[parameter].step, weights[parameter].value
         if len(step) != len(weight):
             continue
-        full = np.ones(len(step), dtype=bool)
-        if len(rates):
-            full = np.interp(step + 1, rates.step, rates.value) >= 0.5 * rates.value.max()
+        none = np.ones(len(step), dtype=bool)
+        full = np.interp(step + 1, rates.step, rates.value) >= 0.5 * rates.value.max() if len(rates) else none
         watched = int(full.sum())
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = moved[parameter].value / weight
@@ -150,11 +149,13 @@ def _ratios(history: History) -> tuple[dict[str, float], int]:
 def dead_units(history: History) -> Verdict:
     """Rows of a matrix without any gradient, and rectifiers that give 0 for almost everything."""
     unused = history.layers[-1].get("never_updated") or ()
-    rows = {name: series for name, series in history.watched("zero_rows").items() if name not in unused}
-    rows = {name: series for name, series in rows.items() if not _is_lookup(history, name)}
+    rows = {
+        name: series
+        for name, series in history.watched("zero_rows").items()
+        if name not in unused and not _is_lookup(history, name)
+    }
     dead, silent = _above(rows, DEAD), _above(_flat(history, squashing=False), ALL_FLAT)
-    if not dead and not silent:
-        return Well("in every layer most units are reached by some sample of each batch")
+    well(not dead and not silent, "in every layer most units are reached by some sample of each batch")
     worst = max(share for share, _, _ in dead + silent)
     return wrong(
         "error" if worst > ALL_FLAT else "warning",
@@ -180,13 +181,11 @@ def dead_units(history: History) -> Verdict:
 def saturated_units(history: History) -> Verdict:
     """Squashing activations whose outputs lie where they are flat."""
     flat = _flat(history, squashing=True)
-    if not flat:
-        return Well("no module squashes its input (tanh, sigmoid), as far as the records tell")
+    well(not flat, "no module squashes its input (tanh, sigmoid), as far as the records tell")
     watched = max(map(len, flat.values()))
     need(watched >= WATCHED, f"{watched} watched steps are too few (at least {WATCHED})")
     saturated = _above(flat, FLAT)
-    if not saturated:
-        return Well(f"less than half of what {listed(list(flat))} give is at a flat end")
+    well(not saturated, f"less than half of what {listed(list(flat))} give is at a flat end")
     names = listed(sorted(name for _, _, name in saturated))
     return wrong(
         "warning",
@@ -210,19 +209,18 @@ def died(history: History) -> list[str]:
     for parameter, series in history.watched("zero_rows").items():
         third = len(series) // 3
         first, last = np.nanmin(series.value[:third], initial=1.0), level(series.value[-third:])
-        enough = len(series) >= 2 * WATCHED
-        if enough and first <= ALIVE and last >= DEAD and not _is_lookup(history, parameter):
+        grown = len(series) >= 2 * WATCHED and first <= ALIVE and last >= DEAD
+        if grown and not _is_lookup(history, parameter):
             dead.append(f"{parameter} ({first:.0%}, then {last:.0%})")
     return dead
 
 
 def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
     """Which part of the outputs of activations lies at a flat end."""
-    kinds = history.described.kinds
     return {
         module: series
         for module, series in history.watched("saturated").items()
-        if (kinds.get(module, "") in SQUASHING) is squashing
+        if (history.described.kinds.get(module, "") in SQUASHING) is squashing
     }
 
 
@@ -231,12 +229,9 @@ def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int
 
     The first watched step is left out of the median where there are more.
     """
-    above = []
-    for name, series in columns.items():
-        middle = level(series.value[1:] if len(series) > WATCHED else series.value)
-        if middle >= limit:
-            above.append((middle, int(series.step[series.value >= limit][0]), name))
-    return sorted(above, key=lambda column: -column[0])
+    middles = {name: level(each.value[1:] if len(each) > WATCHED else each.value) for name, each in columns.items()}
+    above = {name: columns[name].where(columns[name].value >= limit) for name in middles if middles[name] >= limit}
+    return sorted(((middles[name], int(above[name].step[0]), name) for name in above), key=lambda column: -column[0])
 
 
 def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
@@ -245,6 +240,6 @@ def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
 
 def _is_lookup(history: History, parameter: str) -> bool:
     """Whether it is a table of which a batch needs a few rows only."""
-    if kind := history.described.kinds.get(parameter.rpartition(".")[0]):
-        return "Embedding" in kind
-    return any(word in parameter.lower() for word in ("emb", "wte", "wpe", "token", "position"))
+    kind = history.described.kinds.get(parameter.rpartition(".")[0])
+    words = ("emb", "wte", "wpe", "token", "position")
+    return "Embedding" in kind if kind else any(word in parameter.lower() for word in words)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from surefoot.diagnose.finding import Severity, Verdict, Well, check, listed, need, wrong
+from surefoot.diagnose.finding import Severity, Verdict, check, listed, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.layers import died, ratio_at_full_rate, unmoved
 from surefoot.diagnose.statistics import level, levels, noise
@@ -58,8 +58,7 @@ def course(loss: Series) -> Course:
     parts = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     start, first = level(parts[0]), float(loss.value[0])
-    if first - start > 6 * wobble:  # it fell within the first quarter; six: no chance
-        start = first
+    start = first if first - start > 6 * wobble else start  # it fell within the first quarter; six: no chance
     return Course(start, tuple(level(part) for part in parts), _error(wobble, min(len(part) for part in parts)))
 
 
@@ -72,23 +71,22 @@ def _too_few(history: History) -> str:
     return f"{len(history.loss)} records of the loss in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up)"
 
 
-def _enough_records(history: History) -> None:
-    need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
-
-
-@check("loss-not-falling", needs=_enough_records)
+@check("loss-not-falling")
 def loss_not_falling(history: History) -> Verdict:
     """The level of the loss in any later quarter of the run against that at its start."""
+    need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
     loss = course(history.loss)
-    if loss.fallen:
-        return Well(f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
-    trained = history.described.made.get("init") is not None or _knows_already(history, loss.start)
-    later = ", ".join(f"{quarter:.4g}" for quarter in loss.quarters[1:])
+    well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
+    # half of what a cross-entropy is at least without knowledge of the inputs: -log of the commonest target's share
+    share = history.targets.get("most_common_fraction")
+    knows_already = isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
+    trained = history.described.made.get("init") is not None or knows_already
     return wrong(
         "warning" if trained else "error",
         f"The training loss has not fallen in {history.step:,} steps.",
         (
-            f"level of the loss at the start {loss.start:.4g}, in the later quarters {later}; noise of a level {loss.error:.2g}",
+            f"level of the loss at the start {loss.start:.4g}, in the later quarters "
+            f"{', '.join(f'{quarter:.4g}' for quarter in loss.quarters[1:])}; noise of a level {loss.error:.2g}",
         ),
         causes=(
             "targets that do not belong to their inputs (shuffled, or off by one), or are the same for all inputs",
@@ -127,10 +125,10 @@ def rate_too_high(history: History) -> Verdict:
             signs.append(("warning", rebound))
         elif signs and not quarters.fallen:
             signs.append(("error", f"the loss has not fallen below {quarters.start:.4g}, where it began"))
-    if not signs:
-        return Well(
-            "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else "")
-        )
+    well(
+        not signs,
+        "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else ""),
+    )
     # no evidence by itself: in large models that are well, units die too (Voita et al. 2023, arXiv:2309.04827)
     dead = died(history)
     clipped = level(history.column("clipped").value[-max(1, len(loss) // 2) :])
@@ -181,8 +179,9 @@ def rate_too_low(history: History) -> Verdict:
                 f"the loss falls slowly, and as steadily at the end as at the start: by {first:.3g} over the first half of all rate,"
                 f" by {second:.3g} over the second, from {start:.4g}"
             )
-    if not evidence:
-        return Well("the loss fell faster at first than later" if curve else f"updates are {ratio:.2g} of the weights")
+    well(
+        not evidence, "the loss fell faster at first than later" if curve else f"updates are {ratio:.2g} of the weights"
+    )
     return wrong(
         "warning",
         f"The learning rate{described.lr_in_text} seems to be too low.",
@@ -198,15 +197,6 @@ def rate_too_low(history: History) -> Verdict:
 
 
 _RATIO = "a step at the highest rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
-
-
-def _knows_already(history: History, start: float) -> bool:
-    """Whether the loss began at less than half of what a model would have that knows no more than the commonest target.
-
-    A cross-entropy without knowledge of the inputs is at least the negative logarithm of the commonest target's share.
-    """
-    share = history.targets.get("most_common_fraction")
-    return isinstance(share, float) and 0 < share < 1 and 0 < start < -0.5 * math.log(share)
 
 
 def _rebound(history: History) -> str:
@@ -235,8 +225,7 @@ def _rebound(history: History) -> str:
 
 def _halves(history: History) -> tuple[float, float, float, float] | None:
     """The start, and by how much the loss fell over the first and the second half of all rate; with the error of a level."""
-    loss = history.loss
-    rates = history.column("learning_rate").finite
+    loss, rates = history.loss, history.column("learning_rate").finite
     if len(rates) < FEWEST:
         return None
     passed = np.cumsum(rates.value * np.interp(rates.step, history.windows.step, history.windows.value))

@@ -27,12 +27,11 @@ def growing_memory(history: History) -> Verdict:
     begun = max(history.resumed, default=0)  # a process of its own, whose memory began anew
     settled = begun + (history.step - begun) // 4
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
-    columns = {name: history.column(name).finite.since(settled) for name in names}
-    columns = {name: series for name, series in columns.items() if len(series) >= FEWEST}
+    series_of_all = ((name, history.column(name).finite.since(settled)) for name in names)
+    columns = {name: series for name, series in series_of_all if len(series) >= FEWEST}
     need(columns, f"fewer than {FEWEST} records of the memory after the first quarter of the sitting")
     for name, series in columns.items():
-        growth = _growth(series)
-        if growth is not None:
+        if (growth := _growth(series)) is not None:
             return _finding(history, series, growth, device=name.startswith("device"))
     first = next(iter(columns.values())).value
     before, now = (with_unit(level(part), "B") for part in (first[:4], first[-4:]))
@@ -42,13 +41,11 @@ def growing_memory(history: History) -> Verdict:
 def _growth(series: Series) -> float | None:
     """Bytes a step, where they surely add up."""
     before, now = first_and_last_third(series.value)
-    later = series.value[len(series) // 2 :]
-    if now - before < max(LEAST_BYTES, LEAST_SHARE * before) or trend(series.value) < SURE or trend(later) < SURE / 2:
+    sure = trend(series.value) >= SURE and trend(series.value[len(series) // 2 :]) >= SURE / 2
+    if now - before < max(LEAST_BYTES, LEAST_SHARE * before) or not sure:
         return None
     rises = np.diff([level(stretch) for stretch in np.array_split(series.value, STRETCHES)])
-    if rises.min() < STEADY * rises.mean():
-        return None
-    return slope(series.step.astype(float), series.value)
+    return None if rises.min() < STEADY * rises.mean() else slope(series.step.astype(float), series.value)
 
 
 def _finding(history: History, series: Series, per_step: float, *, device: bool) -> Finding:
@@ -61,11 +58,11 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
         full = int(last_step + max(total - now, 0.0) / per_step)
         numbers["full_at_step"] = full
         serious = steps is not None and full <= steps
-        within = f" of {steps:,}" if serious else ""
-        end = f"the {with_unit(total, 'B')} of this machine would be full at step {full:,}{within}"
+        end = f"the {with_unit(total, 'B')} of this machine would be full at step {full:,}" + (
+            f" of {steps:,}" if serious else ""
+        )
     elif steps is not None:
-        at_end = with_unit(now + per_step * max(0, steps - last_step), "B")
-        end = f"at that rate {at_end} at the last step, {steps:,}"
+        end = f"at that rate {with_unit(now + per_step * max(0, steps - last_step), 'B')} at the last step, {steps:,}"
     return wrong(
         "error" if serious else "warning",
         f"Memory {'of the device ' if device else ''}grows by {with_unit(per_step, 'B')} a step.",

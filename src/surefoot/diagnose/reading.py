@@ -24,10 +24,8 @@ def history_in(path: Path | str) -> History:
             f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
             "  a run's directory is what --out, or Run(out=...), was given"
         )
-    collected = Collected()
     try:
-        for record in read_records(run) if (run / "metrics.jsonl").is_file() else ():
-            collected.add(record)
+        collected = Collected(read_records(run) if (run / "metrics.jsonl").is_file() else ())
     except OSError as problem:
         raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
     return collected.history(described_in(run))
@@ -104,8 +102,7 @@ def thinned(records: Sequence[Record]) -> list[Record]:
     >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
     [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]
     """
-    merge = _as_one if records[0]["kind"] == "train" else _better
-    return [merge(first, second) for first, second in zip(records[::2], records[1::2], strict=True)]
+    return list(map(_as_one if records[0]["kind"] == "train" else _better, records[::2], records[1::2]))
 
 
 def _as_one(first: Record, second: Record) -> Record:

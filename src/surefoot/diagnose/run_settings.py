@@ -15,19 +15,16 @@ _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 
 @dataclass(frozen=True)
 class Described:
-    """The settings of a run; each is None where it is not known, as in runs of older versions.
+    """The settings of a run; each is None where it is not known.
 
-    made: what is compared when it goes on (`described` in a checkpoint's state.json, or of the run that trains now).
-    written: settings by dotted name, as in config.toml.
-    program: "recipe", "file" or "script"; what makes it says how a setting is given.
-    kinds: the class of each module by its name.
-    standing: whether it trains now.
+    `made` is what is compared when it goes on (`described` in a checkpoint's state.json); `written` are settings by dotted
+    name, as in config.toml; `program`, "recipe", "file" or "script", says how a setting is given.
     """
 
     made: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     program: str = "script"
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)  # the class of each module by its name
     standing: Standing = "unknown"
     name: str = "RUN"  # as `surefoot resume` takes it
     processors: int | None = None
@@ -95,9 +92,9 @@ class Described:
     @property
     def label_smoothing(self) -> float:
         """Of the training loss, where the settings say so; else 0."""
-        found = [value for name, value in _named(self.made.get("settings")) if name == "label_smoothing"]
-        found += [value for name, value in self.written.items() if name.rpartition(".")[2] == "label_smoothing"]
-        return max((float(value) for value in found if isinstance(value, int | float)), default=0.0)
+        named = [*_named(self.made.get("settings")), *self.written.items()]
+        values = (value for name, value in named if name.rpartition(".")[2] == "label_smoothing")
+        return max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
 
     @property
     def max_bad_steps(self) -> int:
@@ -108,11 +105,11 @@ class Described:
     def present(self, name: str) -> Any:
         """The value of a setting by its dotted name; None where that is not known."""
         warmup = f"{self.warmup} steps" if self.made.get("schedule") else None
-        nested = {"optimizer.lr": self.lr, "schedule.warmup": warmup, "schedule.name": self.shape}
-        if name in nested:
-            return nested[name]
-        if name.startswith("optimizer."):
-            return self.optimizer.get(name.removeprefix("optimizer."))
+        nested = {"schedule.warmup": warmup, "schedule.name": self.shape} | {
+            f"optimizer.{key}": value for key, value in {**self.optimizer, "lr": self.lr}.items()
+        }
+        if name in nested or name.startswith("optimizer."):
+            return nested.get(name)
         written = self.written.get(name)
         return self.made.get(name) if written is None and "." not in name else written
 
@@ -123,8 +120,9 @@ class Described:
         return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
     def replay(self, step: int | str) -> str:
-        in_script = f"print(surefoot.load(run).replay({step})) where this run is built"
-        return in_script if self.program == "script" else f"surefoot replay {self.name} --step {step}"
+        if self.program == "script":
+            return f"print(surefoot.load(run).replay({step})) where this run is built"
+        return f"surefoot replay {self.name} --step {step}"
 
     @property
     def lr_in_text(self) -> str:
@@ -208,5 +206,6 @@ def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
 def _leaves(written: str) -> list[str]:
     """The names that "3" or "0-3" stands for."""
     first, _, last = written.partition("-")
-    several = first.isdigit() and last.isdigit()
-    return [str(number) for number in range(int(first), int(last) + 1)] if several else [written]
+    if not (first.isdigit() and last.isdigit()):
+        return [written]
+    return [str(number) for number in range(int(first), int(last) + 1)]

@@ -1,6 +1,6 @@
 """Findings on a run's length and schedule: ended early, a long warm-up, a rate that is high at the end, a loss that still falls."""
 
-from surefoot.diagnose.finding import Unclear, Verdict, Well, check, need, wrong
+from surefoot.diagnose.finding import Unclear, Verdict, check, need, well, wrong
 from surefoot.diagnose.history import History
 
 LONG_WARMUP = 0.25
@@ -27,15 +27,13 @@ def ended_early(history: History) -> Verdict:
     need(history.over, "the run goes on")
     if steps is None:
         return Unclear("how long it was to be is not known")
-    if history.complete:
-        return Well(f"all {steps:,} steps were made" if made >= steps else "it ended by itself")
+    well(history.complete, f"all {steps:,} steps were made" if made >= steps else "it ended by itself")
     need(
         made < steps,
         f"a checkpoint of step {described.saved_step:,} says that all steps were made, and the records end at step"
         f" {history.step:,}: some are missing (surefoot verify {described.name})",
     )
-    if (how or "").startswith("diverged"):
-        return Well("it diverged, of which there is a finding of its own")
+    well((how or "").startswith("diverged"), "it diverged, of which there is a finding of its own")
     stop = described.present("stop_after")
     asked = stop is not None if how is None else how.startswith("stopped")
     rate, highest = _rates(history)
@@ -68,8 +66,9 @@ def long_warmup(history: History) -> Verdict:
     steps, warmup = described.schedule_steps, described.warmup
     if steps is None or described.shape is None:
         return Unclear("the schedule is not known")
-    if warmup <= LONG_WARMUP * steps or described.shape == "one-cycle":
-        return Well(f"the warm-up is {warmup:,} of {steps:,} steps")
+    well(
+        warmup <= LONG_WARMUP * steps or described.shape == "one-cycle", f"the warm-up is {warmup:,} of {steps:,} steps"
+    )
     return wrong(
         "warning",
         f"The warm-up takes {warmup / steps:.0%} of the run.",
@@ -94,8 +93,10 @@ def still_improving(history: History) -> Verdict:
     row = max(int((series.step <= 0.8 * history.step).sum()) - 1, 0)  # the last evaluation before the last fifth
     before, end = float(series.value[row]), float(series.value[-1])
     gained = (before - end) / abs(before) if before else 0.0
-    if series.value.min() < end or gained < STILL:
-        return Well(f"{split}/loss improved by {max(gained, 0):.1%} over the last fifth of the run")
+    well(
+        series.value.min() < end or gained < STILL,
+        f"{split}/loss improved by {max(gained, 0):.1%} over the last fifth of the run",
+    )
     longer = f"{2 * (described.steps or history.step)} steps"
     go_on = f'surefoot resume {described.name} --length "{longer}"  #'
     tries = (
@@ -125,8 +126,10 @@ def high_rate_at_end(history: History) -> Verdict:
         highest > 0 and history.step >= LEAST_STEPS,
         f"no rates are recorded, or fewer than {LEAST_STEPS} steps were made",
     )
-    if rate < HIGH * highest or described.optimizer.get("name") == "schedule-free":
-        return Well(f"the rate ended at {rate / highest:.1%} of its highest")
+    well(
+        rate < HIGH * highest or described.optimizer.get("name") == "schedule-free",
+        f"the rate ended at {rate / highest:.1%} of its highest",
+    )
     return wrong(
         "note",
         f"The learning rate was still at {rate / highest:.0%} of its highest when the run ended.",

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from surefoot.diagnose.finding import Verdict, Well, check, need, wrong
+from surefoot.diagnose.finding import Verdict, check, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import first_and_last_third, level, noise, trend
 from surefoot.tracking.format import three_digits
@@ -44,8 +44,7 @@ def data_bound(history: History) -> Verdict:
         f"{len(waiting)} records of {waited_s + trained_s:.1f} s of training are too few",
     )
     share = waited_s / (waited_s + trained_s)
-    if share < WAITING:
-        return Well(f"steps wait for data {share:.1%} of their time")
+    well(share < WAITING, f"steps wait for data {share:.1%} of their time")
     workers = workers_needed(waited_s, trained_s, workers=described.workers)
     processors = described.processors or workers
     return wrong(
@@ -74,9 +73,7 @@ def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
     >>> workers_needed(3.0, 1.0, workers=0), workers_needed(1.0, 1.0, workers=2)
     (3, 4)
     """
-    reading = (
-        waited_s / max(trained_s, 1e-9) if workers == 0 else workers * (waited_s + trained_s) / max(trained_s, 1e-9)
-    )
+    reading = (workers * (waited_s + trained_s) if workers else waited_s) / max(trained_s, 1e-9)
     return max(workers + 1, math.ceil(reading - 1e-9))
 
 
@@ -100,8 +97,10 @@ def _speeds(history: History) -> Series:
 
 def _enough_speeds(history: History) -> None:
     count, trained_s = len(_speeds(history)), history.total("training_s")
-    enough = count >= FEWEST and trained_s + history.total("waiting_s") >= LONG_ENOUGH_S
-    need(enough, f"{count} records of the throughput, or {trained_s:.1f} s of training, are too few")
+    need(
+        count >= FEWEST and trained_s + history.total("waiting_s") >= LONG_ENOUGH_S,
+        f"{count} records of the throughput, or {trained_s:.1f} s of training, are too few",
+    )
 
 
 @check("falling-throughput", needs=_enough_speeds)
@@ -110,8 +109,7 @@ def falling_throughput(history: History) -> Verdict:
     speed = _speeds(history)
     before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
-    if now > FELL * before or sure < SURE:
-        return Well(f"{three_digits(before)} targets/s at first, {three_digits(now)} at last")
+    well(now > FELL * before or sure < SURE, f"{three_digits(before)} targets/s at first, {three_digits(now)} at last")
     waits, trains = (_grew(history.column(column).value) for column in ("waiting_s", "training_s"))
     return wrong(
         "warning",
@@ -140,8 +138,7 @@ def jittering_throughput(history: History) -> Verdict:
     speed = _speeds(history).value
     middle = level(speed)
     share = noise(speed) / middle if middle > 0 else 0.0
-    if share < UNEVEN:
-        return Well(f"records differ by {share:.0%} of {three_digits(middle)} targets/s")
+    well(share < UNEVEN, f"records differ by {share:.0%} of {three_digits(middle)} targets/s")
     return wrong(
         "note",
         f"Throughput jitters: records differ by {share:.0%} of {three_digits(middle)} targets a second.",
@@ -164,8 +161,7 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
     all_s = sum(history.total(each) for each in ("training_s", "waiting_s", "evaluating_s", "saving_s"))
     need(all_s >= LEAST_S and len(history.train) >= 2, f"{all_s:.1f} s in {len(history.train)} records are too little")
     share = spent_s / all_s
-    if share < limit:
-        return Well(f"{doing.lower()} takes {share:.1%} of the time")
+    well(share < limit, f"{doing.lower()} takes {share:.1%} of the time")
     times = share * (1 - WANTED) / (WANTED * (1 - share))  # as much more seldom, it takes WANTED
     return wrong(
         "warning",

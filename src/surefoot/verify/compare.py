@@ -5,8 +5,9 @@ larger one for a number, and for tensors as `judged` says. What is counted is eq
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -147,7 +148,7 @@ def judged(
     """
     told: list[Difference] = []
     largest_of: dict[tuple[str, str], Difference] = {}
-    sizes: dict[tuple[str, str], float] = {}  # root mean squares of what was saved
+    size = cache(lambda file, kind: _together(saved, saved, file, kind, buffers)[0])
     for difference in found:
         file, name = difference.file, difference.name
         both = _comparable(saved, computed, file, name)
@@ -156,20 +157,17 @@ def judged(
             continue
         one, other = both
         kind = file, _kind(file, name, buffers)
-        if kind not in sizes:
-            sizes[kind], _ = _together(saved, saved, *kind, buffers)
         apart = (one.double() - other.double()).abs()
         apart[one.isnan() & other.isnan()] = 0.0
-        own = apart.nan_to_num(nan=math.inf)[~_driven(saved, file, name, one, sizes)]
+        own = apart.nan_to_num(nan=math.inf)[~_driven(saved, file, name, one, size)]
         distance = float(own.max()) if own.numel() else 0.0
         scale = float(one[one.isfinite()].double().abs().max()) if bool(one.isfinite().any()) else 0.0
-        scale = max(scale, sizes[kind]) if file.startswith("optimizer") else scale
+        scale = max(scale, size(*kind)) if file.startswith("optimizer") else scale
         if kind[1] != _BUFFERS:
             told.append(replace(difference, relative=_ratio(distance, scale)))
         largest_of[kind] = max(largest_of.get(kind, difference), difference, key=lambda each: each.relative)
     for kind, difference in largest_of.items():
-        size, distance = _together(saved, computed, *kind, buffers)
-        relative = _ratio(distance, size)
+        relative = _ratio(*_together(saved, computed, *kind, buffers)[::-1])
         told.append(replace(difference, relative=relative, more=f"with all others of its kind {relative:.2g} apart"))
     return told
 
@@ -202,8 +200,11 @@ def _together(
     return math.sqrt(squares / max(count, 1)), math.sqrt(apart / max(count, 1))
 
 
-def _driven(saved: Contents, file: str, name: str, one: Tensor, sizes: dict[tuple[str, str], float]) -> Tensor:
-    """Which entries of a weight go where rounding takes them, by all state of the optimizer that has the weight's shape."""
+def _driven(saved: Contents, file: str, name: str, one: Tensor, size: Callable[[str, str], float]) -> Tensor:
+    """Which entries of a weight go where rounding takes them, by all state of the optimizer that has the weight's shape.
+
+    `size` is the root mean square of what was saved, of a file and a kind.
+    """
     kind, _, model = file.partition("-")
     state = f"optimizer-{model}" if model else "optimizer"
     small = []
@@ -212,9 +213,7 @@ def _driven(saved: Contents, file: str, name: str, one: Tensor, sizes: dict[tupl
         held = _read(saved, state, key) if parameter == name else None
         if held is None or held.shape != one.shape or not held.is_floating_point() or not one.ndim:
             continue
-        if (state, entry) not in sizes:
-            sizes[state, entry], _ = _together(saved, saved, state, entry, ())
-        small.append(held.abs() <= _NOISE * sizes[state, entry])
+        small.append(held.abs() <= _NOISE * size(state, entry))
     return torch.stack(small).all(dim=0) if small else torch.zeros_like(one, dtype=torch.bool)
 
 

@@ -58,10 +58,9 @@ class Files:
 
     def machine_of(self, step: int, *, otherwise: Contents) -> Mapping[str, Any]:
         """On what the step of that index was made; where no sitting tells it, that of a checkpoint."""
-        made: list[Session] = []
-        for sitting in self.sittings:
-            made = [*(before for before in made if before["step"] < sitting["step"]), sitting]
-        return next((each["machine"] for each in reversed(made) if each["step"] <= step), otherwise.saved.machine)
+        # the last sitting that began at or before it: a later one that began there, or before, has made the step anew
+        latest_first = reversed(self.sittings)
+        return next((each["machine"] for each in latest_first if each["step"] <= step), otherwise.saved.machine)
 
 
 def checked(path: Path) -> Files:
@@ -76,8 +75,7 @@ def checked(path: Path) -> Files:
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
     log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
     sittings, unread = _sittings(path)
-    if (path / "environment.damaged.json").exists():  # it was begun anew then, and lacks what was in that
-        sittings = []
+    sittings = [] if (path / "environment.damaged.json").exists() else sittings  # it lacks what was in that
     problems += [*log.problems, *unread]
     notes: list[str] = []
     if checkpoints:
@@ -116,8 +114,8 @@ def _checkpoints(store: Store) -> tuple[dict[int, Checkpoint], list[Problem]]:
         except CheckpointError as problem:
             wrong = [str(problem).splitlines()[0]]
         for line in wrong if path.is_dir() else ():  # else a run that goes on has let it go while it was read
-            text = f"checkpoint {path.name} is damaged: {line}"
-            problems.append(Problem("damaged", text, step=step, file=line.partition(":")[0]))
+            file = line.partition(":")[0]
+            problems.append(Problem("damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=file))
     return found, problems
 
 
@@ -155,15 +153,12 @@ def _other_scores(checkpoints: Mapping[int, Checkpoint]) -> list[str]:
 def _sittings(path: Path) -> tuple[Sequence[Session], list[Problem]]:
     file, why = "environment.json", "is damaged: it tells of no sittings"
     try:
-        sittings = read_sessions(path)
-        if all("step" in sitting and "machine" in sitting for sitting in sittings):
-            return sittings, []
-    except FileNotFoundError:
-        why = "is missing"
+        with suppress(ValueError):
+            sittings = read_sessions(path)
+            if all("step" in sitting and "machine" in sitting for sitting in sittings):
+                return sittings, []
     except OSError as problem:
-        why = f"cannot be read: {problem.strerror}"
-    except ValueError:
-        pass
+        why = "is missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {problem.strerror}"
     return [], [Problem("damaged", f"{file} {why}", file=file)]
 
 
@@ -172,9 +167,9 @@ def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Session
     if not sittings:
         return []
     problems = []
-    told = iter([sitting["step"] for sitting in sittings])
-    resumed = [line.step for line in log.lines if line.kind == "resumed"]
-    lost = next((step for step in resumed if step not in told), None)  # consumes: each in its order
+    begun = iter([sitting["step"] for sitting in sittings])
+    resumed = (line.step for line in log.lines if line.kind == "resumed")
+    lost = next((step for step in resumed if step not in begun), None)  # consumes: each in its order
     if lost is not None and not log.problems:
         problems.append(f"tells of no sitting that went on from step {lost}, and {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
-from itertools import pairwise
+from itertools import accumulate, compress, pairwise
 
 from surefoot.tracking.format import counted
 from surefoot.tracking.jsonl import parse_record
@@ -82,11 +82,11 @@ def split(data: bytes) -> list[Line]:
     >>> [(line.number, line.start, line.stop, line.record) for line in split(b'{"kind": "event", "step": 1}' + bytes([10]) + b"{")]
     [(1, 0, 29, {'kind': 'event', 'step': 1}), (2, 29, 30, {})]
     """
-    found, start = [], 0
-    for number, text in enumerate(BytesIO(data), start=1):
-        found.append(Line(number, start, start + len(text), parse_record(text) or {}))
-        start += len(text)
-    return found
+    texts = list(BytesIO(data))
+    return [
+        Line(number, stop - len(text), stop, parse_record(text) or {})
+        for number, (text, stop) in enumerate(zip(texts, accumulate(map(len, texts)), strict=True), start=1)
+    ]
 
 
 def curve(lines: Iterable[Line]) -> list[Line]:
@@ -105,27 +105,27 @@ def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tupl
     digest, hashed, holds = sha256(), 0, list[bool]()
     for each in noted:
         digest.update(data[hashed : each.length])
-        hashed = min(each.length, len(data))
+        hashed = each.length
         holds.append(len(data) >= each.length and digest.hexdigest() == each.digest)
     count = [*holds, False].index(False)  # as many hold before the first that does not
     before = noted[count - 1] if count else Noted(0, 0, "")
-    again = [each for each, right in zip(noted, holds, strict=True) if right][count:]
-    wrong = [_problem(data, lines, each, before, again) for each in noted[count : count + 1]]
-    return wrong, before.length
+    again = list(compress(noted, holds))[count:]
+    return [_problem(data, lines, each, before, again) for each in noted[count : count + 1]], before.length
 
 
 def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, later: Sequence[Noted]) -> Problem:
     """What does not hold: `before` is the last that does before it, and `later` do again."""
-    is_prefix = len(data) >= before.length and all(line.record for line in lines[:-1])  # all lines whole but the last
-    if len(data) < wrong.length and not later and is_prefix:
+    are_whole = all(line.record for line in lines[:-1])  # all lines but the last
+    if before.length <= len(data) < wrong.length and not later and are_whole:
         last = next((line for line in reversed(lines) if line.record), None)
         where = "nothing is left of it" if last is None else f"it ends in line {lines[-1].number}, step {last.step}"
         how = (
             f"is {len(data):,} bytes long and was {wrong.length:,} at step {wrong.step:,}: its end is missing; {where}"
         )
     else:
-        between = f"between the checkpoints of steps {before.step:,} and {wrong.step:,}"
-        between = between if before.length else f"before step {wrong.step:,}"
+        between = f"before step {wrong.step:,}"
+        if before.length:
+            between = f"between the checkpoints of steps {before.step:,} and {wrong.step:,}"
         meant = _meant(lines, wrong, before.length)
         where = f"in {line_numbers(meant)}{_of_steps(meant)}" if meant else "all of its lines are gone"
         again = f"; so it was when the run went on to step {later[-1].step:,}" if later else ""
@@ -147,8 +147,7 @@ def _meant(lines: Sequence[Line], wrong: Noted, proved: int) -> list[Line]:
 def _of_steps(lines: Sequence[Line]) -> str:
     steps = [line.step for line in lines if line.record]
     of = f"step {steps[0]}" if len({*steps}) == 1 else f"steps {min(steps, default=0)} to {max(steps, default=0)}"
-    records = "the record" if len(lines) == 1 else counted(len(steps), "record")
-    return f", {records} of {of}" if steps else ""
+    return f", {'the record' if len(lines) == 1 else counted(len(steps), 'record')} of {of}" if steps else ""
 
 
 def line_numbers(lines: Sequence[Line]) -> str:
@@ -164,7 +163,8 @@ def line_numbers(lines: Sequence[Line]) -> str:
 def _unreadable(lines: Sequence[Line]) -> list[Problem]:
     """Lines that are no records, but for one that a kill has cut off: the last, or one that a resume follows."""
     wrong = [line.number for line, after in pairwise(lines) if not line.record and after.kind != "resumed"]
-    if not wrong:
-        return []
     more = f", nor are {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    return [Problem("inconsistent", f"{FILE}: line {wrong[0]} is no record{more}, and no resume follows it", file=FILE)]
+    return [
+        Problem("inconsistent", f"{FILE}: line {number} is no record{more}, and no resume follows it", file=FILE)
+        for number in wrong[:1]
+    ]

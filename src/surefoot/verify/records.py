@@ -43,8 +43,8 @@ def speeds(log: Log) -> Iterator[Problem]:
         starting = _number(record, "starting_targets") if "starting_targets" in record else 0.0
         speed = (_number(record, "targets") - starting) / took_s if took_s > 0 else math.nan
         if repr(speed) != repr(_number(record, name)):
-            why = f"targets by training_s and waiting_s make {speed!r} (first steps apart)"
-            yield _at(line, f"{name} is {record[name]!r}, and {why}", name=name, computed=speed)
+            why = f"{record[name]!r}, and targets by training_s and waiting_s make {speed!r} (first steps apart)"
+            yield _at(line, f"{name} is {why}", name=name, computed=speed)
 
 
 def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
@@ -54,8 +54,7 @@ def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     lines = log.up_to(checkpoint.manifest.log[0])
     clock = checkpoint.found.saved.clock
     for phase in PHASES:
-        told_s = float(clock["total_s"].get(phase, "0"))
-        waiting_s = float(clock["window_s"].get(phase, "0"))
+        told_s, waiting_s = (float(clock[name].get(phase, "0")) for name in ("total_s", "window_s"))
         added_s, most_s = (
             waiting_s + math.fsum(_number(line.record, f"{phase}_s") for line in held if line.kind == "train")
             for held in (curve(lines), lines)  # one that had diverged goes on with a clock that has counted all of it
@@ -117,8 +116,7 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
     """
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
-        if line.kind == "resumed":
-            resumed = line.step
+        resumed = line.step if line.kind == "resumed" else resumed
         if line.kind != "train":
             continue
         made = {line.step - begun for begun in (before, max(before, resumed))}
@@ -138,8 +136,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     if 0 not in files.checkpoints or parts.state.step:
         return
     start = files.checkpoints[0]
-    init = start.described["init"]
-    if init is not None:
+    if (init := start.described["init"]) is not None:
         verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
         return
     then = start.found.saved.machine
@@ -154,8 +151,9 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     ]
     if len(changed) < len(found):
         why = other or "a model that is not built under the run's seed, or from a file, or by code that has changed"
-        what = "they are not those that are built now, and are taken as they are saved"
-        verdict.not_proved.append(f"the weights of step 0: {what} ({why})")
+        verdict.not_proved.append(
+            f"the weights of step 0: they are not those that are built now, and are taken as they are saved ({why})"
+        )
     elif changed:
         verdict.problems.extend(changed)
     else:
@@ -174,14 +172,12 @@ def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[
 def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0) -> Problem:
     """Something wrong in a record: in a number of it, where `name` says in which, and what others make that."""
     problem = Problem(kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE)
-    if not name:
-        return problem
-    return replace(problem, quantity=name, saved=repr(line.record[name]), computed=repr(computed))
+    saved = repr(line.record.get(name))
+    return replace(problem, quantity=name, saved=saved, computed=repr(computed)) if name else problem
 
 
 def _of_checkpoint(checkpoint: Checkpoint, text: str, quantity: str, saved: str, computed: str) -> Problem:
-    where = checkpoint.path.name
-    return Problem("inconsistent", f"{where} {text}", checkpoint.step, None, quantity, saved, computed)
+    return Problem("inconsistent", f"{checkpoint.path.name} {text}", checkpoint.step, None, quantity, saved, computed)
 
 
 def _number(record: Record, name: str) -> float:

@@ -49,8 +49,9 @@ def planned(
         return possible
     if seed is not None:
         return sorted(random.Random(seed).sample(possible, windows), key=lambda window: window.start)
-    last = len(possible) - 1
-    return [possible[round(place * last / (windows - 1))] for place in range(windows)] if windows > 1 else possible[-1:]
+    if windows == 1:
+        return possible[-1:]
+    return [possible[round(place * (len(possible) - 1) / (windows - 1))] for place in range(windows)]
 
 
 def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
@@ -126,8 +127,7 @@ class _Remaking:
 
     def made_from(self, start: Checkpoint) -> Checkpoint | None:
         """Make steps from a checkpoint on; where it is to be gone on from another one, that."""
-        records = [line.record for line in self.files.log.curve]
-        with execution(self.parts, start.found, records=records) as stand:
+        with execution(self.parts, start.found, records=[line.record for line in self.files.log.curve]) as stand:
             self._on(stand, start.step, start.found)
             for made in stand.steps(self.window.stop):
                 self.outcome.loss_counts |= isinstance(made.step.count, torch.Tensor)
@@ -144,11 +144,9 @@ class _Remaking:
         if step >= self.window.stop:
             return
         machine = self.files.machine_of(step, otherwise=otherwise)
-        threads = int(machine.get("threads", torch.get_num_threads()))
         if stand.parts.device.type == "cpu":
-            torch.set_num_threads(threads)
-        other = unlike(machine, stand.parts.machine())
-        if other:
+            torch.set_num_threads(int(machine.get("threads", torch.get_num_threads())))
+        if other := unlike(machine, stand.parts.machine()):
             self.outcome.exact, self.outcome.unlike = False, self.outcome.unlike or other
 
     def _record(self, made: Made, stand: Execution) -> None:
@@ -160,8 +158,8 @@ class _Remaking:
         rate = next(iter(stand.parts.state.trained.values())).optimizer.param_groups[0]["lr"]
         computed: dict[str, Any] = {**made.window, "learning_rate": rate}
         outcome.unknown |= line.record.keys() - computed.keys() - OWN
-        found = numbers(line.record, computed, known=self.known, exact=outcome.exact)
-        wrong = self._beyond(found, f"the record of step {step}", "records")
+        unequal = numbers(line.record, computed, known=self.known, exact=outcome.exact)
+        wrong = self._beyond(unequal, f"the record of step {step}", "records")
         if not wrong:
             outcome.records.append(step)
             return
@@ -169,9 +167,11 @@ class _Remaking:
         over = f"over {count} steps; " if count > 1 else ""
         too = f"; {', '.join(each.where for each in wrong[1:])} too" if len(wrong) > 1 else ""
         name, saved, now = wrong[0].where, wrong[0].saved, wrong[0].computed
-        text = f"step {step}: {name} was logged as {saved}, and is {now} when computed again"
-        where = f"({over}{FILE} line {line.number}{too})"
-        outcome.problems.append(Problem("differs", f"{text} {where}", step, FILE, name, saved, now))
+        text = (
+            f"step {step}: {name} was logged as {saved}, and is {now} when computed again"
+            f" ({over}{FILE} line {line.number}{too})"
+        )
+        outcome.problems.append(Problem("differs", text, step, FILE, name, saved, now))
 
     def _checkpoint(self, checkpoint: Checkpoint, stand: Execution) -> bool:
         """Compare; whether the steps that follow can be made from what was computed."""
@@ -194,12 +194,10 @@ class _Remaking:
         if checkpoint.manifest.log is None:
             return ()
         before = curve(self.files.log.up_to(checkpoint.manifest.log[0]))
-        last = max((line.step for line in before if line.kind == "train"), default=0)
-        if last > checkpoint.step:  # it is that of the last good step: later ones were on record, and not applied
-            return "meter/", "skipped_in_a_row"
+        if any(line.kind == "train" and line.step > checkpoint.step for line in before):
+            return "meter/", "skipped_in_a_row"  # of the last good step: later ones were on record, and not applied
         latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
-        cleared = latched and not checkpoint.found.saved.skipped_in_a_row
-        return ("bad_in_a_row/", "skipped_in_a_row") if cleared else ()
+        return ("bad_in_a_row/", "skipped_in_a_row") if latched and not checkpoint.found.saved.skipped_in_a_row else ()
 
     def _beyond(self, found: list[Difference], what: str, kind: str) -> list[Difference]:
         """The differences that rounding does not explain; the largest of the others is remembered."""
@@ -219,5 +217,6 @@ def _of_checkpoint(wrong: list[Difference], checkpoint: Checkpoint) -> list[Prob
     for difference in wrong:
         first.setdefault(difference.where, difference)
     weights_first = sorted(first.values(), key=lambda each: not each.where.startswith("model"))
-    problems = (as_problem(each, step=checkpoint.step, what=checkpoint.path.name) for each in weights_first)
-    return shortened(problems, of="tensors more")
+    return shortened(
+        (as_problem(each, step=checkpoint.step, what=checkpoint.path.name) for each in weights_first), of="tensors more"
+    )

@@ -44,28 +44,23 @@ def of_records(files: Files) -> str:
     if timed:
         whose = "every checkpoint" if timed == every else f"{timed} of {counted(every, 'checkpoint')}"
         said = f"{said}, and these with the clock of {whose}"
-    best = any(has_best(checkpoint) for checkpoint in files.checkpoints.values())
-    return f"{said}; the best score follows from the scores" if best else said
+    if any(map(has_best, files.checkpoints.values())):
+        said += "; the best score follows from the scores"
+    return said
 
 
 def not_of_files(files: Files) -> list[str]:
     """What no checkpoint has noted of the records."""
     after = [line for line in files.log.lines if line.stop > files.log.proved_bytes]
-    if not after or files.log.problems:
-        return []
-    return [
-        f"{FILE}: {line_numbers(after)}, written after the newest checkpoint: no hash covers that,"
-        " only steps that are made again do"
-    ]
+    told = f"{FILE}: {{}}, written after the newest checkpoint: no hash covers that, only steps that are made again do"
+    return [told.format(line_numbers(after))] if after and not files.log.problems else []
 
 
 def of_window(outcome: Outcome) -> list[str]:
     """What making the steps of a window again proves."""
     made, how = _reached(outcome), "bit for bit" if outcome.exact else "to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
-    parts = []
-    if outcome.records:
-        parts.append(f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}")
+    parts = [f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}"] if outcome.records else []
     if outcome.checkpoints:
         parts.append(f"the checkpoint{'s' * (len(outcome.checkpoints) > 1)} of {steps_in_words(outcome.checkpoints)}")
     if not parts:
@@ -114,25 +109,28 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
 def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
     """What differences say about their cause."""
     wrong = [outcome for outcome in outcomes if outcome.problems]
-    why = "differences of rounding grow from step to step; try fewer --steps"
-    inexact = [f"not the machine that made it ({outcome.unlike}): {why}" for outcome in wrong if not outcome.exact]
-    causes = [*(line for outcome in wrong for line in _why(outcome)), *inexact[:1], *notes]
-    return list(dict.fromkeys(causes)) if wrong else []
+    inexact = [
+        f"not the machine that made it ({outcome.unlike}): differences of rounding grow from step to step; try fewer --steps"
+        for outcome in wrong
+        if not outcome.exact
+    ]
+    causes = [line for outcome in wrong for line in _why(outcome)]
+    return list(dict.fromkeys([*causes, *inexact[:1], *notes])) if wrong else []
 
 
 def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:
     """What making these steps again takes, and what making all of them would; said before it is begun."""
     steps = sum(window.steps for window in windows)
     whole = end - min(files.checkpoints)
-    many = counted(len(windows), "window")
-    said = f"making {steps:,} of {counted(end, 'step')} again, in {many}{_took(steps, step_s)}"
+    said = (
+        f"making {steps:,} of {counted(end, 'step')} again, in {counted(len(windows), 'window')}{_took(steps, step_s)}"
+    )
     return said if steps >= whole else f"{said}; all of them (--all): {whole:,}{_took(whole, step_s)}"
 
 
 def _reached(outcome: Outcome) -> Window:
-    if outcome.lost is None:
-        return outcome.window
-    return Window(outcome.window.start, max([outcome.window.start, *outcome.records, *outcome.checkpoints]))
+    start, compared = outcome.window.start, (*outcome.records, *outcome.checkpoints)
+    return outcome.window if outcome.lost is None else Window(start, max([start, *compared]))
 
 
 def _gap(gap: Window, starts: Sequence[int], step_s: float | None) -> str:
@@ -156,13 +154,12 @@ def _why(outcome: Outcome) -> list[str]:
         ]
     if records and not checkpoints and any(step >= max(records) for step in outcome.checkpoints):
         return ["the next checkpoint is what is computed now: what is on the record was changed, and not the run"]
-    if len(wrong) == 1:
-        return []
-    return [
+    several = [
         f"from step {outcome.window.start:,} on the run came to another state than now, seen first at step {first:,}: other code, data"
         " or libraries than then, a checkpoint",
         "  that was changed before that step, a loop's own body that changes weights (which cannot be done again), or a machine that errs",
     ]
+    return several if len(wrong) > 1 else []
 
 
 def _took(steps: int, step_s: float | None) -> str:

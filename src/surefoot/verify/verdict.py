@@ -21,8 +21,7 @@ class Problem:
     """Something that is not as it was saved. `text` says what and where; the rest is that again for programs.
 
     "damaged": a file is not what its hash says. "inconsistent": files contradict each other. "data": the data are others now.
-    "differs": a step that was made again came out otherwise. `step` counts steps made; `saved` and `computed` are numbers as
-    they are written.
+    "differs": a step that was made again came out otherwise. `step` counts steps made.
     """
 
     kind: Kind
@@ -121,8 +120,8 @@ class Verdict:
         >>> Verdict("runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]).exit_status
         3
         """
-        statuses = [status for kind, status in _STATUS.items() if any(each.kind == kind for each in self.problems)]
-        return next(iter(statuses), 0)
+        kinds = {problem.kind for problem in self.problems}
+        return next((status for kind, status in _STATUS.items() if kind in kinds), 0)
 
     @property
     def sentence(self) -> str:
@@ -135,8 +134,12 @@ class Verdict:
         return f"{self.run} is proved {how}{'' if self.whole else ', in part'}"
 
     def __str__(self) -> str:
-        wrong = [problem.text for problem in self.problems]
-        titles = {"proved": self.proved, "not proved": self.not_proved, "WRONG": wrong, "why": self.hints}
+        titles = {
+            "proved": self.proved,
+            "not proved": self.not_proved,
+            "WRONG": [problem.text for problem in self.problems],
+            "why": list(self.hints),
+        }
         lines = [line for title, said in titles.items() if said for line in [title, *(f"  {each}" for each in said)]]
         return "\n".join([*lines, self.sentence])
 

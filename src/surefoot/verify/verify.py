@@ -42,14 +42,8 @@ def verify(
 ) -> Verdict:
     """Check all files of a run's directory, make steps of it again from its checkpoints, and compare every bit.
 
-    `run` is built as the one in its directory was, and not open; it comes out as it went in, and nothing is written. Made again
-    are `windows` times `steps` steps, the first, the last and evenly spread ones, or such as `seed` draws; "all" of them; "auto" all
-    where the records let expect two minutes at most, else 100 each. With 0 windows files and records alone are checked. On
-    another machine numbers may differ by `tolerance`, relative to what was saved. `files` are those of its directory, checked; `say` is
-    told beforehand what it costs.
-
-    Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
-    `CheckpointError` where there is no checkpoint, `ConfigError` for a run that is open, has no directory, or is of several ranks.
+    `run` is built as the one in its directory was, and not open; it comes out as it went in. `files` are those of its
+    directory, checked; the other arguments are those of `SavedRun.verify`. `ConfigError` for a run of several ranks.
     """
     parts = replace(run.parts, accept_change=CHANGES)  # a checkpoint of before a change is where what followed begins
     if parts.world.size > 1:
@@ -72,8 +66,7 @@ def verify(
         points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
         end, step_s = max(points), pace_s(files.log.of("train"))  # after the last point there is nothing to compare
         if steps == "auto":
-            soon = step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S
-            steps = "all" if soon else STEPS
+            steps = "all" if step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S else STEPS
         chosen = planned(
             sorted(step for step in files.checkpoints if step >= since),  # what this program has made
             sorted(points),
@@ -92,8 +85,9 @@ def verify(
             verdict.problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
         verdict.problems.extend(problem for outcome in outcomes for problem in outcome.problems)
         known = {(problem.step, problem.quantity) for problem in verdict.problems}
-        more = _of_targets(parts, files, outcomes)
-        verdict.problems.extend(problem for problem in more if (problem.step, problem.quantity) not in known)
+        verdict.problems.extend(
+            problem for problem in _of_targets(parts, files, outcomes) if (problem.step, problem.quantity) not in known
+        )
         verdict.proved.extend(line for outcome in outcomes for line in sentences.of_window(outcome))
         verdict.not_proved.extend(sentences.not_of_windows(outcomes, files, end=end, step_s=step_s))
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
@@ -101,17 +95,15 @@ def verify(
     return replace(verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=whole)
 
 
-def verify_files(files: Files, *, why: str) -> Verdict:
-    """What can be verified of a run that is not built again: its files and its records. `why` is said in the verdict."""
+def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
+    """What can be verified of a run that is not built again: its files and its records. `why` is said in the verdict.
+
+    `problem`: what is wrong with the data, where they cannot be read as they were.
+    """
     verdict = _of_files(files)
     verdict.not_proved.append(f"no step was made again: {why}")
-    return verdict
-
-
-def verify_without_data(files: Files, problem: DataError) -> Verdict:
-    """As `verify_files`, of a run whose data cannot be read as they were, which is wrong by itself."""
-    verdict = verify_files(files, why="the data cannot be read as they were")
-    verdict.problems.append(_of_data([line.strip() for line in str(problem).splitlines()], "the data"))
+    if problem is not None:
+        verdict.problems.append(_of_data([line.strip() for line in str(problem).splitlines()], "the data"))
     return verdict
 
 
@@ -125,8 +117,9 @@ def _of_files(files: Files) -> Verdict:
     proved = sentences.of_files(files)
     if files.log.of("train") and not problems:
         proved.append(sentences.of_records(files))
-    not_proved = [*files.notes, *sentences.not_of_files(files)]
-    return Verdict(str(files.path), proved, not_proved, [*files.problems, *problems])
+    return Verdict(
+        str(files.path), proved, [*files.notes, *sentences.not_of_files(files)], [*files.problems, *problems]
+    )
 
 
 def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem]) -> str | None:
@@ -143,22 +136,19 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
         what = f"config.toml, or the program, makes another run than {files.newest.path.name}"
         problems.append(Problem("inconsistent", f"{what}: {text}"))
         return "what is built now is another run"
-    if parts.task.loss is None:
-        return "this run has no loss of its own, its script makes each step itself"
-    return None
+    return None if parts.task.loss is not None else "this run has no loss of its own, its script makes each step itself"
 
 
 def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
     """The training data and the splits that are others now."""
-    saved, now = (
-        files.newest.found.saved,
-        json.loads(json.dumps({"data": parts.described["data"], "scored": parts.scored})),
-    )
-    unlike = {"training data": differences({"data": saved.described["data"]}, {"data": now["data"]})}
-    for name, before in saved.scored.items():
-        there = name in now["scored"]
-        lines = differences(before, now["scored"][name]) if there else [f"{name} is not scored any more"]
-        unlike[f"data of split {name}"] = lines
+    saved = files.newest.found.saved
+    data, scored = json.loads(json.dumps([parts.described["data"], parts.scored]))
+    unlike = {"training data": differences({"data": saved.described["data"]}, {"data": data})} | {
+        f"data of split {name}": differences(before, scored[name])
+        if name in scored
+        else [f"{name} is not scored any more"]
+        for name, before in saved.scored.items()
+    }
     return [_of_data(lines[:3], what) for what, lines in unlike.items() if lines]
 
 
@@ -168,11 +158,11 @@ def _of_data(lines: Sequence[str], what: str) -> Problem:
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     """Compare the learning rates on the record with the schedule."""
-    factors = parts.task.factors
     group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
-    rates = consistency.rates(files.log, lambda step, lowered: group["initial_lr"] * (factors(step) * lowered))
-    wrong = consistency.shortened(rates)
-    recorded = sum("learning_rate" in record for record in files.log.of("train"))
+    rates = consistency.rates(
+        files.log, lambda step, lowered: group["initial_lr"] * (parts.task.factors(step) * lowered)
+    )
+    recorded, wrong = len(files.log.lines_of("train", "learning_rate")), consistency.shortened(rates)
     verdict.problems.extend(wrong)
     if recorded and not wrong:
         verdict.proved.append(f"learning rates of {recorded:,} records: those of the schedule")
@@ -187,21 +177,21 @@ def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files)
                 for each in windows
             ]
             windows = [part for parts in cut for part in parts if part.start < part.stop]
-            why = "the loop's own body froze or unfroze parameters, which is not done again"
-            verdict.not_proved.append(f"steps {start:,} to {stop:,}: {why}")
+            verdict.not_proved.append(
+                f"steps {start:,} to {stop:,}: the loop's own body froze or unfroze parameters, which is not done again"
+            )
     return list(windows)
 
 
 def _made(
     parts: RunComponents, files: Files, chosen: Sequence[Window], *, tolerance: float, watch: Watching | None
 ) -> list[Outcome]:
-    done, of = count(1), sum(window.steps for window in chosen)
-
-    def made_one() -> None:
-        if watch is not None:
-            watch(next(done), of)
-
-    return [made_again(parts, files, window, tolerance=tolerance, watch=made_one) for window in chosen]
+    made, total = count(1), sum(window.steps for window in chosen)
+    tell: Watching = watch or (lambda *_: None)
+    return [
+        made_again(parts, files, window, tolerance=tolerance, watch=lambda: tell(next(made), total))
+        for window in chosen
+    ]
 
 
 def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
