@@ -12,6 +12,7 @@ import pytest
 
 from diagnose.histories import scores, train
 from surefoot.cli.main import main
+from surefoot.diagnose.finding import Check
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.record import Record
 
@@ -105,3 +106,14 @@ def test_it_answers_without_torch_in_a_fraction_of_a_second(tmp_path: Path) -> N
         after = os.times()
         times.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert min(times) < 1.0  # processor time, not the clock: the machine may be busy; about a quarter of that
+
+
+def test_a_finding_that_fails_is_named_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(_: object) -> None:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("surefoot.diagnose.checks.CHECKS", (Check("wrong", None, wrong),))
+    main(["diagnose", str(made(tmp_path / "run", train()))])
+    assert "warning: the finding wrong cannot be made: ZeroDivisionError: of ours" in capsys.readouterr().err

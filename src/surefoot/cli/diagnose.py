@@ -3,8 +3,12 @@
 import json
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from surefoot.cli.options import RunOption, find_run, only_options
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.finding import Check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,6 @@ def diagnose(arguments: list[str]) -> None:
         sys.exit(1)
 
 
-def _warn_of(check: object, problem: Exception) -> None:
+def _warn_of(check: "Check", problem: Exception) -> None:
     """A fault of surefoot's own in one finding; the others are told."""
-    what = f"the finding {getattr(check, '__name__', '?')} cannot be made"
-    print(f"warning: {what}: {type(problem).__name__}: {problem}", file=sys.stderr)
+    print(f"warning: the finding {check.name} cannot be made: {type(problem).__name__}: {problem}", file=sys.stderr)
