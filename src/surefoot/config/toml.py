@@ -38,15 +38,19 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
         if path != table:
             lines += ["", f"[{path}]"]
             table = path
-        origin = (
-            letter if letter.isprintable() else "?" for letter in origins.get(name, "default")
-        )  # as TOML wants it
+        origin = "".join(letter if letter.isprintable() else "?" for letter in origins.get(name, "default"))
         written = tomlkit.item(str(value) if isinstance(value, Path) else value).as_string()
-        lines.append(f"{leaf} = {written} # {''.join(origin)}")
-    made_by = {name: value for name, value in program.items() if value is not None}
-    for name, value in made_by.items():
+        lines.append(f"{leaf} = {written} # {origin}")
+    for name, value in program.items():
         _refuse_unwritable(f"{_PROGRAM}.{name}", value)
-    return "\n".join([*lines, "", tomlkit.dumps({_PROGRAM: made_by})])
+    return "\n".join([*lines, "", tomlkit.dumps({_PROGRAM: without_none(dict(program))})])
+
+
+def without_none(value: Any) -> Any:
+    """Nested dictionaries and lists without what is None, which TOML cannot write."""
+    if isinstance(value, dict):
+        return {key: without_none(held) for key, held in value.items() if held is not None}
+    return [without_none(held) for held in value if held is not None] if isinstance(value, list | tuple) else value
 
 
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:

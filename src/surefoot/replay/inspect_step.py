@@ -123,8 +123,8 @@ def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParamet
     for name, parameter in parameters_of(models).items():
         if parameter.grad is not None:
             seen, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
-            largest = seen.largest * factor
-            found.append(OfParameter(name, shape, wide_norm(parameter), norm, largest, seen.nonfinite, None))
+            weight, largest = wide_norm(parameter), seen.largest * factor
+            found.append(OfParameter(name, shape, weight, norm, largest, seen.nonfinite, None))
     whole = math.hypot(*(held.norm for held in found))
     shared = math.isfinite(whole) and whole > 0
     return [replace(held, share=(held.norm / whole) ** 2) for held in found] if shared else found

@@ -93,8 +93,8 @@ def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
         names = {"why": "not_looked_at", "verdict": "verdict", "finite": "finite", "first": "first"}
         plain = {**plain, "ranks": [{name: one[key] for key, name in names.items() if key in one} for one in heard]}
         whose = f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
-    finite = all(one["finite"] for one in looked)
-    return Seen(step, finite, first, plain, text=f"step {step}{whose}\n{shown['text']}")
+    finite, text = all(one["finite"] for one in looked), f"step {step}{whose}\n{shown['text']}"
+    return Seen(step, finite, first, plain, text)
 
 
 def _told(own: Look) -> dict[str, Any]:

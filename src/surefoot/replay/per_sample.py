@@ -44,8 +44,7 @@ class Probe:
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The mean loss over some of the samples; None where it counts nothing, or cannot be computed of so few."""
-        task = self.task
-        loss = task.loss
+        task, loss = self.task, self.task.loss
         assert loss is not None  # who makes steps again has one
 
         def passed() -> float | None:

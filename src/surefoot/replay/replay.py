@@ -16,6 +16,7 @@ from surefoot.tracking.format import counted, duration, number
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from surefoot.train.components import Components
+from surefoot.train.error_causes import explaining
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,9 @@ def replayed(
     samples: int,
     say: Callable[[str], None] | None,
 ) -> Replay:
-    """Make a step of a run again, from the nearest checkpoint before it, and look at it closely; `print` what is returned.
+    """Make a step of a run again and look at it, as `SavedRun.replay` says.
 
-    parts: of a run built as it was and not open. Its models are changed: build it anew to train. path: its directory, which is
-    only read. step: its number, from 0. samples: how many are shown. `say` is told beforehand how many steps have to be made again
-    and how long that may take, and what is not as it was.
-
-    Loss, norm, outputs of modules and gradients are those of the step, bit for bit on the same machine; compiled runs are
-    looked at uncompiled, equal to rounding. Raises `ConfigError` for a step that the run has not, and for a run whose steps
-    are made by code of your own; `CheckpointError` where no checkpoint before it is intact.
+    `parts` are those of a run built as it was and not open: its models are changed. `path`, its directory, is only read.
     """
     told = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
@@ -106,7 +101,7 @@ def replayed(
         for _ in again.steps(step):
             pass
         coming, notes = again.next_step(), [*again.notes, *_notes(parts, known, step=step, out=path)]
-        with again.explaining(coming):
+        with explaining(again.read_again):
             seen = look(
                 coming,
                 samples=samples,

@@ -13,13 +13,15 @@ import torch
 
 from surefoot.checkpoint.format import Contents, Damage
 from surefoot.checkpoint.store import Store
+from surefoot.data.loader import MicroBatch
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.clipping import clear
 from surefoot.seeding import untouched
 from surefoot.tracking.format import counted
 from surefoot.tracking.record import Record
-from surefoot.train import error_causes, state_dict
+from surefoot.train import state_dict
 from surefoot.train.components import Components
+from surefoot.train.error_causes import explaining
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import differences
 
@@ -85,21 +87,13 @@ class Execution:
             feed.start(self.done, stop=until)
             while self.done < until:
                 step = Step(state.step, feed.micro_batches(state.step), parts.task, state)
-                with self.explaining(step):
+                with explaining(self.read_again):
                     forward_backward(step)
                 update(step)
                 yield self.made(step)
 
-    @contextmanager
-    def explaining(self, step: Step) -> Iterator[None]:
-        """What a step raises in this block, explained as the run itself would have, where the cause is known."""
-        try:
-            yield
-        except Exception as problem:
-            cause = error_causes.explained(problem, step=step.index, micro_batches=step.micro_batches)
-            if cause is None:
-                raise
-            raise cause from problem
+    def read_again(self) -> tuple[int, Sequence[MicroBatch]]:
+        return self.done, self.parts.supply.again(self.done)
 
     def next_step(self) -> Step:
         """The step that comes next, read and not made."""
@@ -195,25 +189,23 @@ def nearest(store: Store, step: int) -> tuple[Contents, list[Damage]]:
 
     Raises `CheckpointError` where there is none.
     """
-    found = store.newest_intact(up_to=step)
-    if found is None:
-        shown = ", ".join(map(str, store.steps())) or "none"
-        raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
-    return found
+    if (found := store.newest_intact(up_to=step)) is not None:
+        return found
+    shown = ", ".join(map(str, store.steps())) or "none"
+    raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
 
 
 @contextmanager
 def _refused_in_own_words() -> Iterator[None]:
     """Say of what is another run now that its steps cannot be made again, in the place of how to train it."""
-    resume = "cannot resume"
     try:
         yield
     except CheckpointError as problem:
-        lines = str(problem).splitlines()
-        if not lines[0].startswith(resume):
+        first, *lines = str(problem).splitlines()
+        if not first.startswith("cannot resume"):
             raise
-        what = lines[0].removeprefix(resume).lstrip(" :")
-        why = [line for line in lines[1:] if "--out" not in line]
+        what = first.removeprefix("cannot resume").lstrip(" :")
+        why = [line for line in lines if "--out" not in line]
         cure = "  needed are the data, the settings and the program that trained it"
         raise CheckpointError("\n".join([f"steps cannot be made again: {what}", *why, cure])) from problem
 
@@ -225,7 +217,6 @@ def _notes(parts: Components, found: Contents) -> list[str]:
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = counted(then["ranks"], "rank")
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
-    other = unlike({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now)  # of which all is said
-    if other:
+    if other := unlike({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):  # of ranks all is said
         notes.append(f"{other}: equal to rounding, and not bit for bit")
     return notes

@@ -1,7 +1,6 @@
 """From the settings of a run to its components, stage after stage. What each stage builds state of is in `run/build_state.py`."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +57,10 @@ def build(settings: RunSettings) -> RunComponents:
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.supply)
     if models.parallel.kind == "fsdp" and not world.on_paper:
-        models = shard_models(models, plan.supply)
-    clip = clipping(settings.clip)
-    state = assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
+        models = assembly.shard_models(models, plan.supply)
+    state = assembly.built_state(
+        models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
+    )
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.trained, settings.schedule or constant())]:
             console.say(f"note: {line}")
@@ -82,12 +82,12 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     out = None if settings.out is None else local_path(settings.out, setting="out")
     began = None if out is None else world.from_main(began_with(out, batch_size) if world.is_main else None)
     sizes = pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
-    samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
-    order = pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)
+    order = pipeline.data_plan(
+        train, seed=seed, samples=check_samples(train, seed=seed, batch_size=sizes.batch_size), sizes=sizes
+    )
     pipeline.refuse_compiled(order, compiled=settings.compile is True)
     samples_per_epoch, samples_per_step = pipeline.steps_of_epoch(order, sizes)
     times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
-    schedule = (settings.schedule or constant()).resolved(times.length)
     splits = settings.evaluate or {}
     for name, split in splits.items():
         check_split(name, split.dataset, seed=seed)
@@ -95,7 +95,7 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     return Plan(
         pipeline.Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate),
         times,
-        schedule,
+        (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),
         lowering=feedback(settings.plateau, settings.early_stopping, splits=steering),
     )
@@ -140,15 +140,6 @@ def check_first_batch(settings: RunSettings, models: Models, supply: pipeline.Su
     )
 
 
-def shard_models(models: Models, supply: pipeline.Supply) -> Models:
-    """Spread the models over the ranks: each is then trained as far as a rank holds it. Collective."""
-    nominal = float(supply.sizes.batch_size)
-    fsdp, decisions = assembly.spread_models(
-        models.by_name, models.decisions, world=supply.world, parallel=models.parallel, nominal=nominal
-    )
-    return replace(models, decisions=decisions, fsdp=fsdp)
-
-
 def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State) -> Task:
     """Compile the models and share them with the other ranks: what a step computes with."""
     ranks, called = spread(
@@ -173,9 +164,10 @@ def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State)
 def assemble(
     settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
 ) -> RunComponents:
-    supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
-    averaged = [average.model for average in state.averages.values()]
-    laid = layout(settings.channels_last, [*state.models.values(), *averaged])
+    supply, precision, splits = plan.supply, models.precision, settings.evaluate or {}
+    laid = layout(
+        settings.channels_last, [*state.models.values(), *(average.model for average in state.averages.values())]
+    )
     task = wrap_models(settings, plan, models, state)
     directory = None if settings.out is None else RunDirectory(Path(settings.out))
     say = console.say if console is not None else lambda _: None
@@ -193,7 +185,7 @@ def assemble(
             compiling=models.compiling,
             ranks=task.ranks,
         ),
-        timetable=times,
+        timetable=plan.times,
         schedule=plan.schedule,
         world=supply.world,
         parallel=models.parallel,
@@ -203,7 +195,9 @@ def assemble(
         architecture=models.architecture,
         scored={name: fingerprint(split.dataset) for name, split in splits.items()},
         directory=directory,
-        saving=None if directory is None else Saving(directory, times, disk=settings.disk, say=say, world=supply.world),
+        saving=None
+        if directory is None
+        else Saving(directory, plan.times, disk=settings.disk, say=say, world=supply.world),
         console=console,
         rank_log=log,
         computed_again=models.recomputed,
@@ -219,9 +213,9 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
     times, supply, lowering = plan.times, plan.supply, plan.lowering
     plateau = None
     if lowering is not None:  # what else its decisions depend on: when it is asked, and the data that are scored
-        split = (settings.evaluate or {})[lowering.plateau.score.split("/")[0]]
+        scored = fingerprint((settings.evaluate or {})[lowering.plateau.score.split("/")[0]].dataset)
         every = times.every["evaluate_every"].described()
-        plateau = vars(lowering.plateau) | {"evaluate_every": every, "scored": fingerprint(split.dataset)}
+        plateau = vars(lowering.plateau) | {"evaluate_every": every, "scored": scored}
     optimizers = {name: _optimizer(each, state.trained[name].optimizer) for name, each in models.decisions.items()}
     resolved = {
         "init": None if settings.init is None else str(local_path(settings.init, setting="init").resolve()),

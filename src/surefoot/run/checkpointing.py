@@ -82,10 +82,9 @@ class Saving:
         if any(self.world.gathered(owed)):
             self.save(packed, protected=protected, wait=True)
         failure = self.writer.failure
-        reasons = self.world.gathered(None if failure is None else str(failure))
-        reason = next((reason for reason in reasons if reason is not None), None)
-        if reason is not None:
-            raise failure or CheckpointError(reason)
+        for reason in self.world.gathered(None if failure is None else str(failure)):
+            if reason is not None:
+                raise failure or CheckpointError(reason)
         self.wait()
 
     def resumed(self, step: int) -> None:

@@ -20,8 +20,7 @@ def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tu
     """
     bad, in_a_row = parts.whole.bad_steps, list(parts.whole.bad_steps.in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step
-    strange = error_causes.strange_samples(parts.supply.again(first))
-    stands = messages.standing(parts)
+    strange, stands = error_causes.strange_samples(parts.supply.again(first)), messages.standing(parts)
     if parts.saving is not None and _nothing_changed_since(parts, first):
         parts.saving.writer.wait()
         if (parts.saving.begun_step or 0) <= first:  # else a later checkpoint, latched, would be the newest

@@ -57,8 +57,8 @@ def made(
                 notes.append(f"no more panels than {len(panels)}: they took more than {LONGEST_S:.0f} seconds")
                 break
     except Exception as problem:  # whatever a user's function raises ends no run
-        kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
         which = f"after panel {len(panels)} none" if panels else "no panels"
+        kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
         notes.append(f"{which}: {kind}{first_line(problem)}")
     kept, left_out = fitting(panels)
     notes += [
@@ -103,8 +103,7 @@ class Evaluations:
         return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
 
     def end_due(self) -> bool:
-        is_owed = not self.ended and not self.due and bool(self.parts.scoring.names(at_end=True))
-        return is_owed and self.parts.finished
+        return bool(self.parts.scoring.names(at_end=True)) and self.parts.finished and not (self.ended or self.due)
 
     def score(self, *, stop: Callable[[], bool]) -> None:
         """Score every split but those for the end, record it, and watch the score that decides what is best."""
@@ -114,10 +113,10 @@ class Evaluations:
         self.scores = numbers(found)
         self.first = self.first or {"step": self.state.step, **self.scores}
         watch = self.parts.whole.watch
-        if watch is not None:  # first: it may end the run, and then there are no rates to steer
-            improved = watch.improved(self.state.step, self._watched(watch.score))
-            if improved and self.parts.saving is not None:
-                self.parts.saving.asked = True
+        # first: it may end the run, and then there are no rates to steer
+        improved = watch is not None and watch.improved(self.state.step, self._watched(watch.score))
+        if improved and self.parts.saving is not None:
+            self.parts.saving.asked = True
         steered, told = self._steered()
         self.journal.write({"kind": "scores", "step": self.state.step, **found, **steered})
         if told is not None:

@@ -102,8 +102,7 @@ class Remarks:
         new = None
         for finding in found:
             severity, before = SEVERITIES.index(finding.severity), self.said.get(finding.name)
-            known = before is not None and severity >= before.severity and not self._long_gone(before, step)
-            if before is not None and known:
+            if before is not None and severity >= before.severity and not self._long_gone(before, step):
                 before.gone_since = None
             elif finding.severity != "note" and new is None:
                 new = finding
@@ -118,12 +117,11 @@ class Remarks:
         return said.gone_since is not None and step - said.gone_since > _GONE * max(step, self.described.steps or 0)
 
     def _asked(self) -> tuple[int, list[Finding]]:
-        begun = self.now()
-        history = self.collected.history(self.described)
-        found = verdicts(history, broken=self._warn_of)
+        begun, history = self.now(), self.collected.history(self.described)
+        found = worst_first(verdicts(history, broken=self._warn_of))
         ended = self.now()
         self.not_before = ended + _TIMES_AS_LONG * (ended - begun)
-        return history.step, worst_first(found)
+        return history.step, found
 
     def _give_up(self, problem: Exception) -> None:
         if self.not_before < math.inf:
@@ -164,7 +162,9 @@ def in_a_sentence(findings: Sequence[Finding], command: str | None) -> str:
     >>> in_a_sentence([Finding("overfitting", "warning", "", step=400), Finding("data-bound", "warning", "")], None)
     '2 findings: overfitting since step 400, data-bound'
     """
+    if not findings:
+        return ""
     names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in findings[:_NAMED]]
-    more = [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
-    text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join([*names, *more])}"
-    return "" if not findings else text if command is None else f"{text}: {command}"
+    names += [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
+    text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join(names)}"
+    return text if command is None else f"{text}: {command}"

@@ -221,11 +221,12 @@ def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
     refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
         parts.say(f"note: {line}")
-    names = sorted({name for change in changes for name in change.names})
-    now_accepted = {"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]}
-    taken = dict(now)
-    if is_elsewhere(before, now) and not changes:  # what was let pass is nothing to compare with from now on
+    taken, accepted = dict(now), list(before["accepted"])
+    if changes:
+        names = sorted({name for change in changes for name in change.names})
+        accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
+    elif is_elsewhere(before, now):  # what was let pass is nothing to compare with from now on
         taken = {**before, "sources": now["sources"]}
-    elif now["loss"] is None and not changes:
+    elif now["loss"] is None:
         taken |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
-    parts.fingerprints = {**taken, "accepted": [*before["accepted"], *([now_accepted] if changes else [])]}
+    parts.fingerprints = {**taken, "accepted": accepted}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from surefoot.data.loader import MicroBatch
@@ -25,6 +25,7 @@ from surefoot.run.stop_requests import Wishes
 from surefoot.seeding import generators_held
 from surefoot.tracking.external.registry import refuse_missing
 from surefoot.tracking.record import Phase
+from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
 
 if TYPE_CHECKING:
@@ -99,11 +100,11 @@ class Sitting:
                     tell_others(failed, self.parts)
                     reported(failed, self.parts, step=self._step)
                     raise
-            elif isinstance(problem, Exception):
-                reported(problem, self.parts, step=self._step)
             else:
-                left(self.parts, step=self._step)
-            if problem is not None and not isinstance(problem, GeneratorExit):
+                if isinstance(problem, Exception):
+                    reported(problem, self.parts, step=self._step)
+                else:
+                    left(self.parts, step=self._step)
                 self._happened(crash_report.failed(problem))
         except BaseException as failed:
             self._happened(crash_report.failed(failed))
@@ -115,7 +116,7 @@ class Sitting:
                 from surefoot.report.write import report_at_end  # last, once all else is on disk
 
                 report_at_end(self.parts.directory.path, warn=self.parts.say)
-        if self.wishes.ended_by is not None and (problem is None or _is_of_compiler(problem)):  # by the same signal
+        if self.wishes.ended_by is not None and (problem is None or of_compiler(problem)):  # by the same signal
             if self.wishes.ended_by == signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt from problem
             raise SystemExit(128 + self.wishes.ended_by) from problem
@@ -152,8 +153,8 @@ class Sitting:
             self._show()
         if went_on or self.wishes.ended_by is not None:
             self._happened(crash_report.ended(parts, self.wishes))  # first: findings know by it that the run is over
-            findings, told_by = "" if self.remarks is None else self.remarks.sentence(), self.wishes.told_by
-            skipped = self.between.skipped
+            findings = "" if self.remarks is None else self.remarks.sentence()
+            skipped, told_by = self.between.skipped, self.wishes.told_by
             parts.say(messages.ending(parts, evaluations, skipped=skipped, told_by=told_by, findings=findings))
 
     def _look_at_data(self) -> None:
@@ -203,7 +204,7 @@ class Sitting:
         self.between.started()
         self.whole.clock.start()
         parts.doing("training")
-        try:
+        with closing(self.feed), explaining(lambda: (self._step, parts.supply.again(self._step))):
             yield from steps(
                 parts.task,
                 self.state,
@@ -215,15 +216,6 @@ class Sitting:
                 opened=opened,
                 watch=self.between.watch,
             )
-        except Exception as problem:
-            from surefoot.train import error_causes
-
-            cause = error_causes.explained(problem, step=self._step, micro_batches=parts.supply.again(self._step))
-            if cause is None:
-                raise
-            raise cause from problem
-        finally:
-            self.feed.close()
 
     def _enter(self, phase: Phase) -> None:
         """Nothing of the user's runs between steps if the run trains by itself; a session's first steps are told apart."""
@@ -239,12 +231,6 @@ class Sitting:
     @property
     def _step(self) -> int:
         return self.state.step if self.feed.latest is None else self.feed.latest
-
-
-def _is_of_compiler(problem: BaseException) -> bool:
-    from surefoot.train.error_causes import of_compiler
-
-    return isinstance(problem, Exception) and of_compiler(problem)
 
 
 def _is_interactive() -> bool:

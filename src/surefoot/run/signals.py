@@ -52,15 +52,13 @@ class Signals:
             self.answering.close()
             self.answering = None
 
-    def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
         if self.stop is not None:
             self.say(f"{STOP[number]} again: ending at once; {self.standing()}")
             os._exit(128 + number)
         self.stop = number
 
-    def _on_save(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _on_save(self, _number: int, _frame: FrameType | None) -> None:
         self.save = True
 
 

@@ -4,7 +4,8 @@ import os
 import re
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,6 +15,19 @@ from torch.utils.checkpoint import CheckpointError as RecomputedOtherwise
 
 from surefoot.data.loader import MicroBatch
 from surefoot.errors import ConfigError, DataError, SurefootError
+
+
+@contextmanager
+def explaining(read: Callable[[], tuple[int, Sequence[MicroBatch]]]) -> Iterator[None]:
+    """Explain what a step raises in this block, where its cause is known; only then `read` gives its number and its data."""
+    try:
+        yield
+    except Exception as problem:
+        step, micro_batches = read()
+        cause = explained(problem, step=step, micro_batches=micro_batches)
+        if cause is None:
+            raise
+        raise cause from problem
 
 
 def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:

@@ -16,7 +16,7 @@ from surefoot.report import figures
 from surefoot.report.charts import Chart, Line, Mark
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
-from surefoot.train import error_causes
+from surefoot.train.error_causes import explaining
 from surefoot.train.loop import State, Step, forward_backward, update
 from surefoot.tune.lr_range_test import Curve, RangeTest, averaged, check_range, diverged, far, judged, written
 
@@ -103,7 +103,7 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
     feed = parts.supply.feed(workers=parts.supply.workers)
     step = Step(first, (), task, state)
     rows: list[Tensor] = []
-    try:
+    with closing(feed), explaining(lambda: (step.index, step.micro_batches)):
         feed.start(first, stop=first + last + 1)
         for index in range(first, first + last + 1):  # one more: the loss after the last rate
             step = Step(index, feed.micro_batches(index), task, state)
@@ -114,13 +114,6 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
             if len(rows) == _BLOCK or index == first + last:
                 read, rows = torch.stack(rows).tolist(), []
                 yield [(loss, math.isfinite(loss) and bad == 0) for loss, bad in read]
-    except Exception as problem:
-        cause = error_causes.explained(problem, step=step.index, micro_batches=step.micro_batches)
-        if cause is None:
-            raise
-        raise cause from problem
-    finally:
-        feed.close()
 
 
 def _base_rate(parts: RunComponents) -> float:
