@@ -81,10 +81,8 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    if device.type == "cpu":
-        available = _available_bytes(Path("/proc/meminfo"))
-        if available is not None:
-            return min([available, *_left_in_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
+    if device.type == "cpu" and (available := _available_bytes(Path("/proc/meminfo"))) is not None:
+        return min([available, *_left_in_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
     raise ConfigError(
         f"how much memory is free on {device} cannot be told here\n  say how much may be used: --memory 8GB"
     )

@@ -52,8 +52,7 @@ def fold(key: int, *address: int) -> int:
 def seed_generators(bits: int) -> None:
     """Set Python's, NumPy's and torch's global generators (of accelerators too) from 64 bits; about 10 us on the CPU.
 
-    The generator objects are seeded directly: `torch.manual_seed` costs 100 us because it queues the seed for lazily
-    started devices.
+    `torch.manual_seed` costs 100 us, because it queues the seed for lazily started devices.
     """
     random.seed(bits)
     np.random.seed(bits & 0xFFFFFFFF)

@@ -1,8 +1,7 @@
 """Durations as text with a unit ("200 steps", "2 epochs", "5%", "90 min"), and what is due at a step.
 
-Everything here is arithmetic on whole numbers: whether something is due depends on the number of steps made,
-not on what was due before, so a resumed run does the same things at the same steps. Clocks are the caller's
-business.
+Whether something is due depends on the number of steps made alone, by arithmetic on whole numbers: a resumed run does the same
+things at the same steps. Clocks are the caller's business.
 """
 
 import re

@@ -95,15 +95,14 @@ def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
     Choice(precision='fp32', channels_last=False, known=False, why='models of this kind and size were not measured')
     """
     _, measured = TABLE.get((facts.instructions, facts.torch), ("", ()))
-    rows = [row for row in measured if row.holds(facts)]
-    if not rows:
+    if not (rows := [row for row in measured if row.holds(facts)]):
         return Choice("fp32", False, False, "models of this kind and size were not measured")
     names = {"bf16"} | ({"channels last", "bf16, channels last"} if layout_open else set())
     gains = {name: min(row.gains.get(name, 0.0) for row in rows) for name in names} | {"": 1.0}
     fp32, bf16 = _with_layout(gains, ""), _with_layout(gains, "bf16")
     if gains[bf16] >= BF16_WORTH_IT * gains[fp32]:
-        why = f"at least {gains[bf16]:.2f} times as fast as fp32 where it was measured"
-        return Choice("bf16", bf16.endswith("channels last"), True, why)
+        faster = f"at least {gains[bf16]:.2f} times as fast as fp32 where it was measured"
+        return Choice("bf16", bf16.endswith("channels last"), True, faster)
     sooner = f", and channels last at least {gains[fp32]:.2f} times as fast" if fp32 else ""
     return Choice("fp32", bool(fp32), True, f"bf16 is hardly faster where it was measured{sooner}")
 

@@ -25,8 +25,7 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
     import tomlkit  # 30 ms, and only runs that write need it
 
     settings, table = flatten(config), ""
-    absent = tomlkit.array()
-    absent.extend([name for name, value in settings.items() if value is None])
+    absent = tomlkit.item([name for name, value in settings.items() if value is None])
     lines = [f"{_ABSENT} = {absent.multiline(len(absent) > 4).as_string()}", ""]
     for name, value in sorted(
         settings.items(), key=lambda pair: pair[0].rpartition(".")[0]
@@ -94,8 +93,7 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     if not isinstance(absent, list) or not all(isinstance(name, str) for name in absent):
         raise ConfigError(f"{where}: {_ABSENT} must be a list of names of settings")
     given = flat(document)
-    twice = [name for name in absent if name in given]
-    if twice:
+    if twice := [name for name in absent if name in given]:
         raise ConfigError(f"{where}: {twice[0]} has a value and is listed as {_ABSENT} too")
     return given | dict.fromkeys(absent)
 

@@ -89,9 +89,8 @@ def is_resolved(path: Path) -> bool:
 def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = False) -> None:
     """Raise `ConfigError` if a program is not surely the one that its user made a run with.
 
-    That is one inside the run's directory, which came with that, or one of which the run has noted no hash (`was` is None). Unless
-    `resuming`, it is also one whose hash is another than when the run last began or went on, and one that other users of this
-    machine could have changed. A file that is not there is left to `names_in`.
+    That is one inside the run's directory, or one of which the run has noted no hash (`was` is None). Unless `resuming`, it is also one
+    whose hash is another now, or that other users of this machine could have changed. A missing file is left to `names_in`.
     """
     if not path.is_file():
         return

@@ -32,8 +32,7 @@ def first_bad(
     if reached > logged:
         stretches.append((logged, reached, "made again: no record tells of it"))
     for first, until, how in sorted(stretches):
-        found = _in_stretch(parts, known, store, first, min(until, parts.length.steps), say)
-        if found is not None:
+        if found := _in_stretch(parts, known, store, first, min(until, parts.length.steps), say):
             return found[0], f"first bad step: {found[0]}, {found[1]} is not finite ({how})"
     if _skipped(known) and parts.whole.precision.loss_scale is None:  # which skips steps that a smaller one cures
         return None, (

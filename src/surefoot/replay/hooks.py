@@ -48,10 +48,6 @@ class Glass:
         self.forward = False
         self.last: list[Tensor] = []  # what the module before has put out
 
-    @property
-    def micro_batch(self) -> int:
-        return self.step.micro_batches[self.place].index
-
     def first(self) -> Event | None:
         """The first event that is not finite; minus infinity that what follows has absorbed, as a softmax does a mask's, does not count."""
         bad = ((place, event) for place, event in enumerate(self.events) if event.bad)
@@ -92,13 +88,14 @@ class Glass:
         def watched_loss(model: Any, batch: Any) -> Any:
             coming = range(self.place + 1, len(self.step.micro_batches))
             self.place = next(place for place in coming if self.step.micro_batches[place].batch is batch)
+            micro_batch = self.step.micro_batches[self.place]
             self.forward, self.last = True, []
             try:
                 result = loss(model, batch)
             finally:
                 self.forward = False
             value, count = value_of(result)
-            self.losses[self.micro_batch] = self.step.micro_batches[self.place].count if count is None else count, value
+            self.losses[micro_batch.index] = micro_batch.count if count is None else count, value
             self._saw("loss", "", torch.tensor(value))
             return result
 
@@ -132,9 +129,9 @@ class Glass:
     def _saw(self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False) -> Tally:
         found = tally(tensor)
         if found.nonfinite or not only_bad:
-            rows = len(self.step.micro_batches[self.place].ids)
-            bad = bad_rows(tensor, rows) if found.nonfinite and what != "gradient" else None
-            self.events.append(Event(what, name, self.micro_batch, found, kind, bad))
+            micro_batch = self.step.micro_batches[self.place]
+            bad = bad_rows(tensor, len(micro_batch.ids)) if found.nonfinite and what != "gradient" else None
+            self.events.append(Event(what, name, micro_batch.index, found, kind, bad))
         return found
 
 

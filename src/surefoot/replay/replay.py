@@ -175,8 +175,7 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
 def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
     """Make the step, and compare it with what the run has noted of it; None where that has no note of this step.
 
-    A record that was written after it is over all steps since the one before, which were made again too, or stand in the
-    checkpoint.
+    A record is over all steps since the one before, which were made again too, or stand in the checkpoint.
     """
     (made,) = again.steps(step + 1)
     record = next((held for held in known if held["kind"] == "train" and held["step"] == step + 1), None)
@@ -189,8 +188,7 @@ def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> 
             rows = store.at(later, only=("state",)).tensors("state")["meter/rows"].tolist()
         except (CheckpointError, LookupError):
             continue
-        row = next((row for row in rows if row[0] == step), None)
-        if row is not None:
+        if (row := next((row for row in rows if row[0] == step), None)) is not None:
             numbers = made.numbers()
             then, now = {"loss": row[1], "norm": row[3]}, {"loss": numbers.loss, "norm": numbers.norm}
             return _logged_as(f"step-{later:08d}", ["loss", "norm"], then, now)

@@ -38,9 +38,8 @@ class Numbers(NamedTuple):
 class Made:
     """A step that was made again; its tensors are on the device.
 
-    `window` is what a record of training holds that was written after this step, where one was: loss, targets, norm, all over
-    the steps since the one before; None too where a diverged run's last good state was saved amid them. Without what the
-    user's own code has logged.
+    `window` is what a record written after this step holds (loss, targets, norm over the steps since the one before), without what
+    the user's own code has logged; None if there is none, or if a diverged run's last good state was saved amid its steps.
     """
 
     step: Step
@@ -52,18 +51,15 @@ class Made:
 
     def numbers(self) -> Numbers:
         """Loss, norm and whether the update was skipped; waits for the device."""
-        step = self.step
-        assert step.loss is not None  # the step is made
-        assert step.norm is not None
-        assert step.skipped is not None
-        return Numbers(float(step.loss), float(step.norm), bool(step.skipped))
+        tensors = (self.step.loss, self.step.norm, self.step.skipped)
+        loss, norm, skipped = (float(tensor) for tensor in tensors if tensor is not None)  # the step is made
+        return Numbers(loss, norm, bool(skipped))
 
 
 class Execution:
     """Where the steps that are made again stand. `parts` are those of the run as it went on from the checkpoint.
 
-    notes: what is not as it was, a line each. Where there are none, equal bits are promised: the same machine, the same build of
-    torch, one process.
+    notes: what is not as it was, a line each. Where there are none, equal bits are promised.
     """
 
     def __init__(self, parts: Components, found: Contents, records: Sequence[Record]) -> None:

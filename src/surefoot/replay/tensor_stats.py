@@ -158,7 +158,6 @@ def in_words(batch: Any) -> str:
         held = tensor.detach()[0] if tensor.ndim else tensor.detach()
         values = held.reshape(-1)[:_VALUES].tolist()
         shown = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
-        more = " ..." if held.numel() > _VALUES else ""
         shape = f"  ({' x '.join(map(str, held.shape))})" if held.ndim else ""
-        lines.append(f"{name}{shape}  {shown}{more}")
+        lines.append(f"{name}{shape}  {shown}{' ...' * (held.numel() > _VALUES)}")
     return "\n".join(lines) or repr(batch)

@@ -50,8 +50,7 @@ def built_models(
             raise ConfigError(
                 f"model: {name!r} is a {type(found).__name__}, not an nn.Module, nor a callable that returns one"
             )
-        lazy = [part for part, held in found.named_parameters() if is_lazy(held)]
-        if lazy:
+        if lazy := [part for part, held in found.named_parameters() if is_lazy(held)]:
             raise ConfigError(
                 f"model: {lazy[0]} of {name!r} has no size yet (a lazy module), so no optimizer can hold it\n"
                 "  pass one batch through it before it is returned"
@@ -133,8 +132,7 @@ def _decided(
     """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on."""
     model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
     factors = factors_of(model, () if by_spec is None else by_spec.rates)
-    stays = [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]
-    if stays:
+    if stays := [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]:
         raise ConfigError(
             f"requires_grad of {stays[0]} is True now, and the optimizer's rates freeze it: it would get gradients and never move\n"
             "  leave it out of surefoot.frozen(...), or whatever gives it a rate of 0,\n"
@@ -196,8 +194,7 @@ def built_state(
 
     def build(name: str, decision: Decided) -> None:
         state.trained[name] = trained_by(decision, models, clip=clip, world=world, before=state.trained.get(name))
-        average = _averages(models[name], decision, state.trained[name].optimizer, ema)
-        if average is not None:
+        if (average := _averages(models[name], decision, state.trained[name].optimizer, ema)) is not None:
             state.averages[name] = average
 
     def rebuild(name: str, trained: set[str]) -> None:

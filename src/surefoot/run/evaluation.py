@@ -7,69 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.tree import flat
-from surefoot.errors import CheckpointError, ConfigError, DivergedError, first_line
+from surefoot.errors import CheckpointError, ConfigError, DivergedError
 from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.model_weights import weights_of
-from surefoot.train.run_settings import Makes
 
 if TYPE_CHECKING:
-    from surefoot.tracking.panels import Panel, Panels
-
-LONGEST_S = 60.0  # after which no further panel is begun
-
-
-def made(
-    function: Makes,
-    model: Any,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-    now: Callable[[], float] = perf_counter,
-) -> tuple[list[Panel], list[str]]:
-    """The panels of a model, made until `stop` says so or a minute is over, and why there are not more; raises nothing.
-
-    What the function has yielded before it failed is kept.
-
-    >>> made(lambda model: 1 / 0, None)
-    ([], ['no panels: ZeroDivisionError: division by zero'])
-    """
-    from surefoot.tracking.panels import Panel
-    from surefoot.tracking.panels_file import MOST_BYTES, fitting
-
-    panels, notes, begun = list[Panel](), list[str](), now()
-    try:
-        for panel in function(model):
-            if not isinstance(panel, get_args(Panel)):
-                kinds = ", ".join(kind.__name__ for kind in get_args(Panel))
-                raise ConfigError(f"the run's panels hold a {type(panel).__name__}: give a list of {kinds}")
-            panels.append(panel)
-            if stop():
-                notes.append(f"no more panels than {len(panels)}: told to stop")
-                break
-            if now() - begun > LONGEST_S:
-                notes.append(f"no more panels than {len(panels)}: they took more than {LONGEST_S:.0f} seconds")
-                break
-    except Exception as problem:  # whatever a user's function raises ends no run
-        which = f"after panel {len(panels)} none" if panels else "no panels"
-        kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
-        notes.append(f"{which}: {kind}{first_line(problem)}")
-    kept, left_out = fitting(panels)
-    notes += [
-        f"the panel {panel.title!r} is left out: all together may have {MOST_BYTES:,} bytes" for panel in left_out
-    ]
-    return kept, notes
+    from surefoot.tracking.panels import Panels
 
 
 def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: False) -> Panels:
     """What the run's `panels_fn` makes of the model as it is evaluated; each reason why there are not more is said. Collective."""
     from surefoot.tracking.panels import Panels
+    from surefoot.tracking.panels_file import made
 
     make = parts.settings.panels_fn
     assert make is not None

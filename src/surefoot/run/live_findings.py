@@ -1,8 +1,7 @@
 """What a run finds wrong with itself while it trains: one line when a finding appears or becomes worse, never a flood.
 
-Findings are those of `diagnosis`, from the records that this sitting writes and those that it found. Asking takes time, so the next
-asking waits until a hundred times as long has passed: at most 1 % of the run's time, by construction. Notes are left to
-`surefoot diagnose`. What was said is not part of a checkpoint: a resumed run takes what the records show then as said.
+Findings come from the records of this session and of those before. The next check waits a hundred times as long as the last one took:
+at most 1% of the run's time. Notes are left to `surefoot diagnose`. A resumed run takes what the records show then as said.
 """
 
 import math

@@ -1,8 +1,7 @@
-"""One sitting of a run: from opening it to closing it, and the loop between.
+"""One session of a run: opening it, the loop, closing it. Each resume adds another.
 
-A run that is never interrupted has one; each resume adds another. What lives only as long (the loader, the files of records,
-signal handlers, torch's settings) lives here. How a directory is opened is in `run/resume.py`, what is due between two steps in
-`run/periodic.py`, what ends a run early in `run/stop_requests.py`.
+What lives only as long (the loader, the files of records, signal handlers, torch's settings) lives here. How a directory is opened
+is in `run/resume.py`, what is due between two steps in `run/periodic.py`, what ends a run early in `run/stop_requests.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import refuse_unequal
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
-from surefoot.run.crash_report import left, reported, tell_others
 from surefoot.run.periodic import BetweenSteps
 from surefoot.run.resume import opened
 from surefoot.run.signals import Signals, to_terminal
@@ -80,7 +78,7 @@ class Sitting:
             self.parts.make_ready()
         except BaseException as problem:
             try:
-                tell_others(problem, self.parts)
+                crash_report.tell_others(problem, self.parts)
             finally:
                 self.release()
             raise
@@ -92,19 +90,19 @@ class Sitting:
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
         try:
-            tell_others(problem, self.parts)
+            crash_report.tell_others(problem, self.parts)
             if problem is None or isinstance(problem, GeneratorExit):
                 try:
                     self._finish()
                 except Exception as failed:
-                    tell_others(failed, self.parts)
-                    reported(failed, self.parts, step=self._step)
+                    crash_report.tell_others(failed, self.parts)
+                    crash_report.reported(failed, self.parts, step=self._step)
                     raise
             else:
                 if isinstance(problem, Exception):
-                    reported(problem, self.parts, step=self._step)
+                    crash_report.reported(problem, self.parts, step=self._step)
                 else:
-                    left(self.parts, step=self._step)
+                    crash_report.left(self.parts, step=self._step)
                 self._happened(crash_report.failed(problem))
         except BaseException as failed:
             self._happened(crash_report.failed(failed))

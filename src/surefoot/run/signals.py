@@ -18,12 +18,10 @@ STOP: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # a
 
 
 class Signals:
-    """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`.
+    """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`; outside the main thread Python has none.
 
     The first SIGINT or SIGTERM sets `stop` to its number, a SIGUSR1 sets `save`; the loop looks at both after each step.
-    A second one ends the process at once. Outside the main thread Python has no handlers: then nothing is installed.
-
-    `say` is called by another thread and inside handlers: see `to_terminal`.
+    A second one ends the process at once. `say` is called by another thread and inside handlers: see `to_terminal`.
     """
 
     def __init__(self, standing: Callable[[], str], *, say: Callable[[str], None]) -> None:
