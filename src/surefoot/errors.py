@@ -52,10 +52,7 @@ class CheckpointError(SurefootError):
 
 
 class DivergedError(SurefootError):
-    """Too many steps in a row had a loss or a gradient that was not finite: the first is `step`, where that is known.
-
-    `seen` is what was seen when that step was made again, as JSON, and `text` the same for people.
-    """
+    """Too many steps in a row were not finite, the first at `step`; `seen` (JSON) and `text` say what was seen in it."""
 
     exit_status = 5
 

@@ -97,10 +97,7 @@ def make_no_follow(directory: Path) -> None:
 
 
 def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file so that it is there whole or not at all; a link of its name is replaced, and never followed.
-
-    `pieces` are taken one by one, so a large file need not fit into memory.
-    """
+    """Write a file, piece by piece, so that it is there whole or not at all; a link of its name is replaced, and never followed."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a kill, or planted
     try:

@@ -18,10 +18,7 @@ _ABSENT, _PROGRAM = "absent", "program"
 
 
 def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any]) -> str:
-    """The whole configuration as TOML, each line with its origin as a comment, and what ran it as [program].
-
-    An origin that is not given is "default". Entries of `program` that are None are left out.
-    """
+    """The whole configuration as TOML, each line with its origin ("default" if none is given) as a comment, and [program] that ran it."""
     import tomlkit  # 30 ms, and only runs that write need it
 
     settings, table = flatten(config), ""

@@ -191,10 +191,6 @@ class Timetable:
     stop_step: int  # the session ends here; the schedule does not know
     limit_s: float | None
 
-    def begin_with(self, began: Length) -> None:
-        """Take percentages of the length with which the run began, as those of its schedule are."""
-        self.every = cadences(self.settings, length=began)
-
     def evaluate_due(self, done: int) -> bool:
         """After the last step, and every `evaluate_every`."""
         return self.every["evaluate_every"].due(done) or done == self.length.steps

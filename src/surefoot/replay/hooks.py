@@ -136,10 +136,7 @@ class Glass:
 
 
 def passed_under_glass(step: Step, loss: Loss) -> Glass:
-    """Make the gradients of a step under hooks, here and of the plain models, whatever else shares or compiles them.
-
-    They are left in the parameters, as `forward_backward` leaves them; no update is made.
-    """
+    """Make the gradients of a step under hooks on the plain models, and leave them in the parameters; no update is made."""
     glass, task = Glass(step), step.task
     step.task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
     try:

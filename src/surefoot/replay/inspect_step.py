@@ -186,8 +186,7 @@ def _samples(
 
     def place(each: tuple[OfSample, Probe, int]) -> tuple[bool, float]:
         loss = each[0].loss
-        size = math.inf if loss is None else -loss if math.isfinite(loss) else -math.inf
-        return each[0].id not in blamed, size
+        return each[0].id not in blamed, math.inf if loss is None else -loss if math.isfinite(loss) else -math.inf
 
     found.sort(key=place)
     return [

@@ -24,10 +24,7 @@ Mode = Literal["evaluation", "training"]
 
 
 class Probe:
-    """One micro-batch of a step, cut by samples; use it inside `preserved`, which gives `put_back`.
-
-    `can_cut`: whether its batch says which rows are whose.
-    """
+    """One micro-batch of a step, cut by samples if its rows `can_cut`; use it inside `preserved`, which gives `put_back`."""
 
     def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., None]) -> None:
         self.step, self.micro_batch, self.put_back = step, micro_batch, put_back

@@ -173,10 +173,7 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
 
 
 def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
-    """Make the step, and compare it with what the run has noted of it; None where that has no note of this step.
-
-    A record is over all steps since the one before, which were made again too, or stand in the checkpoint.
-    """
+    """Make the step, and compare it with what the run has noted of it; None where no record or checkpoint has a note of this step."""
     (made,) = again.steps(step + 1)
     record = next((held for held in known if held["kind"] == "train" and held["step"] == step + 1), None)
     if record is not None and made.window is not None:

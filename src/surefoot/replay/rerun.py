@@ -57,10 +57,7 @@ class Made:
 
 
 class Execution:
-    """Where the steps that are made again stand. `parts` are those of the run as it went on from the checkpoint.
-
-    notes: what is not as it was, a line each. Where there are none, equal bits are promised.
-    """
+    """Steps made again with the `parts` of a run that went on from a checkpoint; equal bits where no `notes` say what changed."""
 
     def __init__(self, parts: Components, found: Contents, records: Sequence[Record]) -> None:
         self.parts = parts
@@ -181,10 +178,7 @@ def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def nearest(store: Store, step: int) -> tuple[Contents, list[Damage]]:
-    """The newest intact checkpoint of `step` steps or fewer, every byte of it checked; and those after it that are damaged.
-
-    Raises `CheckpointError` where there is none.
-    """
+    """The newest intact checkpoint of `step` steps or fewer, every byte checked, and damaged later ones; else `CheckpointError`."""
     if (found := store.newest_intact(up_to=step)) is not None:
         return found
     shown = ", ".join(map(str, store.steps())) or "none"

@@ -41,10 +41,7 @@ from surefoot.train.state_dict import Whole
 
 
 def build(settings: RunSettings) -> RunComponents:
-    """Build a run, not yet opened: nothing is written. Collective.
-
-    Raises `ConfigError` or `DataError` for what cannot be run.
-    """
+    """Build a run, not yet opened: nothing is written. Raises `ConfigError` or `DataError` for what cannot be run. Collective."""
     check_settings(settings, schedule=settings.schedule)
     world, parallel = join_world(settings)
     plan = plan_data(settings, world)

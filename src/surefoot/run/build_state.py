@@ -1,7 +1,5 @@
 """From what a user hands over (a class, a specification) to the State that the loop works on; of data in `data/pipeline.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -37,10 +35,7 @@ from surefoot.train.run_settings import Model
 def built_models(
     model: Model | Mapping[str, Model], *, seed: int, device: torch.device, precision: str
 ) -> dict[str, nn.Module]:
-    """The models by name ("model" where there is one), on their device; a callable is called under the run's seed.
-
-    They are converted where the number format needs that.
-    """
+    """The models by name ("model" where there is one), on their device and in the number format; callables are called under the seed."""
     built: dict[str, nn.Module] = {}
     for place, (name, source) in enumerate((model if isinstance(model, Mapping) else {"model": model}).items()):
         with untouched(), device if device.type == "meta" else nullcontext():  # on paper nothing is allocated

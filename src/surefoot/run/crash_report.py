@@ -12,10 +12,7 @@ from surefoot.run.stop_requests import Wishes
 
 
 def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
-    """Tell the other ranks that this one begins no further step, for a `problem` or without one.
-
-    Raises `RankLostError` from it where another rank was lost, and that is what ended this one.
-    """
+    """Tell the other ranks that this one begins no further step. Raises `RankLostError` where the loss of another rank is the `problem`."""
     heart = parts.world.heart
     if not isinstance(problem, Exception):
         heart.goodbye()

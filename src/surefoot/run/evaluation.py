@@ -105,10 +105,7 @@ class Evaluations:
         self.journal.write({"kind": "sample", "step": self.state.step, "text": text})
 
     def show(self, *, stop: Callable[[], bool]) -> None:
-        """Write what a report shows of the task, made by rank 0; what cannot be made ends no run. Collective.
-
-        Given up where `stop`, which is asked on rank 0 alone, says so.
-        """
+        """Write what a report shows of the task, made by rank 0 until `stop` says so; what cannot be made ends no run. Collective."""
         from surefoot.tracking.panels import written
         from surefoot.tracking.panels_file import FILE
 

@@ -7,7 +7,7 @@ at most 1% of the run's time. Notes are left to `surefoot diagnose`. A resumed r
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from surefoot.diagnose.checks import in_a_line, verdicts
@@ -78,7 +78,13 @@ class Remarks:
         return [finding for finding in worst_first(found) if finding.severity != "note"]
 
     def sentence(self) -> str:
-        return in_a_sentence(self.at_end(), self.command)
+        """Name what is wrong at the end, and what to type to have it explained; empty if nothing is."""
+        if not (findings := self.at_end()):
+            return ""
+        names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in findings[:_NAMED]]
+        names += [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
+        text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join(names)}"
+        return text if self.command is None else f"{text}: {self.command}"
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -153,17 +159,3 @@ def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:
     )
     command = None if directory is None else diagnose_command(directory)
     return Remarks(described, say=parts.say, command=command, earlier=earlier)
-
-
-def in_a_sentence(findings: Sequence[Finding], command: str | None) -> str:
-    """Name what is wrong at the end, and what to type to have it explained; empty if nothing is.
-
-    >>> in_a_sentence([Finding("overfitting", "warning", "", step=400), Finding("data-bound", "warning", "")], None)
-    '2 findings: overfitting since step 400, data-bound'
-    """
-    if not findings:
-        return ""
-    names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in findings[:_NAMED]]
-    names += [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
-    text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join(names)}"
-    return text if command is None else f"{text}: {command}"

@@ -41,10 +41,7 @@ class Opened:
 
 
 def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
-    """Open a run, on all its ranks; rank 0 holds the directory and writes what is in it. Collective.
-
-    configuration: config.toml, where it is not to be written for a script.
-    """
+    """Open a run; rank 0 writes the directory, with `configuration` as config.toml, or one for a script. Collective."""
     parts.follow_trainable()  # what was frozen since the run was built
     if parts.directory is None or parts.saving is None:
         return _begun(parts)

@@ -144,10 +144,7 @@ class Run(RunSettings):
             return self.parts.scoring.sample(self.parts.settings.sample_fn)
 
     def make_panels(self) -> Panels:
-        """What the run's `panels_fn` makes of the model as it is evaluated; changes nothing. Collective.
-
-        Each reason why there are not more is a line on the console.
-        """
+        """What the run's `panels_fn` makes of the model as it is evaluated; the console says why there are not more. Collective."""
         if self.parts.settings.panels_fn is None:
             raise ConfigError("this run has no panels_fn: give Run(panels_fn=...)")
         with self.parts.numerics():

@@ -61,10 +61,7 @@ class Signals:
 
 
 def to_terminal(fresh_line: str) -> Callable[[str], None]:
-    """What writes a line to standard error, `fresh_line` before it, past Python's buffers: a handler may have interrupted a `print`.
-
-    Where nobody listens, the run goes on all the same.
-    """
+    """What writes a line to standard error after `fresh_line`, past Python's buffers: a handler may have interrupted a `print`."""
 
     def say(text: str) -> None:
         with suppress(OSError):  # `train.py | tee log`: Ctrl-C has ended tee too
