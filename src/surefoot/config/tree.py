@@ -216,9 +216,9 @@ def _leaders(kind: Any) -> list[tuple[str, Any, set[str]]]:
     for name, _, field in _leaves(kind):
         if field.metadata.get("leads"):
             leaders.append((name, _default(field)))
-        elif not field.metadata.get("stays"):
+        if not field.metadata.get("stays"):
             followers[name.rpartition(".")[0]].add(name)
-    return [(name, default, followers[name.rpartition(".")[0]]) for name, default in leaders]
+    return [(name, default, followers[name.rpartition(".")[0]] - {name}) for name, default in leaders]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -68,11 +68,10 @@ class Probe:
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
         """Whether loss or gradient of some of the samples is not finite; None where that cannot be told of so few."""
-        loss = self.loss(chosen, mode="training")
-        if loss is None or not math.isfinite(loss):
-            return None if loss is None else True
-        norm = self.gradient_norm(chosen, mode="training")
-        return None if norm is None else not math.isfinite(norm)
+        for number in (self.loss, self.gradient_norm):
+            if (value := number(chosen, mode="training")) is None or not math.isfinite(value):
+                return None if value is None else True
+        return False
 
     def wrong_samples(self) -> list[int]:
         """The rows of the samples that go wrong, found by halving: by itself each, or the fewest that do so together."""

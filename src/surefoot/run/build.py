@@ -79,9 +79,8 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     out = None if settings.out is None else local_path(settings.out, setting="out")
     began = None if out is None else world.from_main(began_with(out, batch_size) if world.is_main else None)
     sizes = pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
-    order = pipeline.data_plan(
-        train, seed=seed, samples=check_samples(train, seed=seed, batch_size=sizes.batch_size), sizes=sizes
-    )
+    samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
+    order = pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)
     pipeline.refuse_compiled(order, compiled=settings.compile is True)
     samples_per_epoch, samples_per_step = pipeline.steps_of_epoch(order, sizes)
     times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
@@ -161,7 +160,7 @@ def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State)
 def assemble(
     settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
 ) -> RunComponents:
-    supply, precision, splits = plan.supply, models.precision, settings.evaluate or {}
+    supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
     laid = layout(
         settings.channels_last, [*state.models.values(), *(average.model for average in state.averages.values())]
     )
@@ -182,7 +181,7 @@ def assemble(
             compiling=models.compiling,
             ranks=task.ranks,
         ),
-        timetable=plan.times,
+        timetable=times,
         schedule=plan.schedule,
         world=supply.world,
         parallel=models.parallel,
@@ -192,9 +191,7 @@ def assemble(
         architecture=models.architecture,
         scored={name: fingerprint(split.dataset) for name, split in splits.items()},
         directory=directory,
-        saving=None
-        if directory is None
-        else Saving(directory, plan.times, disk=settings.disk, say=say, world=supply.world),
+        saving=None if directory is None else Saving(directory, times, disk=settings.disk, say=say, world=supply.world),
         console=console,
         rank_log=log,
         computed_again=models.recomputed,

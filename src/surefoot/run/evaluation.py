@@ -182,13 +182,11 @@ class Evaluations:
         watch, saving = self.parts.whole.watch, self.parts.saving
         if watch is None or watch.step in (None, self.state.step):
             return None
-        if saving is None:
-            self.parts.say(
-                f"warning: nothing is saved, so the weights of step {watch.step}, the best, are gone: the last are scored"
-            )
-            return None
         try:
-            return saving.at(watch.step)
+            if saving is not None:
+                return saving.at(watch.step)
+            why = f"nothing is saved, so the weights of step {watch.step}, the best, are gone: the last are scored"
         except CheckpointError as problem:
-            self.parts.say(f"warning: {problem}: the last weights are scored instead")
-            return None
+            why = f"{problem}: the last weights are scored instead"
+        self.parts.say(f"warning: {why}")
+        return None
