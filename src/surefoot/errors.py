@@ -52,10 +52,7 @@ class CheckpointError(SurefootError):
 
 
 class DivergedError(SurefootError):
-    """Too many steps in a row had a loss or a gradient that was not finite: the first is `step`, where that is known.
-
-    `seen` is what was seen when that step was made again, as JSON, and `text` the same for people.
-    """
+    """Too many steps in a row were not finite, the first at `step`; `seen` (JSON) and `text` say what was seen in it."""
 
     exit_status = 5
 
@@ -151,12 +148,10 @@ def passed_others(problem: BaseException) -> bool:
 def _is_users(frame: FrameType) -> bool:
     """Whether a frame is of the user's own code, and not made up."""
     path = Path(frame.f_code.co_filename)
-    is_script = frame.f_globals.get("__name__") == "__main__"  # `python -c` has no file
-    return (path.is_file() or is_script) and is_own(path)
+    return (path.is_file() or frame.f_globals.get("__name__") == "__main__") and is_own(path)  # `python -c` has no file
 
 
 def is_own(path: Path) -> bool:
     """Whether code in a file is the user's: neither the standard library's, nor an installed package's, nor surefoot's."""
     others = (Path(__file__).parent, Path(traceback.__file__).parent)
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return not installed and not any(path.is_relative_to(other) for other in others)
+    return {"site-packages", "dist-packages"}.isdisjoint(path.parts) and not any(map(path.is_relative_to, others))

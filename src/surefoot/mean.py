@@ -59,10 +59,7 @@ def summed(means: Iterable[Mean]) -> Mean:
     >>> summed([Mean(1.0, 1), Mean(9.0, 3)]).value
     2.5
     """
-    total = Mean(0.0, 0)
-    for mean in means:
-        total = total + mean
-    return total
+    return sum(means, Mean(0.0, 0))
 
 
 def correction(nominal: float, counted: Tensor | float | None, *, like: Tensor) -> Tensor | float:

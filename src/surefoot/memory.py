@@ -24,7 +24,7 @@ _UNITS |= {"KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 
 @dataclass
 class Peak:
-    """The most bytes of tensors at one time, above those that were there before; complete when its block is left."""
+    """The most bytes of tensors at one time, above those that were there before; known when its block is left."""
 
     memory_bytes: int = 0
 
@@ -52,12 +52,8 @@ def peak(device: torch.device) -> Iterator[Peak]:
             torch.cuda.synchronize(device)
             found.memory_bytes = torch.cuda.max_memory_allocated(device) - before
         return
-    counting = _Counting(device)
-    try:
-        with counting:
-            yield found
-    finally:
-        found.memory_bytes = counting.most
+    with _Counting(device, found):
+        yield found
 
 
 def used_bytes(device: torch.device) -> dict[str, int]:
@@ -85,10 +81,8 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    if device.type == "cpu":
-        available = _available_bytes(Path("/proc/meminfo"))
-        if available is not None:
-            return min([available, *_left_in_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
+    if device.type == "cpu" and (available := _available_bytes(Path("/proc/meminfo"))) is not None:
+        return min([available, *_left_in_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
     raise ConfigError(
         f"how much memory is free on {device} cannot be told here\n  say how much may be used: --memory 8GB"
     )
@@ -142,33 +136,29 @@ def parsed_bytes(text: str, *, setting: str) -> int:
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that operators make on a device, until each is freed."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, found: Peak) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
+        self.device, self.found = device, found
         self.known: set[int] = set()  # storages by address, those that were there before too
-        self.now = self.most = 0
+        self.now = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for storage in self._storages((args, kwargs)):  # seen first as an input: it was there before
-            self._know(storage, 0)
+        self._know((args, kwargs), are_new=False)  # seen first as an input: it was there before
         made = func(*args, **(kwargs or {}))
-        for storage in self._storages(made):
-            self._know(storage, storage.nbytes())
-        self.most = max(self.most, self.now)
+        self._know(made, are_new=True)
+        self.found.memory_bytes = max(self.found.memory_bytes, self.now)
         return made
 
-    def _storages(self, nest: Any) -> Iterator[torch.UntypedStorage]:
-        for found in tree_iter(nest):
-            if isinstance(found, Tensor) and found.device.type == self.device.type and found.layout == torch.strided:
-                storage = found.untyped_storage()
-                if storage._cdata not in self.known:
-                    yield storage
-
-    def _know(self, storage: torch.UntypedStorage, number: int) -> None:
-        address = storage._cdata  # its data's own is 0 on the meta device
-        self.known.add(address)
-        self.now += number
-        weakref.finalize(storage, self._freed, address, number).atexit = False
+    def _know(self, nest: Any, *, are_new: bool) -> None:
+        for held in tree_iter(nest):
+            if isinstance(held, Tensor) and held.device.type == self.device.type and held.layout == torch.strided:
+                storage = held.untyped_storage()
+                address = storage._cdata  # its data's own is 0 on the meta device
+                if address not in self.known:
+                    self.known.add(address)
+                    number = storage.nbytes() if are_new else 0
+                    self.now += number
+                    weakref.finalize(storage, self._freed, address, number).atexit = False
 
     def _freed(self, address: int, number: int) -> None:
         self.known.discard(address)

@@ -239,8 +239,9 @@ class SavedRun:
         contents = choose_checkpoint(self.path, str(checkpoint))
         run = self._rebuild(one_process=False)
         if unknown := [name for name in splits if name not in run.parts.scoring.splits]:
-            there = ", ".join(run.parts.scoring.splits) or "none"
-            raise ConfigError(f"{self.path} has no split {unknown[0]!r}; it has: {there}")
+            raise ConfigError(
+                f"{self.path} has no split {unknown[0]!r}; it has: {', '.join(run.parts.scoring.splits) or 'none'}"
+            )
         with nullcontext() if self.built is None else as_before(run.parts):
             if run.load(contents):
                 note("warning: the data are others than the run was trained on: these scores are of those")

@@ -52,8 +52,7 @@ def fold(key: int, *address: int) -> int:
 def seed_generators(bits: int) -> None:
     """Set Python's, NumPy's and torch's global generators (of accelerators too) from 64 bits; about 10 us on the CPU.
 
-    The generator objects are seeded directly: `torch.manual_seed` costs 100 us because it queues the seed for lazily
-    started devices.
+    `torch.manual_seed` costs 100 us, because it queues the seed for lazily started devices.
     """
     random.seed(bits)
     np.random.seed(bits & 0xFFFFFFFF)
@@ -135,10 +134,7 @@ def generators_held() -> Iterator[None]:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Leave the global generators as they were found: whatever runs inside cannot be noticed by what runs after.
-
-    Raises `ConfigError` if another thread holds them (`generators_held`).
-    """
+    """Leave the global generators as they were found; `ConfigError` if another thread holds them (`generators_held`)."""
     with generators_held():
         python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]

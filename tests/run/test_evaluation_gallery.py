@@ -14,7 +14,7 @@ from torch import nn
 
 import small_runs
 import surefoot as sf
-from surefoot.run.evaluation import made
+from surefoot.tracking.panels_file import made
 
 
 def matrix(title: str = "seen") -> sf.ConfusionMatrix:

@@ -255,3 +255,16 @@ def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
     noted = json.loads((tmp_path / "a" / "environment.json").read_text())["sittings"][0]
     assert noted["memory_bytes"] > 10**8
     assert sf.load(tmp_path / "a").diagnose()[0].name == "loss-not-falling"
+
+
+def test_the_sentence_at_the_end_names_the_first_findings_and_counts_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    findings = [Finding("overfitting", "warning", "", step=400), *(Finding(name, "warning", "") for name in "abc")]
+    remarks = of([])
+    monkeypatch.setattr(remarks, "at_end", lambda: findings[:2])
+    assert remarks.sentence() == "2 findings: overfitting since step 400, a: surefoot diagnose runs/a"
+    monkeypatch.setattr(remarks, "at_end", lambda: findings)
+    assert remarks.sentence() == "4 findings: overfitting since step 400, a, b, 1 more: surefoot diagnose runs/a"
+    monkeypatch.setattr(remarks, "at_end", list)
+    assert remarks.sentence() == ""

@@ -1,8 +1,7 @@
 """Durations as text with a unit ("200 steps", "2 epochs", "5%", "90 min"), and what is due at a step.
 
-Everything here is arithmetic on whole numbers: whether something is due depends on the number of steps made,
-not on what was due before, so a resumed run does the same things at the same steps. Clocks are the caller's
-business.
+Whether something is due depends on the number of steps made alone, by arithmetic on whole numbers: a resumed run does the same
+things at the same steps. Clocks are the caller's business.
 """
 
 import re
@@ -133,8 +132,7 @@ def every(text: str | int | None, *, length: Length, time: bool = False, setting
     """
     if text is None:
         return Every()
-    examples = ("50 steps", "2 epochs", "5%", *(("10 min",) if time else ()))
-    refuse = partial(_refusal, text, setting, examples=examples)
+    refuse = partial(_refusal, text, setting, examples=("50 steps", "2 epochs", "5%", *(["10 min"] if time else [])))
     number, unit = _parsed(text, refuse)
     if number == 0:
         raise refuse("would be always")
@@ -167,8 +165,7 @@ def _parsed(text: str | int, refuse: Callable[[str], ConfigError]) -> tuple[Frac
         raise refuse("is not a duration")
     match = _FORM.fullmatch(text.strip())
     if match is None:
-        bare = re.fullmatch(r"[0-9_]+", text.strip())
-        raise refuse("has no unit" if bare else "is not a number with a unit")
+        raise refuse("has no unit" if re.fullmatch(r"[0-9_]+", text.strip()) else "is not a number with a unit")
     number, unit = match.groups()
     if unit.lower() not in _UNITS:
         raise refuse(f"has an unknown unit {unit!r}; known: steps, epochs, %, s, min, h")

@@ -83,12 +83,11 @@ def fsdp(
 ) -> Strategy:
     """Every rank holds a part of each parameter, its gradient and its optimizer state, and gathers a block when it is due.
 
-    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). `blocks`: what is gathered together, by name or
-    class; without them the model's own repeated blocks. `reshard`: let gathered weights go after the forward pass, and gather
-    them again for the backward one. `synchronise`: "every" micro-batch adds to sharded gradients, as "auto" does, or they are held
-    whole until the "last". `unused`: parameters that get no gradient are allowed; all ranks must call the same blocks in every
-    pass still, since each gives the others its part. `offload`: keep the parts on the CPU and update there. `gather`: in which
-    format weights travel and compute. `replicas`: so many groups of ranks hold the model each (a 2-D mesh).
+    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). `blocks` (modules by name or class; without them the
+    model's own repeated blocks) are gathered together, and `reshard` lets them go between the passes. `synchronise`: "every"
+    micro-batch adds to sharded gradients, as "auto" does, or they are held whole until the "last". `unused`: parameters that get no
+    gradient are allowed; all ranks must still call the same blocks in every pass. `offload`: keep the parts on the CPU and update
+    there. `gather`: the format in which weights travel and compute. `replicas`: groups of ranks that hold the model each.
 
     >>> fsdp(replicas=2).replicas
     2

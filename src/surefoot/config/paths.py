@@ -39,8 +39,7 @@ def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
 def open_no_follow(path: Path, flags: int) -> int:
     """Open a regular file as `os.open` does, never through a link; `OSError` if its name is a link, a pipe or a device.
 
-    `flags` must not truncate: where the system cannot refuse a link by itself, the file is compared with its name only after
-    it was opened.
+    `flags` must not truncate: where the system cannot refuse a link by itself, that is looked at once the file is open.
     """
     try:
         handle = os.open(path, flags | _FOLLOWS_NO_LINK | _WAITS_FOR_NOBODY | _BINARY, 0o666)
@@ -48,25 +47,13 @@ def open_no_follow(path: Path, flags: int) -> int:
         if problem.errno != errno.ELOOP:
             raise
         raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(path)) from problem
-    try:
-        opened = _regular(handle, path)
-        if not _FOLLOWS_NO_LINK and not os.path.samestat(os.lstat(path), opened):
-            raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(path))
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
+    return _checked(handle, path, link_allowed=_FOLLOWS_NO_LINK != 0)
 
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file, or a link to one, to read; `OSError` for a pipe or a device: these may never end."""
     handle = os.open(path, os.O_RDONLY | _WAITS_FOR_NOBODY | _BINARY)  # no child inherits it: Python sees to that
-    try:
-        _regular(handle, path)
-    except OSError:
-        os.close(handle)
-        raise
-    return open(handle, "rb")
+    return open(_checked(handle, path, link_allowed=True), "rb")
 
 
 def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
@@ -87,12 +74,19 @@ def file_text(path: Path) -> str:
         raise ConfigError(f"cannot read {path}: {why}") from problem
 
 
-def _regular(handle: int, path: Path) -> os.stat_result:
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-        raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
-    return status
+def _checked(handle: int, path: Path, *, link_allowed: bool) -> int:
+    """The handle of a regular file; of anything else, or of what `path` only links to, it is closed, and `OSError` raised."""
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+            raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
+        if not (link_allowed or os.path.samestat(os.lstat(path), status)):
+            raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(path))
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
 
 
 def make_no_follow(directory: Path) -> None:
@@ -103,10 +97,7 @@ def make_no_follow(directory: Path) -> None:
 
 
 def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file so that it is there whole or not at all; a link of its name is replaced, and never followed.
-
-    `pieces` are taken one by one, so a large file need not fit into memory.
-    """
+    """Write a file, piece by piece, so that it is there whole or not at all; a link of its name is replaced, and never followed."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a kill, or planted
     try:

@@ -47,8 +47,9 @@ def setting(
             f"a setting has exactly one role of {', '.join(typing.get_args(Role))}; this one has {roles or 'none'}"
         )
     metadata = {"role": roles[0], "check": check, "by_fingerprint": by_fingerprint, "after": after}
-    metadata["shared"] = shared and not per_rank
-    return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+    return dataclasses.field(
+        default=default, default_factory=factory, metadata=metadata | {"shared": shared and not per_rank}
+    )
 
 
 def default(value: Any) -> Any:

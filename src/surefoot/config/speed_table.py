@@ -95,8 +95,7 @@ def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
     Choice(precision='fp32', channels_last=False, known=False, why='models of this kind and size were not measured')
     """
     _, measured = TABLE.get((facts.instructions, facts.torch), ("", ()))
-    rows = [row for row in measured if row.holds(facts)]
-    if not rows:
+    if not (rows := [row for row in measured if row.holds(facts)]):
         return Choice("fp32", False, False, "models of this kind and size were not measured")
     names = {"bf16"} | ({"channels last", "bf16, channels last"} if layout_open else set())
     gains = {name: min(row.gains.get(name, 0.0) for row in rows) for name in names} | {"": 1.0}

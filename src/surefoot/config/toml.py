@@ -18,15 +18,11 @@ _ABSENT, _PROGRAM = "absent", "program"
 
 
 def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any]) -> str:
-    """The whole configuration as TOML, each line with its origin as a comment, and what ran it as [program].
-
-    An origin that is not given is "default". Entries of `program` that are None are left out.
-    """
+    """The whole configuration as TOML, each line with its origin ("default" if none is given) as a comment, and [program] that ran it."""
     import tomlkit  # 30 ms, and only runs that write need it
 
     settings, table = flatten(config), ""
-    absent = tomlkit.array()
-    absent.extend([name for name, value in settings.items() if value is None])
+    absent = tomlkit.item([name for name, value in settings.items() if value is None])
     lines = [f"{_ABSENT} = {absent.multiline(len(absent) > 4).as_string()}", ""]
     for name, value in sorted(
         settings.items(), key=lambda pair: pair[0].rpartition(".")[0]
@@ -38,15 +34,19 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
         if path != table:
             lines += ["", f"[{path}]"]
             table = path
-        origin = (
-            letter if letter.isprintable() else "?" for letter in origins.get(name, "default")
-        )  # as TOML wants it
+        origin = "".join(letter if letter.isprintable() else "?" for letter in origins.get(name, "default"))
         written = tomlkit.item(str(value) if isinstance(value, Path) else value).as_string()
-        lines.append(f"{leaf} = {written} # {''.join(origin)}")
-    made_by = {name: value for name, value in program.items() if value is not None}
-    for name, value in made_by.items():
+        lines.append(f"{leaf} = {written} # {origin}")
+    for name, value in program.items():
         _refuse_unwritable(f"{_PROGRAM}.{name}", value)
-    return "\n".join([*lines, "", tomlkit.dumps({_PROGRAM: made_by})])
+    return "\n".join([*lines, "", tomlkit.dumps({_PROGRAM: without_none(dict(program))})])
+
+
+def without_none(value: Any) -> Any:
+    """Nested dictionaries and lists without what is None, which TOML cannot write."""
+    if isinstance(value, dict):
+        return {key: without_none(held) for key, held in value.items() if held is not None}
+    return [without_none(held) for held in value if held is not None] if isinstance(value, list | tuple) else value
 
 
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:
@@ -90,8 +90,7 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     if not isinstance(absent, list) or not all(isinstance(name, str) for name in absent):
         raise ConfigError(f"{where}: {_ABSENT} must be a list of names of settings")
     given = flat(document)
-    twice = [name for name in absent if name in given]
-    if twice:
+    if twice := [name for name in absent if name in given]:
         raise ConfigError(f"{where}: {twice[0]} has a value and is listed as {_ABSENT} too")
     return given | dict.fromkeys(absent)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from surefoot.config.durations import Every, Length, every, planned, seconds
 from surefoot.config.setting import Check, Declared, cadences, ordered, setting
@@ -26,15 +26,15 @@ def problems_of(settings: Declared) -> list[str]:
     for field in dataclasses.fields(settings):
         name, check = field.name, field.metadata["check"]
         value = getattr(settings, name)
+        problem: object = None
         if check is None or value is None:
             problem = type_problem(name, value, hints[name], shown=repr) if name in hints else None
-            problems += [] if problem is None else [problem]
-            continue
-        length = {"length": _ANY_LENGTH} if field.metadata["role"] == "cadence" else {}
-        try:
-            check(value, setting=name, **length)
-        except ConfigError as wrong:
-            problems.append(str(wrong))
+        else:
+            try:
+                check(value, setting=name, **({"length": _ANY_LENGTH} if field.metadata["role"] == "cadence" else {}))
+            except ConfigError as wrong:
+                problem = wrong
+        problems += [] if problem is None else [str(problem)]
     return problems
 
 
@@ -64,7 +64,6 @@ _decay = number("a number from 0 to below 1 is needed, such as 0.999", least=0, 
 _length = partial(planned, samples_per_epoch=_ANY_LENGTH.samples_per_epoch, batch_size=_ANY_LENGTH.batch_size)
 
 ClipKind = Literal["norm", "value", "adaptive", "auto", "off"]
-_CLIP_KINDS: dict[str, ClipKind] = {"norm": "norm", "value": "value", "adaptive": "adaptive", "auto": "auto"}
 
 
 def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
@@ -79,7 +78,7 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
         case ["norm" | "value" | "adaptive" | "auto" as kind, number]:
             limit = _number(number)
             if 0 < limit < (1 if kind == "auto" else math.inf):
-                return _CLIP_KINDS[kind], limit
+                return cast("ClipKind", kind), limit
     limit = _number(text)
     if 0 < limit < math.inf:
         typed = f'--{setting} "norm {limit}"' if isinstance(text, str) else f'{setting}="norm {limit}"'
@@ -192,10 +191,6 @@ class Timetable:
     stop_step: int  # the session ends here; the schedule does not know
     limit_s: float | None
 
-    def begin_with(self, began: Length) -> None:
-        """Take percentages of the length with which the run began, as those of its schedule are."""
-        self.every = cadences(self.settings, length=began)
-
     def evaluate_due(self, done: int) -> bool:
         """After the last step, and every `evaluate_every`."""
         return self.every["evaluate_every"].due(done) or done == self.length.steps
@@ -213,8 +208,7 @@ def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: in
     """The timetable that settings mean for data of that size; `ConfigError` names the one that cannot be understood."""
     plan = partial(planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
     length = plan(settings.length)
-    stop_step = length.steps
-    if settings.stop_after is not None:
-        stop_step = min(plan(settings.stop_after, setting="stop_after").steps, length.steps)
+    stop_after = length if settings.stop_after is None else plan(settings.stop_after, setting="stop_after")
     limit_s = None if settings.time_limit is None else seconds(settings.time_limit, setting="time_limit")
+    stop_step = min(stop_after.steps, length.steps)
     return Timetable(settings, length, cadences(settings, length=length), stop_step, limit_s)

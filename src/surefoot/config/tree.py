@@ -7,9 +7,11 @@ another type is refused, all problems at once, with the nearest name.
 import contextlib
 import dataclasses
 import difflib
+import operator
 import re
 import types
 import typing
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -30,14 +32,7 @@ def flatten(config: Any) -> dict[str, Any]:
     >>> flatten(TrainSettings(length="2 epochs", batch_size=8))["length"]
     '2 epochs'
     """
-    flat: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            flat |= {f"{field.name}.{name}": held for name, held in flatten(value).items()}
-        else:
-            flat[field.name] = value
-    return flat
+    return {name: operator.attrgetter(name)(config) for name in field_hints(type(config))}
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -147,8 +142,9 @@ def _built(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problem
         name, hint = f"{prefix}{field.name}", hints[field.name]
         default = getattr(base, field.name) if base is not None else _default(field)
         if dataclasses.is_dataclass(hint):
-            nested = None if default is dataclasses.MISSING else default
-            given[field.name] = _built(values, hint, nested, f"{name}.", problems)
+            given[field.name] = _built(
+                values, hint, None if default is dataclasses.MISSING else default, f"{name}.", problems
+            )
         elif name in values:
             given[field.name] = _checked(values[name], hint)
         elif default is dataclasses.MISSING:
@@ -166,27 +162,19 @@ def _checked(value: Any, hint: Any) -> Any:
     """The value as its type wants it: whole numbers become floats, lists tuples, and nothing else changes."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        exact = [member for member in arguments if type(value) is member]
-        for member in [*exact, *arguments]:
-            try:
+        for member in sorted(arguments, key=lambda member: type(value) is not member):  # its own type first
+            with contextlib.suppress(_WrongTypeError):
                 return _checked(value, member)
-            except _WrongTypeError:
-                continue
-    elif origin is Literal:
-        if any(type(value) is type(choice) and value == choice for choice in arguments):
-            return value
+    elif origin is Literal and any(type(value) is type(choice) and value == choice for choice in arguments):
+        return value
     elif origin in (tuple, Sequence) and isinstance(value, list | tuple):
         many = origin is Sequence or (len(arguments) == 2 and arguments[1] is Ellipsis)
         if many or len(value) == len(arguments):
             wanted = [arguments[0]] * len(value) if many else arguments
             with contextlib.suppress(_WrongTypeError):
                 return tuple(_checked(held, member) for held, member in zip(value, wanted, strict=True))
-    elif hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    elif hint is types.NoneType:
-        if value is None:
-            return None
+    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
     elif type(value) is hint or (hint is Path and isinstance(value, Path)):
         return value
     raise _WrongTypeError(_expected(hint) + _quoting(value, hint))
@@ -196,10 +184,8 @@ def _expected(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_expected(member) for member in arguments if member is not types.NoneType)
-    if origin is Literal and len(arguments) == 1:
-        return _shown(arguments[0])
     if origin is Literal:
-        return "one of " + ", ".join(_shown(choice) for choice in arguments)
+        return "one of " * (len(arguments) > 1) + ", ".join(_shown(choice) for choice in arguments)
     if origin in (tuple, Sequence):
         size = "" if origin is Sequence or Ellipsis in arguments else f" of {len(arguments)}"
         return f"a list{size}, each {_expected(arguments[0])}"
@@ -226,17 +212,13 @@ def _quoting(value: Any, hint: Any) -> str:
 
 def _leaders(kind: Any) -> list[tuple[str, Any, set[str]]]:
     """Dotted names of the fields that lead, with their defaults and the names of those that fall away with them."""
-    fields = {name: field for name, _, field in _leaves(kind)}
-    leaders = [name for name, field in fields.items() if field.metadata.get("leads")]
-    followers = {name: name.rpartition(".")[0] for name, field in fields.items() if not field.metadata.get("stays")}
-    return [
-        (
-            leader,
-            _default(fields[leader]),
-            {name for name in followers if followers[name] == followers[leader]} - {leader},
-        )
-        for leader in leaders
-    ]
+    leaders, followers = list[tuple[str, Any]](), defaultdict[str, set[str]](set)
+    for name, _, field in _leaves(kind):
+        if field.metadata.get("leads"):
+            leaders.append((name, _default(field)))
+        if not field.metadata.get("stays"):
+            followers[name.rpartition(".")[0]].add(name)
+    return [(name, default, followers[name.rpartition(".")[0]] - {name}) for name, default in leaders]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -244,8 +226,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    meant = did_you_mean(name, known)
-    return f"unknown setting {name}: {meant}" if meant else f"unknown setting {name}"
+    return ": ".join(filter(None, [f"unknown setting {name}", did_you_mean(name, known)]))
 
 
 def _shown(value: Any) -> str:

@@ -89,9 +89,8 @@ def is_resolved(path: Path) -> bool:
 def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = False) -> None:
     """Raise `ConfigError` if a program is not surely the one that its user made a run with.
 
-    That is one inside the run's directory, which came with that, or one of which the run has noted no hash (`was` is None). Unless
-    `resuming`, it is also one whose hash is another than when the run last began or went on, and one that other users of this
-    machine could have changed. A file that is not there is left to `names_in`.
+    That is one inside the run's directory, or one of which the run has noted no hash (`was` is None). Unless `resuming`, it is also one
+    whose hash is another now, or that other users of this machine could have changed. A missing file is left to `names_in`.
     """
     if not path.is_file():
         return
@@ -130,21 +129,16 @@ def _written_by_others(path: Path, *, run: Path) -> Path | None:
     for place in (path, *path.parents):
         status = place.stat()
         replaceable = not status.st_mode & stat.S_ISVTX or place in (path, path.parent)
-        if status.st_uid not in trusted or (replaceable and _open_to_others(status)):
+        is_own_group = status.st_gid == os.getgid() == os.getuid()  # which a user has for himself
+        open_to_others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
+        if status.st_uid not in trusted or (replaceable and open_to_others):
             return place
     return None
 
 
-def _open_to_others(status: os.stat_result) -> bool:
-    """Whether its mode lets others write; the group that a user has for himself is no other."""
-    own_group = status.st_gid == os.getgid() == os.getuid()
-    return bool(status.st_mode & stat.S_IWOTH) or (bool(status.st_mode & stat.S_IWGRP) and not own_group)
-
-
 def note_changed(path: Path, *, was: str | None) -> None:
     """Print a note where a file is there and is not what it was when a run began."""
-    now = digest(path)
-    if now is not None and now != was:
+    if digest(path) not in (None, was):
         print(f"note: {path} has changed since this run began: what it goes on with may not be what it was", flush=True)
 
 

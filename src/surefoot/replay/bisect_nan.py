@@ -25,13 +25,14 @@ def first_bad(
     """
     store = Store(out / "checkpoints")
     logged = max((int(record["step"]) for record in known if record["kind"] == "train"), default=0)
-    reached = min(max([logged, *store.steps(), *_after_crashes(out)]), parts.length.steps)
+    crashed = [path.stem.split("-")[1] for path in (out / "crash").glob("step-*.json")]
+    after_crashes = [int(step) + 1 for step in crashed if step.isdigit()]
+    reached = min(max([logged, *store.steps(), *after_crashes]), parts.length.steps)
     stretches = [*_skipped(known), *_weights(store, say)]
     if reached > logged:
         stretches.append((logged, reached, "made again: no record tells of it"))
     for first, until, how in sorted(stretches):
-        found = _in_stretch(parts, known, store, first, min(until, parts.length.steps), say)
-        if found is not None:
+        if found := _in_stretch(parts, known, store, first, min(until, parts.length.steps), say):
             return found[0], f"first bad step: {found[0]}, {found[1]} is not finite ({how})"
     if _skipped(known) and parts.whole.precision.loss_scale is None:  # which skips steps that a smaller one cures
         return None, (
@@ -102,7 +103,7 @@ def _in_stretch(
     if first >= until:
         return None
     found, damaged = nearest(store, first)
-    while not weights_finite(found) and found.step > 0:
+    while found.step > 0 and not weights_finite(found):
         found, damaged = nearest(store, found.step - 1)
     tell_cost(found.step, until, damaged, known, say)
     with execution(parts, found, records=known) as again:
@@ -116,8 +117,3 @@ def _in_stretch(
                 return made.index, "the update leaves a weight that"
             scale_before = None if scale is None else float(scale.scale)
     return None
-
-
-def _after_crashes(out: Path) -> list[int]:
-    digits = [path.stem.split("-")[1] for path in (out / "crash").glob("step-*.json")]
-    return [int(step) + 1 for step in digits if step.isdigit()]

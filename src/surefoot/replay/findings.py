@@ -145,8 +145,9 @@ def as_json(value: Any) -> Any:
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
     """
     if isinstance(value, Mapping):
-        floats = {name: held for name, held in value.items() if isinstance(held, float)}
-        strange = {name: repr(held) for name, held in floats.items() if not math.isfinite(held)}
+        strange = {
+            name: repr(held) for name, held in value.items() if isinstance(held, float) and not math.isfinite(held)
+        }
         plain = {name: None if name in strange else as_json(held) for name, held in value.items()}
         return plain | ({"nonfinite": strange} if strange else {})
     if isinstance(value, list | tuple):
@@ -222,8 +223,8 @@ def _parameters(look: Look) -> list[str]:
     for held in sorted(by_size, key=lambda each: not each.nonfinite):
         norm, largest, weight = (f"{value:.3g}" for value in (held.norm, held.largest, held.weight))
         share = "-" if held.share is None else f"{held.share:.0%}"
-        shape = " x ".join(map(str, held.shape))
-        rows.append((held.name, shape, norm, share, largest, weight, str(held.nonfinite or "-")))
+        shape, bad = " x ".join(map(str, held.shape)), str(held.nonfinite or "-")
+        rows.append((held.name, shape, norm, share, largest, weight, bad))
     return _table(head, rows, "parameters")
 
 

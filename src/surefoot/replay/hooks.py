@@ -4,7 +4,7 @@ Hooks stand on the plain modules, forward and backward; nothing is changed by th
 backward pass is not looked at twice: only what runs inside the loss is forward.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,22 +41,12 @@ class Glass:
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self.models: Mapping[str, nn.Module] = step.state.models
-        self.modules = {
-            module: ".".join(filter(None, (model, name))) if len(self.models) > 1 else name
-            for model, held in self.models.items()
-            for name, module in held.named_modules()
-        }
         self.events: list[Event] = []
         self.of_modules: dict[str, OfModule] = {}
         self.losses: dict[int, tuple[float, float]] = {}  # of each micro-batch: what it counted, and its mean
         self.place = -1  # the micro-batch that is being passed, by its place in the step
         self.forward = False
         self.last: list[Tensor] = []  # what the module before has put out
-
-    @property
-    def micro_batch(self) -> int:
-        return self.step.micro_batches[self.place].index
 
     def first(self) -> Event | None:
         """The first event that is not finite; minus infinity that what follows has absorbed, as a softmax does a mask's, does not count."""
@@ -76,14 +66,20 @@ class Glass:
     def over(self) -> Iterator[None]:
         """Hooks on every module and trained parameter; afterwards none."""
         with ExitStack() as hooks:
-            for module, name in self.modules.items():
+            models = self.step.state.models
+            modules = {
+                module: ".".join(filter(None, (model, name))) if len(models) > 1 else name
+                for model, held in models.items()
+                for name, module in held.named_modules()
+            }
+            for module, name in modules.items():
                 before, after = partial(self._entered, name), partial(self._left, name)
                 hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(after).remove)
-            for name, parameter in parameters_of(self.models).items():
+            for name, parameter in parameters_of(models).items():
                 if parameter.requires_grad:
-                    hook = parameter.register_hook(self._gradient("gradient", name))  # type: ignore[no-untyped-call]
-                    hooks.callback(hook.remove)
+                    seen = partial(self._gradient, "gradient", name)
+                    hooks.callback(parameter.register_hook(seen).remove)  # type: ignore[no-untyped-call]
             yield
 
     def watched(self, loss: Loss) -> Loss:
@@ -92,13 +88,14 @@ class Glass:
         def watched_loss(model: Any, batch: Any) -> Any:
             coming = range(self.place + 1, len(self.step.micro_batches))
             self.place = next(place for place in coming if self.step.micro_batches[place].batch is batch)
+            micro_batch = self.step.micro_batches[self.place]
             self.forward, self.last = True, []
             try:
                 result = loss(model, batch)
             finally:
                 self.forward = False
             value, count = value_of(result)
-            self.losses[self.micro_batch] = self.step.micro_batches[self.place].count if count is None else count, value
+            self.losses[micro_batch.index] = micro_batch.count if count is None else count, value
             self._saw("loss", "", torch.tensor(value))
             return result
 
@@ -110,10 +107,11 @@ class Glass:
                 self._saw("input", name, tensor, type(module).__name__, only_bad=True)
 
     def _left(self, name: str, module: nn.Module, _: Any, outputs: Any) -> None:
-        kind, held = type(module).__name__, list(floating(outputs))
+        kind, held = type(module).__name__, floating(outputs)
         for tensor in held:
             if tensor.requires_grad and not tensor.is_leaf:  # on a parameter it would stay
-                tensor.register_hook(self._gradient("gradient of output", name, kind))  # type: ignore[no-untyped-call]
+                seen = partial(self._gradient, "gradient of output", name, kind=kind)
+                tensor.register_hook(seen)  # type: ignore[no-untyped-call]
         if not self.forward or not held:
             return
         if len(held) == len(self.last) and all(one is other for one, other in zip(held, self.last, strict=True)):
@@ -125,26 +123,20 @@ class Glass:
         if not isinstance(outputs, Mean):  # a loss that the model computes: no activation
             self.of_modules[name] = replace(before, calls=before.calls + 1, output=before.output + found)
 
-    def _gradient(self, what: str, name: str, kind: str = "") -> Callable[[Tensor], None]:
-        def seen(gradient: Tensor) -> None:
-            self._saw(what, name, gradient, kind, only_bad=True)
-
-        return seen
+    def _gradient(self, what: str, name: str, gradient: Tensor, *, kind: str = "") -> None:
+        self._saw(what, name, gradient, kind, only_bad=True)
 
     def _saw(self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False) -> Tally:
         found = tally(tensor)
         if found.nonfinite or not only_bad:
-            rows = len(self.step.micro_batches[self.place].ids)
-            bad = bad_rows(tensor, rows) if found.nonfinite and what != "gradient" else None
-            self.events.append(Event(what, name, self.micro_batch, found, kind, bad))
+            micro_batch = self.step.micro_batches[self.place]
+            bad = bad_rows(tensor, len(micro_batch.ids)) if found.nonfinite and what != "gradient" else None
+            self.events.append(Event(what, name, micro_batch.index, found, kind, bad))
         return found
 
 
 def passed_under_glass(step: Step, loss: Loss) -> Glass:
-    """Make the gradients of a step under hooks, here and of the plain models, whatever else shares or compiles them.
-
-    They are left in the parameters, as `forward_backward` leaves them; no update is made.
-    """
+    """Make the gradients of a step under hooks on the plain models, and leave them in the parameters; no update is made."""
     glass, task = Glass(step), step.task
     step.task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
     try:
@@ -161,12 +153,9 @@ def value_of(result: Any) -> tuple[float, float | None]:
     >>> value_of(Mean(6.0, 3)), value_of((torch.tensor(0.5), {}))
     ((2.0, 3.0), (0.5, None))
     """
-    if isinstance(result, tuple):
-        result = result[0]
-    if isinstance(result, Mean):
-        whole = result.detached()
-        return float(whole.value), float(whole.count)
-    return (float(result.detach()) if isinstance(result, Tensor) else float(result)), None
+    result = result[0] if isinstance(result, tuple) else result
+    whole = (result if isinstance(result, Mean) else Mean(result, 1)).detached()
+    return float(whole.value), float(whole.count) if isinstance(result, Mean) else None
 
 
 def parameters_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:

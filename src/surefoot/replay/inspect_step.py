@@ -43,10 +43,9 @@ def look(
 ) -> Look:
     """Make the gradients of a step under the glass and say what is to be seen there; no update is made.
 
-    `samples`: how many are described, those of the largest losses; 0 leaves the losses of single samples out. `describe` puts one
-    into words, and at most `passed_alone` are passed by themselves. `ranks` made the step's `pieces` micro-batches between them,
-    in order. Weights, buffers, gradients, modes and generators are afterwards as they were. Raises `ConfigError` for models that
-    are spread over ranks.
+    `samples` of the largest losses are described (0: no losses of single samples), by `describe`, and at most `passed_alone` passed
+    by themselves. `ranks` made the step's `pieces` micro-batches between them, in order. Weights, buffers, gradients, modes and
+    generators are afterwards as they were. Raises `ConfigError` for models that are spread over ranks.
     """
     loss, state = step.task.loss, step.state
     if loss is None or holders(state.parameters) is not None:
@@ -112,8 +111,8 @@ def _before(models: Mapping[str, nn.Module]) -> First | None:
             return First("weight", name)
     for model, held in models.items():
         for name, buffer in held.named_buffers():
-            kept = name in saved_state(held)
-            if kept and buffer.is_floating_point() and tally(buffer).nans:  # infinity may be a mask's
+            # infinity may be a mask's
+            if name in saved_state(held) and buffer.is_floating_point() and tally(buffer).nans:
                 return First("buffer", f"{model}.{name}" if len(models) > 1 else name)
     return None
 
@@ -123,11 +122,10 @@ def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParamet
     for name, parameter in parameters_of(models).items():
         if parameter.grad is not None:
             seen, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
-            largest = seen.largest * factor
-            found.append(OfParameter(name, shape, wide_norm(parameter), norm, largest, seen.nonfinite, None))
+            weight, largest = wide_norm(parameter), seen.largest * factor
+            found.append(OfParameter(name, shape, weight, norm, largest, seen.nonfinite, None))
     whole = math.hypot(*(held.norm for held in found))
-    shared = math.isfinite(whole) and whole > 0
-    return [replace(held, share=(held.norm / whole) ** 2) for held in found] if shared else found
+    return [replace(held, share=(held.norm / whole) ** 2) for held in found] if 0 < whole < math.inf else found
 
 
 def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]) -> First | None:
@@ -137,8 +135,7 @@ def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: 
         largest = max(parameters, key=lambda held: held.norm, default=None)
         return None if largest is None else First("norm", largest.name)
     micro_batch = next(held for held in step.micro_batches if held.index == event.micro_batch)
-    data = _in_data(micro_batch, event)
-    if data is not None:
+    if (data := _in_data(micro_batch, event)) is not None:
         return replace(data, reaches=glass.reached(event.micro_batch))
     count, bad = len(micro_batch.ids), event.rows
     if not bad or (len(bad) == count and count > 1):  # rows do not tell, or what couples samples has spread it
@@ -189,8 +186,7 @@ def _samples(
 
     def place(each: tuple[OfSample, Probe, int]) -> tuple[bool, float]:
         loss = each[0].loss
-        size = math.inf if loss is None else -loss if math.isfinite(loss) else -math.inf
-        return each[0].id not in blamed, size
+        return each[0].id not in blamed, math.inf if loss is None else -loss if math.isfinite(loss) else -math.inf
 
     found.sort(key=place)
     return [

@@ -19,7 +19,6 @@ _SAMPLES = 8
 class Seen:
     """What all ranks have seen of a step between them. `plain` is JSON, `text` for people; `first` the first fault of any rank."""
 
-    step: int
     finite: bool
     first: First | None
     plain: dict[str, Any]
@@ -37,10 +36,9 @@ class Seen:
 def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
     """The first of some bad steps, or the last where the first is finite now, looked at without changing anything; collective.
 
-    Each of several ranks looks at its own micro-batches, with the plain model and nobody else. In words why not, where that
-    cannot be done: where models are sharded or their batch statistics shared, every pass needs all ranks; where several
-    optimizers or the user's own code make a step, the state at hand is not the one before it. Whatever goes wrong in looking
-    is told in the same way: why a run ended must not be hidden by it.
+    Each rank looks at its own micro-batches, with the plain model. In words why not, where that cannot be done: where models are
+    sharded or their batch statistics shared, every pass needs all ranks; where several optimizers or the user's own code make a step,
+    the state at hand is not the one before it. Whatever goes wrong in looking is told in the same way.
     """
     alone = "surefoot replay looks at it in one process"
     why_not = {
@@ -81,8 +79,7 @@ def _own(parts: Components, step: int) -> Look | str:
 def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
     """What every rank has seen, the same on all of them; collective."""
     heard: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _told(own))
-    looked = [one for one in heard if "why" not in one]
-    if not looked:
+    if not (looked := [one for one in heard if "why" not in one]):
         return str(heard[0]["why"])
     faults = [one for one in looked if one["first"] is not None]
     faults.sort(key=lambda one: -1 if one["first"]["micro_batch"] is None else one["first"]["micro_batch"])
@@ -94,7 +91,7 @@ def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
         plain = {**plain, "ranks": [{name: one[key] for key, name in names.items() if key in one} for one in heard]}
         whose = f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
     finite = all(one["finite"] for one in looked)
-    return Seen(step, finite, first, plain, text=f"step {step}{whose}\n{shown['text']}")
+    return Seen(finite, first, plain, text=f"step {step}{whose}\n{shown['text']}")
 
 
 def _told(own: Look) -> dict[str, Any]:

@@ -24,10 +24,7 @@ Mode = Literal["evaluation", "training"]
 
 
 class Probe:
-    """One micro-batch of a step, cut by samples; use it inside `preserved`, which gives `put_back`.
-
-    `can_cut`: whether its batch says which rows are whose.
-    """
+    """One micro-batch of a step, cut by samples if its rows `can_cut`; use it inside `preserved`, which gives `put_back`."""
 
     def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., None]) -> None:
         self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
@@ -44,8 +41,7 @@ class Probe:
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The mean loss over some of the samples; None where it counts nothing, or cannot be computed of so few."""
-        task = self.task
-        loss = task.loss
+        task, loss = self.task, self.task.loss
         assert loss is not None  # who makes steps again has one
 
         def passed() -> float | None:
@@ -72,11 +68,10 @@ class Probe:
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
         """Whether loss or gradient of some of the samples is not finite; None where that cannot be told of so few."""
-        loss = self.loss(chosen, mode="training")
-        if loss is None or not math.isfinite(loss):
-            return None if loss is None else True
-        norm = self.gradient_norm(chosen, mode="training")
-        return None if norm is None else not math.isfinite(norm)
+        for number in (self.loss, self.gradient_norm):
+            if (value := number(chosen, mode="training")) is None or not math.isfinite(value):
+                return None if value is None else True
+        return False
 
     def wrong_samples(self) -> list[int]:
         """The rows of the samples that go wrong, found by halving: by itself each, or the fewest that do so together."""

@@ -85,15 +85,9 @@ def replayed(
     samples: int,
     say: Callable[[str], None] | None,
 ) -> Replay:
-    """Make a step of a run again, from the nearest checkpoint before it, and look at it closely; `print` what is returned.
+    """Make a step of a run again and look at it, as `SavedRun.replay` says.
 
-    parts: of a run built as it was and not open. Its models are changed: build it anew to train. path: its directory, which is
-    only read. step: its number, from 0. samples: how many are shown. `say` is told beforehand how many steps have to be made again
-    and how long that may take, and what is not as it was.
-
-    Loss, norm, outputs of modules and gradients are those of the step, bit for bit on the same machine; compiled runs are
-    looked at uncompiled, equal to rounding. Raises `ConfigError` for a step that the run has not, and for a run whose steps
-    are made by code of your own; `CheckpointError` where no checkpoint before it is intact.
+    `parts` are those of a run built as it was and not open: its models are changed. `path`, its directory, is only read.
     """
     told = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
@@ -179,11 +173,7 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
 
 
 def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
-    """Make the step, and compare it with what the run has noted of it; None where that has no note of this step.
-
-    A record that was written after it is over all steps since the one before, which were made again too, or stand in the
-    checkpoint.
-    """
+    """Make the step, and compare it with what the run has noted of it; None where no record or checkpoint has a note of this step."""
     (made,) = again.steps(step + 1)
     record = next((held for held in known if held["kind"] == "train" and held["step"] == step + 1), None)
     if record is not None and made.window is not None:
@@ -195,8 +185,7 @@ def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> 
             rows = store.at(later, only=("state",)).tensors("state")["meter/rows"].tolist()
         except (CheckpointError, LookupError):
             continue
-        row = next((row for row in rows if row[0] == step), None)
-        if row is not None:
+        if (row := next((row for row in rows if row[0] == step), None)) is not None:
             numbers = made.numbers()
             then, now = {"loss": row[1], "norm": row[3]}, {"loss": numbers.loss, "norm": numbers.norm}
             return _logged_as(f"step-{later:08d}", ["loss", "norm"], then, now)

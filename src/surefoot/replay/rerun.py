@@ -37,9 +37,8 @@ class Numbers(NamedTuple):
 class Made:
     """A step that was made again; its tensors are on the device.
 
-    `window` is what a record of training holds that was written after this step, where one was: loss, targets, norm, all over
-    the steps since the one before; None too where a diverged run's last good state was saved amid them. Without what the
-    user's own code has logged.
+    `window` is what a record written after this step holds (loss, targets, norm over the steps since the one before), without what
+    the user's own code has logged; None if there is none, or if a diverged run's last good state was saved amid its steps.
     """
 
     step: Step
@@ -51,19 +50,13 @@ class Made:
 
     def numbers(self) -> Numbers:
         """Loss, norm and whether the update was skipped; waits for the device."""
-        step = self.step
-        assert step.loss is not None  # the step is made
-        assert step.norm is not None
-        assert step.skipped is not None
-        return Numbers(float(step.loss), float(step.norm), bool(step.skipped))
+        tensors = (self.step.loss, self.step.norm, self.step.skipped)
+        loss, norm, skipped = (float(tensor) for tensor in tensors if tensor is not None)  # the step is made
+        return Numbers(loss, norm, bool(skipped))
 
 
 class Execution:
-    """Where the steps that are made again stand. `parts` are those of the run as it went on from the checkpoint.
-
-    notes: what is not as it was, a line each. Where there are none, equal bits are promised: the same machine, the same build of
-    torch, one process.
-    """
+    """Steps made again with the `parts` of a run that went on from a checkpoint; equal bits where no `notes` say what changed."""
 
     def __init__(self, parts: Components, found: Contents, records: Sequence[Record]) -> None:
         self.parts = parts
@@ -181,29 +174,24 @@ def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def nearest(store: Store, step: int) -> tuple[Contents, list[Damage]]:
-    """The newest intact checkpoint of `step` steps or fewer, every byte of it checked; and those after it that are damaged.
-
-    Raises `CheckpointError` where there is none.
-    """
-    found = store.newest_intact(up_to=step)
-    if found is None:
-        shown = ", ".join(map(str, store.steps())) or "none"
-        raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
-    return found
+    """The newest intact checkpoint of `step` steps or fewer, every byte checked, and damaged later ones; else `CheckpointError`."""
+    if (found := store.newest_intact(up_to=step)) is not None:
+        return found
+    shown = ", ".join(map(str, store.steps())) or "none"
+    raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
 
 
 @contextmanager
 def _refused_in_own_words() -> Iterator[None]:
     """Say of what is another run now that its steps cannot be made again, in the place of how to train it."""
-    resume = "cannot resume"
     try:
         yield
     except CheckpointError as problem:
-        lines = str(problem).splitlines()
-        if not lines[0].startswith(resume):
+        first, *lines = str(problem).splitlines()
+        if not first.startswith("cannot resume"):
             raise
-        what = lines[0].removeprefix(resume).lstrip(" :")
-        why = [line for line in lines[1:] if "--out" not in line]
+        what = first.removeprefix("cannot resume").lstrip(" :")
+        why = [line for line in lines if "--out" not in line]
         cure = "  needed are the data, the settings and the program that trained it"
         raise CheckpointError("\n".join([f"steps cannot be made again: {what}", *why, cure])) from problem
 
@@ -215,7 +203,6 @@ def _notes(parts: Components, found: Contents) -> list[str]:
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = counted(then["ranks"], "rank")
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
-    other = unlike({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now)  # of which all is said
-    if other:
+    if other := unlike({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):  # of ranks all is said
         notes.append(f"{other}: equal to rounding, and not bit for bit")
     return notes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,20 +74,18 @@ def tally(tensor: Tensor) -> Tally:
     (4, -0.667, 3.0, 0.25, 1)
     """
     held = tensor.detach()
-    if not held.numel():
-        return Tally()
     if held.numel() > _TOGETHER:
         return sum((tally(part) for part in torch.split(held.reshape(-1), _TOGETHER)), Tally())
     good = torch.isfinite(held)
     bad = held.numel() - int(good.sum())
     nans, plus = (int(torch.isnan(held).sum()), int((held == math.inf).sum())) if bad else (0, 0)
-    wide = _wide(held)
+    wide, minus = _wide(held), bad - nans - plus
     finite = (held[good] if bad else held).to(wide)
     if not finite.numel():
-        return Tally(numbers=held.numel(), nans=nans, plus=plus, minus=bad - nans - plus)
+        return Tally(numbers=held.numel(), nans=nans, plus=plus, minus=minus)
     numbers = finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (held == 0).to(wide).mean()
     mean, rms, largest, zeros = torch.stack(numbers).tolist()
-    return Tally(held.numel(), mean, rms, largest, zeros, nans, plus, bad - nans - plus)
+    return Tally(held.numel(), mean, rms, largest, zeros, nans, plus, minus)
 
 
 def wide_norm(tensor: Tensor) -> float:
@@ -111,15 +109,13 @@ def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
     return [int(row) for row in bad.nonzero()]
 
 
-def floating(held: Any) -> Iterator[Tensor]:
+def floating(held: Any) -> list[Tensor]:
     """The tensors of floating point in nested tuples, lists and dictionaries.
 
     >>> [len(tensor) for tensor in floating({"a": (torch.zeros(2), 3), "b": torch.tensor([1])})]
     [2]
     """
-    for leaf in pytree.tree_leaves(held):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            yield leaf
+    return [leaf for leaf in pytree.tree_leaves(held) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
@@ -162,7 +158,6 @@ def in_words(batch: Any) -> str:
         held = tensor.detach()[0] if tensor.ndim else tensor.detach()
         values = held.reshape(-1)[:_VALUES].tolist()
         shown = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
-        more = " ..." if held.numel() > _VALUES else ""
         shape = f"  ({' x '.join(map(str, held.shape))})" if held.ndim else ""
-        lines.append(f"{name}{shape}  {shown}{more}")
+        lines.append(f"{name}{shape}  {shown}{' ...' * (held.numel() > _VALUES)}")
     return "\n".join(lines) or repr(batch)

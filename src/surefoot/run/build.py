@@ -1,7 +1,6 @@
 """From the settings of a run to its components, stage after stage. What each stage builds state of is in `run/build_state.py`."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +41,7 @@ from surefoot.train.state_dict import Whole
 
 
 def build(settings: RunSettings) -> RunComponents:
-    """Build a run, not yet opened: nothing is written. Collective.
-
-    Raises `ConfigError` or `DataError` for what cannot be run.
-    """
+    """Build a run, not yet opened: nothing is written. Raises `ConfigError` or `DataError` for what cannot be run. Collective."""
     check_settings(settings, schedule=settings.schedule)
     world, parallel = join_world(settings)
     plan = plan_data(settings, world)
@@ -58,9 +54,10 @@ def build(settings: RunSettings) -> RunComponents:
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.supply)
     if models.parallel.kind == "fsdp" and not world.on_paper:
-        models = shard_models(models, plan.supply)
-    clip = clipping(settings.clip)
-    state = assembly.built_state(models.by_name, models.decisions, clip=clip, ema=settings.ema, world=world)
+        models = assembly.shard_models(models, plan.supply)
+    state = assembly.built_state(
+        models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
+    )
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.trained, settings.schedule or constant())]:
             console.say(f"note: {line}")
@@ -87,7 +84,6 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     pipeline.refuse_compiled(order, compiled=settings.compile is True)
     samples_per_epoch, samples_per_step = pipeline.steps_of_epoch(order, sizes)
     times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
-    schedule = (settings.schedule or constant()).resolved(times.length)
     splits = settings.evaluate or {}
     for name, split in splits.items():
         check_split(name, split.dataset, seed=seed)
@@ -95,7 +91,7 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     return Plan(
         pipeline.Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate),
         times,
-        schedule,
+        (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),
         lowering=feedback(settings.plateau, settings.early_stopping, splits=steering),
     )
@@ -140,15 +136,6 @@ def check_first_batch(settings: RunSettings, models: Models, supply: pipeline.Su
     )
 
 
-def shard_models(models: Models, supply: pipeline.Supply) -> Models:
-    """Spread the models over the ranks: each is then trained as far as a rank holds it. Collective."""
-    nominal = float(supply.sizes.batch_size)
-    fsdp, decisions = assembly.spread_models(
-        models.by_name, models.decisions, world=supply.world, parallel=models.parallel, nominal=nominal
-    )
-    return replace(models, decisions=decisions, fsdp=fsdp)
-
-
 def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State) -> Task:
     """Compile the models and share them with the other ranks: what a step computes with."""
     ranks, called = spread(
@@ -174,8 +161,9 @@ def assemble(
     settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
 ) -> RunComponents:
     supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
-    averaged = [average.model for average in state.averages.values()]
-    laid = layout(settings.channels_last, [*state.models.values(), *averaged])
+    laid = layout(
+        settings.channels_last, [*state.models.values(), *(average.model for average in state.averages.values())]
+    )
     task = wrap_models(settings, plan, models, state)
     directory = None if settings.out is None else RunDirectory(Path(settings.out))
     say = console.say if console is not None else lambda _: None
@@ -219,9 +207,9 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
     times, supply, lowering = plan.times, plan.supply, plan.lowering
     plateau = None
     if lowering is not None:  # what else its decisions depend on: when it is asked, and the data that are scored
-        split = (settings.evaluate or {})[lowering.plateau.score.split("/")[0]]
+        scored = fingerprint((settings.evaluate or {})[lowering.plateau.score.split("/")[0]].dataset)
         every = times.every["evaluate_every"].described()
-        plateau = vars(lowering.plateau) | {"evaluate_every": every, "scored": fingerprint(split.dataset)}
+        plateau = vars(lowering.plateau) | {"evaluate_every": every, "scored": scored}
     optimizers = {name: _optimizer(each, state.trained[name].optimizer) for name, each in models.decisions.items()}
     resolved = {
         "init": None if settings.init is None else str(local_path(settings.init, setting="init").resolve()),

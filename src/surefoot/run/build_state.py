@@ -1,11 +1,8 @@
 """From what a user hands over (a class, a specification) to the State that the loop works on; of data in `data/pipeline.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from surefoot.config.batch_size import Batching
-from surefoot.config.parallel import Strategy
+from surefoot.data.pipeline import Supply
 from surefoot.distributed.ddp import synchronised
 from surefoot.distributed.shards import holders
 from surefoot.distributed.world import World
@@ -26,6 +23,7 @@ from surefoot.optim.lr_multipliers import factors_of, freeze
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import parameter_groups
 from surefoot.optim.trainable import Trainable
+from surefoot.run.components import Models
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.batch_norm_buffers import BatchStatistics
@@ -33,20 +31,13 @@ from surefoot.train.loop import State
 from surefoot.train.precision import FORMATS
 from surefoot.train.run_settings import Model
 
-if TYPE_CHECKING:
-    from surefoot.distributed.fsdp import Fsdp
-
 
 def built_models(
     model: Model | Mapping[str, Model], *, seed: int, device: torch.device, precision: str
 ) -> dict[str, nn.Module]:
-    """The models by name ("model" where there is one), on their device; a callable is called under the run's seed.
-
-    They are converted where the number format needs that.
-    """
-    named = model if isinstance(model, Mapping) else {"model": model}
+    """The models by name ("model" where there is one), on their device and in the number format; callables are called under the seed."""
     built: dict[str, nn.Module] = {}
-    for place, (name, source) in enumerate(named.items()):
+    for place, (name, source) in enumerate((model if isinstance(model, Mapping) else {"model": model}).items()):
         with untouched(), device if device.type == "meta" else nullcontext():  # on paper nothing is allocated
             seed_generators(fold(stream_key(seed, "model"), place))
             found = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
@@ -54,8 +45,7 @@ def built_models(
             raise ConfigError(
                 f"model: {name!r} is a {type(found).__name__}, not an nn.Module, nor a callable that returns one"
             )
-        lazy = [part for part, held in found.named_parameters() if is_lazy(held)]
-        if lazy:
+        if lazy := [part for part, held in found.named_parameters() if is_lazy(held)]:
             raise ConfigError(
                 f"model: {lazy[0]} of {name!r} has no size yet (a lazy module), so no optimizer can hold it\n"
                 "  pass one batch through it before it is returned"
@@ -80,13 +70,13 @@ def _called(name: str, build: Callable[[], nn.Module]) -> nn.Module:
 
 def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -> list[str]:
     """Put `trained` models that are in evaluation mode as a whole into training mode, and say so; all other modes stay."""
-    evaluating = [
-        name for name in models if name in trained and not any(part.training for part in models[name].modules())
-    ]
-    for name in evaluating:
-        models[name].train()
-    how = "was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
-    return [f"{name} {how}" for name in evaluating]
+    notes = []
+    for name, model in models.items():
+        if name in trained and not any(part.training for part in model.modules()):
+            model.train()
+            how = "was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
+            notes.append(f"{name} {how}")
+    return notes
 
 
 def with_synchronised_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
@@ -137,8 +127,7 @@ def _decided(
     """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on."""
     model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
     factors = factors_of(model, () if by_spec is None else by_spec.rates)
-    stays = [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]
-    if stays:
+    if stays := [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]:
         raise ConfigError(
             f"requires_grad of {stays[0]} is True now, and the optimizer's rates freeze it: it would get gradients and never move\n"
             "  leave it out of surefoot.frozen(...), or whatever gives it a rate of 0,\n"
@@ -148,8 +137,7 @@ def _decided(
         freeze(model, factors)
     decay = 0.0 if by_spec is None else by_spec.weight_decay or 0.0
     groups = parameter_groups(model, decay, rates=factors, trained=trained)
-    parameters = [parameter for group in groups for parameter in group.parameters]
-    if not parameters:
+    if not (parameters := [parameter for group in groups for parameter in group.parameters]):
         raise _nothing_to_train(name, models)
     if by_spec is not None and (split := kind_named(by_spec.name).split) is not None:
         groups = split(model, groups, by_spec.settings)
@@ -170,23 +158,16 @@ def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError
     )
 
 
-def spread_models(
-    models: Mapping[str, nn.Module],
-    decisions: Mapping[str, Decided],
-    *,
-    world: World,
-    parallel: Strategy,
-    nominal: float,
-) -> tuple[Fsdp, dict[str, Decided]]:
-    """Shard the models and their twins in place; who is trained how, of what this rank holds from then on. Collective."""
-    for decision in decisions.values():
+def shard_models(models: Models, supply: Supply) -> Models:
+    """Spread the models and their twins over the ranks, in place: each is then trained as far as a rank holds it. Collective."""
+    for decision in models.decisions.values():
         if isinstance(decision.spec, OptimizerSpec):
             refuse_shards(kind_named(decision.spec.name), name=decision.spec.name)
     from surefoot.distributed.fsdp import Fsdp, sharded  # imports seconds of torch
 
-    fsdp = Fsdp(world, parallel, nominal, {})
-    found: dict[str, Decided] = {}
-    for name, model in models.items():
+    world, parallel, decisions = supply.world, models.parallel, dict(models.decisions)
+    fsdp = Fsdp(world, parallel, float(supply.sizes.batch_size), {})
+    for name, model in models.by_name.items():
         parameters = list(model.parameters())
         fsdp.held[name] = live = sharded(model, world, parallel)
         if name not in decisions:
@@ -196,8 +177,8 @@ def spread_models(
             copied = sharded(twin.model, world, parallel)
             fsdp.twins.append(copied)
             twin = Twin(twin.model, list(zip(live.shards.values(), copied.shards.values(), strict=True)))
-        found[name] = decisions[name].on(dict(zip(parameters, live.shards.values(), strict=True)), twin)
-    return fsdp, found
+        decisions[name] = decisions[name].on(dict(zip(parameters, live.shards.values(), strict=True)), twin)
+    return replace(models, decisions=decisions, fsdp=fsdp)
 
 
 def built_state(
@@ -208,8 +189,7 @@ def built_state(
 
     def build(name: str, decision: Decided) -> None:
         state.trained[name] = trained_by(decision, models, clip=clip, world=world, before=state.trained.get(name))
-        average = _averages(models[name], decision, state.trained[name].optimizer, ema)
-        if average is not None:
+        if (average := _averages(models[name], decision, state.trained[name].optimizer, ema)) is not None:
             state.averages[name] = average
 
     def rebuild(name: str, trained: set[str]) -> None:

@@ -52,10 +52,7 @@ class Saving:
         return self.writer.failure is not None and since_s >= _RETRY_S
 
     def save(self, packed: Callable[[], Contents], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
-        """Take a copy of the state and write it in the background; a failure of the one before is said now.
-
-        Every rank calls it after the same step, and writes what is its own to write.
-        """
+        """Copy the state and write it in the background; an earlier failure is said now. All ranks call it after the same step."""
         self.asked, self.begun_at = False, time.monotonic()
         self.wait()
         contents = packed()
@@ -82,10 +79,9 @@ class Saving:
         if any(self.world.gathered(owed)):
             self.save(packed, protected=protected, wait=True)
         failure = self.writer.failure
-        reasons = self.world.gathered(None if failure is None else str(failure))
-        reason = next((reason for reason in reasons if reason is not None), None)
-        if reason is not None:
-            raise failure or CheckpointError(reason)
+        for reason in self.world.gathered(None if failure is None else str(failure)):
+            if reason is not None:
+                raise failure or CheckpointError(reason)
         self.wait()
 
     def resumed(self, step: int) -> None:

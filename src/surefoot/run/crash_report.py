@@ -12,10 +12,7 @@ from surefoot.run.stop_requests import Wishes
 
 
 def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
-    """Tell the other ranks that this one begins no further step, for a `problem` or without one.
-
-    Raises `RankLostError` from it where another rank was lost, and that is what ended this one.
-    """
+    """Tell the other ranks that this one begins no further step. Raises `RankLostError` where the loss of another rank is the `problem`."""
     heart = parts.world.heart
     if not isinstance(problem, Exception):
         heart.goodbye()
@@ -33,9 +30,8 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
 def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
     """Keep an error in the run's directory, where there is one, as crash/step-N.json, once no save is in flight.
 
-    Samples are of each micro-batch that this rank makes in the step; none is read again, for that may be what failed. A report
-    of a rank above 0 is crash/step-N-rank-R.json: several may fail of the same at once, or one after another. What was seen of
-    a step that was made again is in it as JSON, and for people in crash/step-N.txt.
+    Samples are of each micro-batch that this rank makes in the step; none is read again, for that may be what failed. A rank
+    above 0 writes crash/step-N-rank-R.json. What was seen of a step made again is in it, and for people in crash/step-N.txt.
     """
     if parts.directory is None:
         return
@@ -43,8 +39,7 @@ def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
         parts.saving.wait()
     standing, seen, text = messages.standing(parts), {}, None
     if isinstance(problem, DivergedError) and problem.step is not None:
-        step, text = problem.step, problem.text
-        seen = {} if problem.seen is None else {"seen": problem.seen}
+        step, text, seen = problem.step, problem.text, {} if problem.seen is None else {"seen": problem.seen}
     name = f"crash/step-{step:08d}" + (f"-rank-{parts.world.rank}" if parts.world.rank else "")
     try:
         report = {

@@ -14,14 +14,10 @@ from surefoot.train import error_causes
 
 
 def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tuple[int, ...]) -> DivergedError:
-    """Save the state as that of the last good step, where it is that; look at the first bad one, say what happened and what to try.
-
-    Collective.
-    """
+    """Save the state if it is that of the last good step; look at the first bad one, say what happened and what to try. Collective."""
     meter, in_a_row = parts.whole.meter, list(parts.whole.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step
-    strange = error_causes.strange_samples(parts.supply.again(first))
-    stands = messages.standing(parts)
+    strange, stands = error_causes.strange_samples(parts.supply.again(first)), messages.standing(parts)
     if parts.saving is not None and _nothing_changed_since(parts, first):
         parts.saving.writer.wait()
         if (parts.saving.begun_step or 0) <= first:  # else a later checkpoint, latched, would be the newest
@@ -69,10 +65,7 @@ def _in_words(
     seen: str | None,
     look: str | None,
 ) -> str:
-    """Why a run was ended after more than `most` steps in a row that were not finite, and what to try.
-
-    `seen` is what looking at the first of them has found, `look` what to type to look oneself.
-    """
+    """Why a run was ended after more than `most` bad steps in a row, and what to try; `seen` in the first of them, `look` to type."""
     rate, stayed = optimizer.get("lr"), "and stayed so; none of these steps was applied"
     if most == 0:  # of the steps after it, skipped by the latch, nothing is known
         stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"

@@ -7,69 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.tree import flat
-from surefoot.errors import CheckpointError, ConfigError, DivergedError, first_line
+from surefoot.errors import CheckpointError, ConfigError, DivergedError
 from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.model_weights import weights_of
-from surefoot.train.run_settings import Makes
 
 if TYPE_CHECKING:
-    from surefoot.tracking.panels import Panel, Panels
-
-LONGEST_S = 60.0  # after which no further panel is begun
-
-
-def made(
-    function: Makes,
-    model: Any,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-    now: Callable[[], float] = perf_counter,
-) -> tuple[list[Panel], list[str]]:
-    """The panels of a model, made until `stop` says so or a minute is over, and why there are not more; raises nothing.
-
-    What the function has yielded before it failed is kept.
-
-    >>> made(lambda model: 1 / 0, None)
-    ([], ['no panels: ZeroDivisionError: division by zero'])
-    """
-    from surefoot.tracking.panels import Panel
-    from surefoot.tracking.panels_file import MOST_BYTES, fitting
-
-    panels, notes, begun = list[Panel](), list[str](), now()
-    try:
-        for panel in function(model):
-            if not isinstance(panel, get_args(Panel)):
-                kinds = ", ".join(kind.__name__ for kind in get_args(Panel))
-                raise ConfigError(f"the run's panels hold a {type(panel).__name__}: give a list of {kinds}")
-            panels.append(panel)
-            if stop():
-                notes.append(f"no more panels than {len(panels)}: told to stop")
-                break
-            if now() - begun > LONGEST_S:
-                notes.append(f"no more panels than {len(panels)}: they took more than {LONGEST_S:.0f} seconds")
-                break
-    except Exception as problem:  # whatever a user's function raises ends no run
-        kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
-        which = f"after panel {len(panels)} none" if panels else "no panels"
-        notes.append(f"{which}: {kind}{first_line(problem)}")
-    kept, left_out = fitting(panels)
-    notes += [
-        f"the panel {panel.title!r} is left out: all together may have {MOST_BYTES:,} bytes" for panel in left_out
-    ]
-    return kept, notes
+    from surefoot.tracking.panels import Panels
 
 
 def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: False) -> Panels:
     """What the run's `panels_fn` makes of the model as it is evaluated; each reason why there are not more is said. Collective."""
     from surefoot.tracking.panels import Panels
+    from surefoot.tracking.panels_file import made
 
     make = parts.settings.panels_fn
     assert make is not None
@@ -103,8 +59,7 @@ class Evaluations:
         return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
 
     def end_due(self) -> bool:
-        is_owed = not self.ended and not self.due and bool(self.parts.scoring.names(at_end=True))
-        return is_owed and self.parts.finished
+        return bool(self.parts.scoring.names(at_end=True)) and self.parts.finished and not (self.ended or self.due)
 
     def score(self, *, stop: Callable[[], bool]) -> None:
         """Score every split but those for the end, record it, and watch the score that decides what is best."""
@@ -114,10 +69,10 @@ class Evaluations:
         self.scores = numbers(found)
         self.first = self.first or {"step": self.state.step, **self.scores}
         watch = self.parts.whole.watch
-        if watch is not None:  # first: it may end the run, and then there are no rates to steer
-            improved = watch.improved(self.state.step, self._watched(watch.score))
-            if improved and self.parts.saving is not None:
-                self.parts.saving.asked = True
+        # first: it may end the run, and then there are no rates to steer
+        improved = watch is not None and watch.improved(self.state.step, self._watched(watch.score))
+        if improved and self.parts.saving is not None:
+            self.parts.saving.asked = True
         steered, told = self._steered()
         self.journal.write({"kind": "scores", "step": self.state.step, **found, **steered})
         if told is not None:
@@ -150,10 +105,7 @@ class Evaluations:
         self.journal.write({"kind": "sample", "step": self.state.step, "text": text})
 
     def show(self, *, stop: Callable[[], bool]) -> None:
-        """Write what a report shows of the task, made by rank 0; what cannot be made ends no run. Collective.
-
-        Given up where `stop`, which is asked on rank 0 alone, says so.
-        """
+        """Write what a report shows of the task, made by rank 0 until `stop` says so; what cannot be made ends no run. Collective."""
         from surefoot.tracking.panels import written
         from surefoot.tracking.panels_file import FILE
 
@@ -230,13 +182,11 @@ class Evaluations:
         watch, saving = self.parts.whole.watch, self.parts.saving
         if watch is None or watch.step in (None, self.state.step):
             return None
-        if saving is None:
-            self.parts.say(
-                f"warning: nothing is saved, so the weights of step {watch.step}, the best, are gone: the last are scored"
-            )
-            return None
         try:
-            return saving.at(watch.step)
+            if saving is not None:
+                return saving.at(watch.step)
+            why = f"nothing is saved, so the weights of step {watch.step}, the best, are gone: the last are scored"
         except CheckpointError as problem:
-            self.parts.say(f"warning: {problem}: the last weights are scored instead")
-            return None
+            why = f"{problem}: the last weights are scored instead"
+        self.parts.say(f"warning: {why}")
+        return None

@@ -1,14 +1,13 @@
 """What a run finds wrong with itself while it trains: one line when a finding appears or becomes worse, never a flood.
 
-Findings are those of `diagnosis`, from the records that this sitting writes and those that it found. Asking takes time, so the next
-asking waits until a hundred times as long has passed: at most 1 % of the run's time, by construction. Notes are left to
-`surefoot diagnose`. What was said is not part of a checkpoint: a resumed run takes what the records show then as said.
+Findings come from the records of this session and of those before. The next check waits a hundred times as long as the last one took:
+at most 1% of the run's time. Notes are left to `surefoot diagnose`. A resumed run takes what the records show then as said.
 """
 
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from surefoot.diagnose.checks import in_a_line, verdicts
@@ -79,7 +78,13 @@ class Remarks:
         return [finding for finding in worst_first(found) if finding.severity != "note"]
 
     def sentence(self) -> str:
-        return in_a_sentence(self.at_end(), self.command)
+        """Name what is wrong at the end, and what to type to have it explained; empty if nothing is."""
+        if not (findings := self.at_end()):
+            return ""
+        names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in findings[:_NAMED]]
+        names += [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
+        text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join(names)}"
+        return text if self.command is None else f"{text}: {self.command}"
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -102,8 +107,7 @@ class Remarks:
         new = None
         for finding in found:
             severity, before = SEVERITIES.index(finding.severity), self.said.get(finding.name)
-            known = before is not None and severity >= before.severity and not self._long_gone(before, step)
-            if before is not None and known:
+            if before is not None and severity >= before.severity and not self._long_gone(before, step):
                 before.gone_since = None
             elif finding.severity != "note" and new is None:
                 new = finding
@@ -118,12 +122,11 @@ class Remarks:
         return said.gone_since is not None and step - said.gone_since > _GONE * max(step, self.described.steps or 0)
 
     def _asked(self) -> tuple[int, list[Finding]]:
-        begun = self.now()
-        history = self.collected.history(self.described)
-        found = verdicts(history, broken=self._warn_of)
+        begun, history = self.now(), self.collected.history(self.described)
+        found = worst_first(verdicts(history, broken=self._warn_of))
         ended = self.now()
         self.not_before = ended + _TIMES_AS_LONG * (ended - begun)
-        return history.step, worst_first(found)
+        return history.step, found
 
     def _give_up(self, problem: Exception) -> None:
         if self.not_before < math.inf:
@@ -156,15 +159,3 @@ def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:
     )
     command = None if directory is None else diagnose_command(directory)
     return Remarks(described, say=parts.say, command=command, earlier=earlier)
-
-
-def in_a_sentence(findings: Sequence[Finding], command: str | None) -> str:
-    """Name what is wrong at the end, and what to type to have it explained; empty if nothing is.
-
-    >>> in_a_sentence([Finding("overfitting", "warning", "", step=400), Finding("data-bound", "warning", "")], None)
-    '2 findings: overfitting since step 400, data-bound'
-    """
-    names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in findings[:_NAMED]]
-    more = [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
-    text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join([*names, *more])}"
-    return "" if not findings else text if command is None else f"{text}: {command}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import class_name
 from surefoot.run.components import RunComponents
@@ -23,7 +24,7 @@ _MUCH_OF_THE_START = 0.1
 
 
 def header(parts: RunComponents, *, chosen: Chosen) -> str:
-    """Five lines: model, data, plan, device, directory; said before the first step of a sitting. `chosen`: what "auto" came to now."""
+    """Five lines: model, data, plan, device, directory. `chosen`: what "auto" came to now."""
     length, step, device = parts.length, parts.state.step, parts.device
     models = ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
     sizes, plan = parts.supply.sizes, parts.supply.plan
@@ -66,10 +67,9 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
 def ending(
     parts: RunComponents, evaluations: Evaluations, *, skipped: int, told_by: str | None = None, findings: str = ""
 ) -> str:
-    """Two lines: how a sitting ended, how a score moved and where the time went; and what to look at or type next.
+    """Two lines: how a session ended, how a score moved and where the time went; and what to look at or type next.
 
-    `skipped` counts the steps that the sitting is known not to have applied. `told_by`: a signal, and where it came. `findings`: what is
-    wrong, on a line between them.
+    `skipped` counts the steps that were not applied. `told_by`: a signal, and where it came. `findings` stand between the lines.
     """
     length, step, watch, evaluation_due = parts.length, parts.state.step, parts.whole.watch, evaluations.due
     stopped = f"stopped{'' if told_by is None else f' by {told_by}'} at step {step:,} of {length.steps:,}"
@@ -91,7 +91,11 @@ def ending(
         whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
         listed = ", ".join(f"{name} {number(value)}" for name, value in scores_at_end.items())
         told.append(f"{listed} (scored once, with the weights of {whose})")
-    lines = ["; ".join([*told, *_what_else(parts, skipped), *_where_the_time_went(parts)])]
+    lowered = parts.state.rate_factor
+    told += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (lowered < 1)
+    were = "step was" if skipped == 1 else "steps were"
+    told += [f"{skipped} {were} skipped, for a gradient that was not finite"] * (skipped > 0)
+    lines = ["; ".join([*told, *_where_the_time_went(parts)])]
     lines += [findings] * bool(findings)
     if parts.directory is not None:
         finished = parts.finished and not evaluation_due
@@ -121,13 +125,7 @@ def script_toml(described: dict[str, Any]) -> str:
 
     head = "# written by surefoot; this run was made by a script, so `surefoot resume` can only name its command\n\n"
     program = {"kind": "script", "command": ["python", *sys.argv]}
-    return head + tomlkit.dumps({"program": program, "run": _without_none(described)})
-
-
-def _what_else(parts: RunComponents, skipped: int) -> list[str]:
-    rate = f"the learning rate was lowered to {parts.state.rate_factor:.3g} of the schedule's"
-    steps = f"{skipped} {'step was' if skipped == 1 else 'steps were'} skipped, for a gradient that was not finite"
-    return [rate] * (parts.state.rate_factor < 1) + [steps] * (skipped > 0)
+    return head + tomlkit.dumps({"program": program, "run": without_none(described)})
 
 
 def _where_the_time_went(parts: RunComponents) -> list[str]:
@@ -160,12 +158,9 @@ def _moved(
     before, after = first.get(score, math.nan), scores.get(score, math.nan)
     if math.isnan(after) and best is None:
         return [f"{score} is not a number"]
-    reached = (
-        number(after)
-        if best is None
-        else f"{number(best[1])} at step {best[0]:,}, the best, and ended at {number(after)}"
-    )
-    value = after if best is None else best[1]
+    value, reached = after, number(after)
+    if best is not None:
+        value, reached = best[1], f"{number(best[1])} at step {best[0]:,}, the best, and ended at {reached}"
     if math.isnan(before) or math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-9):  # what rounding leaves of nothing
         return [f"{score} {reached}"]
     return [
@@ -177,13 +172,11 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
     path = shlex.quote(str(directory.path))
     if not finished:
         return [f"saved; go on with:  {resume_command(directory)}"]
-    told = []
-    if parts.settings.report:
-        told.append(f"see {shlex.quote(str(directory.path / 'report.html'))}")
+    told = [f"see {shlex.quote(str(directory.path / 'report.html'))}"] * parts.settings.report
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:
-            asked = "".join(f" {shlex.quote(word)}" for word in [parts.example] if word)
+            asked = f" {shlex.quote(parts.example)}" if parts.example else ""
             told.append(f"use it: {command} predict {path}{asked}{which}")
         told.append(f"score it: {command} evaluate {path}{which}")
     return ["; ".join(told)] if told else []
@@ -199,9 +192,3 @@ def _parameters(model: torch.nn.Module) -> str:
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     frozen = sum(parameter.numel() for parameter in model.parameters()) - trained
     return f"{trained:,} trainable parameters" + (f", {frozen:,} frozen" if frozen else "")
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(held) for key, held in value.items() if held is not None}
-    return [_without_none(held) for held in value if held is not None] if isinstance(value, list | tuple) else value

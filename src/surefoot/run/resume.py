@@ -41,10 +41,7 @@ class Opened:
 
 
 def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
-    """Open a run, on all its ranks; rank 0 holds the directory and writes what is in it. Collective.
-
-    configuration: config.toml, where it is not to be written for a script.
-    """
+    """Open a run; rank 0 writes the directory, with `configuration` as config.toml, or one for a script. Collective."""
     parts.follow_trainable()  # what was frozen since the run was built
     if parts.directory is None or parts.saving is None:
         return _begun(parts)
@@ -57,7 +54,7 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
     if found is None:
         now = _begun_in(parts.directory, parts.saving, parts, configuration)
     else:
-        _go_on(parts, found)
+        _go_on(parts, parts.saving, found)
         now = Opened(found, state_check=_state_check(parts))
         parts.saving.resumed(found.step)
         accepted = parts.fingerprints["accepted"][len(found.saved.fingerprints["accepted"]) :]
@@ -136,13 +133,14 @@ def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, con
     return now
 
 
-def _go_on(parts: RunComponents, found: Contents) -> None:
+def _go_on(parts: RunComponents, saving: Saving, found: Contents) -> None:
     from surefoot.train import state_check
 
     trainable = parts.state.trainable
     parts.continue_from(found)
     where, main, flags = f"step-{found.step:08d}", parts.world.is_main, trainable.flags
-    parts.fingerprints = state_check.fingerprints(parts, at_beginning=_at_beginning(parts, found))
+    at_beginning = state_check.has_small_loss(parts) and _at_beginning(parts, saving, found)
+    parts.fingerprints = state_check.fingerprints(parts, at_beginning=at_beginning)
     state_dict.restore(parts.whole, found, where=where, main=main)
     parts.follow_trainable()
     as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
@@ -166,8 +164,7 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
         return
     finite = torch.stack([torch.isfinite(tensor).all() for _, tensor in tensors]).tolist()
     own = [name for (name, _), is_finite in zip(tensors, finite, strict=True) if not is_finite]
-    names = sorted({name for each in parts.world.gathered(own) for name in each})
-    if names:
+    if names := sorted({name for each in parts.world.gathered(own) for name in each}):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         assert parts.directory is not None
         parts.say(
@@ -180,26 +177,19 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
 # --- what is computed, as it was when the run began -------------------------------------------------------------------
 
 
-def _at_beginning(parts: RunComponents, checkpoint: Contents) -> bool:
-    """Give the models the weights and modes of step 0, and kept objects their state; False where that cannot be done, or is not
-    worth it. Collective.
-    """
-    from surefoot.train import state_check
-
-    if parts.saving is None or not state_check.has_small_loss(parts):
-        return False
+def _at_beginning(parts: RunComponents, saving: Saving, checkpoint: Contents) -> bool:
+    """Give the models the weights and modes of step 0, and kept objects their state, where that can be done. Collective."""
     models = {file_name("model", name): (name, model) for name, model in parts.state.models.items()}
     try:
-        start = checkpoint if checkpoint.step == 0 else parts.saving.at(0, only=[*models, "state"])
+        start = checkpoint if checkpoint.step == 0 else saving.at(0, only=[*models, "state"])
     except CheckpointError as problem:
         parts.say(f"note: the loss is not compared with that of the run's beginning: {first_line(problem)}")
         return False
     try:
         for file, (name, model) in models.items():
             contents.load_model(model, model_state(start, file, name), where="step-00000000")
-            evaluating = set(start.saved.evaluating[name])
             for part, module in model.named_modules():
-                module.training = part not in evaluating
+                module.training = part not in start.saved.evaluating[name]
         state_dict.restore_known(parts.whole.kept.objects, start)
     except (CheckpointError, KeyError):  # of another model: that is named when the newest one is restored
         return False
@@ -221,11 +211,12 @@ def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
     refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
         parts.say(f"note: {line}")
-    names = sorted({name for change in changes for name in change.names})
-    now_accepted = {"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]}
-    taken = dict(now)
-    if is_elsewhere(before, now) and not changes:  # what was let pass is nothing to compare with from now on
+    taken, accepted = dict(now), list(before["accepted"])
+    if changes:
+        names = sorted({name for change in changes for name in change.names})
+        accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
+    elif is_elsewhere(before, now):  # what was let pass is nothing to compare with from now on
         taken = {**before, "sources": now["sources"]}
-    elif now["loss"] is None and not changes:
+    elif now["loss"] is None:
         taken |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
-    parts.fingerprints = {**taken, "accepted": [*before["accepted"], *([now_accepted] if changes else [])]}
+    parts.fingerprints = {**taken, "accepted": accepted}

@@ -85,9 +85,7 @@ class Run(RunSettings):
         self._open("run.stop()").wishes.asked_to_stop = True
 
     def register_state(self, name: str, held: Any) -> Any:
-        """Make an object of yours part of every checkpoint, and put it back as it was where this run was resumed.
-
-        Call it before the first step.
+        """Make an object of yours part of every checkpoint, and put it back where this run was resumed; before the first step.
 
         `held` is a tensor, a dictionary or list of JSON values and tensors (keys: strings or integers), a `torch.Generator`, a
         metric of torchmetrics, or has state_dict and load_state_dict. Returns it. It is refused if what it would save right
@@ -146,10 +144,7 @@ class Run(RunSettings):
             return self.parts.scoring.sample(self.parts.settings.sample_fn)
 
     def make_panels(self) -> Panels:
-        """What the run's `panels_fn` makes of the model as it is evaluated; changes nothing. Collective.
-
-        Each reason why there are not more is a line on the console.
-        """
+        """What the run's `panels_fn` makes of the model as it is evaluated; the console says why there are not more. Collective."""
         if self.parts.settings.panels_fn is None:
             raise ConfigError("this run has no panels_fn: give Run(panels_fn=...)")
         with self.parts.numerics():
@@ -178,12 +173,9 @@ class Run(RunSettings):
 def unchanged(run: Run) -> Iterator[RunComponents]:
     """A run as it would train now, to make steps with; whatever is done with it, afterwards it is what it was, bit for bit.
 
-    That is done by a checkpoint in memory, on the host: models, optimizers, averages, loss scale, bad steps in a row, modes,
-    rates of the groups and kept objects are in it. Besides it come back what no checkpoint holds (`preserved`) and the clock.
-    A run that is not open is begun as if it were: with its starting weights, its precision settled. Its meter and its data are
-    not to be used inside: read data through a feed of your own.
-
-    Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
+    A checkpoint in memory, on the host, puts its state back; what no checkpoint holds (`preserved`) and the clock come back too.
+    A run that is not open starts with its starting weights, its precision settled. Do not use its meter and its data inside: read
+    data through a feed of your own. Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
     """
     parts, state, precision = run.parts, run.state, run.parts.whole.precision
     if parts.task.loss is None:

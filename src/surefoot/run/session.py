@@ -1,8 +1,7 @@
-"""One sitting of a run: from opening it to closing it, and the loop between.
+"""One session of a run: opening it, the loop, closing it. Each resume adds another.
 
-A run that is never interrupted has one; each resume adds another. What lives only as long (the loader, the files of records,
-signal handlers, torch's settings) lives here. How a directory is opened is in `run/resume.py`, what is due between two steps in
-`run/periodic.py`, what ends a run early in `run/stop_requests.py`.
+What lives only as long (the loader, the files of records, signal handlers, torch's settings) lives here. How a directory is opened
+is in `run/resume.py`, what is due between two steps in `run/periodic.py`, what ends a run early in `run/stop_requests.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import refuse_unequal
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
-from surefoot.run.crash_report import left, reported, tell_others
 from surefoot.run.periodic import BetweenSteps
 from surefoot.run.resume import opened
 from surefoot.run.signals import Signals, to_terminal
@@ -25,7 +23,7 @@ from surefoot.run.stop_requests import Wishes
 from surefoot.seeding import generators_held
 from surefoot.tracking.external.registry import refuse_missing
 from surefoot.tracking.record import Phase
-from surefoot.train import error_causes
+from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
 
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ class Sitting:
             self.parts.make_ready()
         except BaseException as problem:
             try:
-                tell_others(problem, self.parts)
+                crash_report.tell_others(problem, self.parts)
             finally:
                 self.release()
             raise
@@ -92,19 +90,19 @@ class Sitting:
     def close(self, problem: BaseException | None) -> None:
         """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
         try:
-            tell_others(problem, self.parts)
+            crash_report.tell_others(problem, self.parts)
             if problem is None or isinstance(problem, GeneratorExit):
                 try:
                     self._finish()
                 except Exception as failed:
-                    tell_others(failed, self.parts)
-                    reported(failed, self.parts, step=self._step)
+                    crash_report.tell_others(failed, self.parts)
+                    crash_report.reported(failed, self.parts, step=self._step)
                     raise
-            elif isinstance(problem, Exception):
-                reported(problem, self.parts, step=self._step)
             else:
-                left(self.parts, step=self._step)
-            if problem is not None and not isinstance(problem, GeneratorExit):
+                if isinstance(problem, Exception):
+                    crash_report.reported(problem, self.parts, step=self._step)
+                else:
+                    crash_report.left(self.parts, step=self._step)
                 self._happened(crash_report.failed(problem))
         except BaseException as failed:
             self._happened(crash_report.failed(failed))
@@ -116,9 +114,7 @@ class Sitting:
                 from surefoot.report.write import report_at_end  # last, once all else is on disk
 
                 report_at_end(self.parts.directory.path, warn=self.parts.say)
-        if self.wishes.ended_by is not None and (
-            problem is None or error_causes.of_compiler(problem)
-        ):  # by the same signal
+        if self.wishes.ended_by is not None and (problem is None or of_compiler(problem)):  # by the same signal
             if self.wishes.ended_by == signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt from problem
             raise SystemExit(128 + self.wishes.ended_by) from problem
@@ -155,8 +151,8 @@ class Sitting:
             self._show()
         if went_on or self.wishes.ended_by is not None:
             self._happened(crash_report.ended(parts, self.wishes))  # first: findings know by it that the run is over
-            findings, told_by = "" if self.remarks is None else self.remarks.sentence(), self.wishes.told_by
-            skipped = self.between.skipped
+            findings = "" if self.remarks is None else self.remarks.sentence()
+            skipped, told_by = self.between.skipped, self.wishes.told_by
             parts.say(messages.ending(parts, evaluations, skipped=skipped, told_by=told_by, findings=findings))
 
     def _look_at_data(self) -> None:
@@ -206,7 +202,7 @@ class Sitting:
         self.between.started()
         self.whole.clock.start()
         parts.doing("training")
-        with closing(self.feed), error_causes.explaining(self._step_again):
+        with closing(self.feed), explaining(self._step_again):
             yield from steps(
                 parts.task,
                 self.state,

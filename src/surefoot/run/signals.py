@@ -18,12 +18,10 @@ STOP: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # a
 
 
 class Signals:
-    """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`.
+    """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`; outside the main thread Python has none.
 
     The first SIGINT or SIGTERM sets `stop` to its number, a SIGUSR1 sets `save`; the loop looks at both after each step.
-    A second one ends the process at once. Outside the main thread Python has no handlers: then nothing is installed.
-
-    `say` is called by another thread and inside handlers: see `to_terminal`.
+    A second one ends the process at once. `say` is called by another thread and inside handlers: see `to_terminal`.
     """
 
     def __init__(self, standing: Callable[[], str], *, say: Callable[[str], None]) -> None:
@@ -52,23 +50,18 @@ class Signals:
             self.answering.close()
             self.answering = None
 
-    def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
         if self.stop is not None:
             self.say(f"{STOP[number]} again: ending at once; {self.standing()}")
             os._exit(128 + number)
         self.stop = number
 
-    def _on_save(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _on_save(self, _number: int, _frame: FrameType | None) -> None:
         self.save = True
 
 
 def to_terminal(fresh_line: str) -> Callable[[str], None]:
-    """What writes a line to standard error, `fresh_line` before it, past Python's buffers: a handler may have interrupted a `print`.
-
-    Where nobody listens, the run goes on all the same.
-    """
+    """What writes a line to standard error after `fresh_line`, past Python's buffers: a handler may have interrupted a `print`."""
 
     def say(text: str) -> None:
         with suppress(OSError):  # `train.py | tee log`: Ctrl-C has ended tee too

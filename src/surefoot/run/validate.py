@@ -5,10 +5,7 @@ What each setting must be by itself stands with it, in `config/train_settings.py
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
-
-import torch
 
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import planned
@@ -47,14 +44,12 @@ def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | Non
 
         recomputed = settings.activation_checkpointing, settings.checkpointed_blocks
         check("activation_checkpointing", "checkpointed_blocks", by=lambda: check_how(*recomputed))
-    device: list[torch.device] = []
-    check("device", by=lambda: device.append(device_called(settings.device)))
-    for place in device:
-        check("precision", by=partial(chosen_precision, settings.precision, place))
-        if settings.sync_batch_norm:
-            check("sync_batch_norm", by=partial(check_device, place))
+    check("device", by=lambda: device_called(settings.device))
+    check("device", "precision", by=lambda: chosen_precision(settings.precision, device_called(settings.device)))
+    if settings.sync_batch_norm:
+        check("device", "sync_batch_norm", by=lambda: check_device(device_called(settings.device)))
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError("\n".join(dict.fromkeys(problems)))  # what is wrong with a device is found each time
 
 
 def _check_length(settings: TrainSettings, schedule: Schedule | Joined | None) -> None:

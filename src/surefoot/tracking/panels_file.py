@@ -1,12 +1,13 @@
-"""Panels as `panels.json` in a run's directory: how many fit, and how they are read back."""
+"""Panels as `panels.json` in a run's directory: how they are made, how many fit, and how they are read back."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, get_args
 
 from surefoot.config.paths import local_path, open_regular
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.tracking.panels import (
     PANELS,
     VERSION,
@@ -21,6 +22,7 @@ from surefoot.tracking.panels import (
 
 FILE = "panels.json"
 MOST_BYTES = 300_000  # it becomes a part of one page
+LONGEST_S = 60.0  # after which no further panel is begun
 
 
 def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
@@ -38,6 +40,44 @@ def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
         (kept if size <= room else left_out).append(panel)
         room -= size if size <= room else 0
     return kept, left_out
+
+
+def made(
+    function: Callable[[Any], Iterable[Panel]],
+    model: Any,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    now: Callable[[], float] = perf_counter,
+) -> tuple[list[Panel], list[str]]:
+    """The panels of a model, made until `stop` says so or a minute is over, and why there are not more; raises nothing.
+
+    What the function has yielded before it failed is kept.
+
+    >>> made(lambda model: 1 / 0, None)
+    ([], ['no panels: ZeroDivisionError: division by zero'])
+    """
+    panels, notes, begun = list[Panel](), list[str](), now()
+    try:
+        for panel in function(model):
+            if not isinstance(panel, get_args(Panel)):
+                kinds = ", ".join(kind.__name__ for kind in get_args(Panel))
+                raise ConfigError(f"the run's panels hold a {type(panel).__name__}: give a list of {kinds}")
+            panels.append(panel)
+            if stop():
+                notes.append(f"no more panels than {len(panels)}: told to stop")
+                break
+            if now() - begun > LONGEST_S:
+                notes.append(f"no more panels than {len(panels)}: they took more than {LONGEST_S:.0f} seconds")
+                break
+    except Exception as problem:  # whatever a user's function raises ends no run
+        which = f"after panel {len(panels)} none" if panels else "no panels"
+        kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
+        notes.append(f"{which}: {kind}{first_line(problem)}")
+    kept, left_out = fitting(panels)
+    notes += [
+        f"the panel {panel.title!r} is left out: all together may have {MOST_BYTES:,} bytes" for panel in left_out
+    ]
+    return kept, notes
 
 
 def read_panels(run: Path | str) -> Panels | None:

@@ -15,6 +15,7 @@ from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.durations import Length
 from surefoot.config.parallel import Strategy
+from surefoot.config.setting import cadences
 from surefoot.config.train_settings import Timetable
 from surefoot.config.tree import flat
 from surefoot.data.pipeline import Supply
@@ -149,7 +150,7 @@ class Components:
                 saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
         refuse_other_data(saved, own, where=where)
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
-        self.timetable.begin_with(began)
+        self.timetable.every = cadences(self.settings, length=began)  # percentages are of the length it began with
         described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
         if self.whole.feedback is not None:
             described["plateau"] = described["plateau"] | {

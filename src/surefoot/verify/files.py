@@ -13,6 +13,7 @@ from surefoot.checkpoint.reader import interpreted, opened, read_manifest
 from surefoot.checkpoint.reader import verify as wrong_in
 from surefoot.checkpoint.store import Store
 from surefoot.config import user_code
+from surefoot.config.toml import without_none
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.run_reader import Session, read_sessions, read_settings
 from surefoot.train.run_identity import differences
@@ -198,10 +199,4 @@ def _script(path: Path, newest: Checkpoint) -> list[Problem]:
 
 def _comparable(described: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without what may change, and without what TOML cannot tell: what is None."""
-    return dict(_without_none(json.loads(json.dumps(_lasting(described)))))
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(held) for key, held in value.items() if held is not None}
-    return [_without_none(held) for held in value if held is not None] if isinstance(value, list) else value
+    return dict(without_none(json.loads(json.dumps(_lasting(described)))))
