@@ -224,8 +224,7 @@ class SavedRun:
             model = models[name] if self.built is None else deepcopy(models[name])
         elif not isinstance(model, Module):
             model = model()
-        load_weights(model, contents, name=name, device=device, weights=weights)
-        return model
+        return load_weights(model, contents, name=name, device=device, weights=weights)
 
     def evaluate(self, *splits: str, checkpoint: str | int = "newest") -> dict[str, float]:
         """Evaluate a checkpoint on the run's own splits, or on some; executes its program. Returns {"SPLIT/METRIC": value}. Collective.

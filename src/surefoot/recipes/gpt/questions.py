@@ -52,17 +52,19 @@ def question_split(
             f"note: {name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
             " tokens: their beginnings are cut"
         )
-    batch_size = questions_at_once(dataset, vocabulary=tokenizer.vocabulary)
-    if dataset.choices > 1:
-        return sf.Split(dataset, scores=choice_accuracy, batch_size=batch_size, loss=False)
-    derived = {"perplexity": sf.perplexity}
-    return sf.Split(dataset, scores=_continuation_accuracy, batch_size=batch_size, loss=False, derived=derived)
+    several = dataset.choices > 1
+    return sf.Split(
+        dataset,
+        scores=choice_accuracy if several else _continuation_accuracy,
+        batch_size=questions_at_once(dataset, vocabulary=tokenizer.vocabulary),
+        loss=False,
+        derived={} if several else {"perplexity": sf.perplexity},
+    )
 
 
 def questions_at_once(dataset: Any, *, vocabulary: int) -> int:
     """How many questions are scored together, so that their logits fit into memory; changes no score."""
-    logits: int = dataset.most_targets * vocabulary  # of one question
-    return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // logits))
+    return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // int(dataset.most_targets * vocabulary)))
 
 
 def choice_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
@@ -75,7 +77,7 @@ def _continuation_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
 
 
 def _logits_at(model: Any, tokens_RT: Any, places_E: Any) -> Any:
-    def made(hidden_RTC: Any, head_VC: Any) -> Any:
+    def at_places(hidden_RTC: Any, head_VC: Any) -> Any:
         return hidden_RTC.flatten(0, 1).index_select(0, places_E) @ head_VC.T
 
-    return model(tokens_RT, loss=made)
+    return model(tokens_RT, loss=at_places)
