@@ -38,8 +38,10 @@ _CLOSE = 1e-3
 
 def command(what: str, directory: Path, name: str) -> list[str]:
     """The command line that does with a variant what `what` says: "train" it, or "look" at what it is built as."""
-    words = [sys.executable, "-m", "surefoot.cli.compare_worker", str(os.getpid()), sys.argv[0], what]
-    return [*words, str(directory.resolve()), name]
+    return [
+        *(sys.executable, "-m", "surefoot.cli.compare_worker", str(os.getpid()), sys.argv[0]),
+        *(what, str(directory.resolve()), name),
+    ]
 
 
 def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
@@ -133,8 +135,10 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
     """The run that a variant is, without what is for the end alone: who chooses between variants must not know that."""
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)
-    settings = next((variant.settings for variant in plan.variants if variant.name == name), {})
-    own = {**settings, "out": str(directory / name)}
+    own = {
+        **next((variant.settings for variant in plan.variants if variant.name == name), {}),
+        "out": str(directory / name),
+    }
     # one layer, not two: what another optimizer makes fall away fell away when this was planned
     config, origins = layered(kind, [("comparison", {**plan.base, **own})])
     kept = {

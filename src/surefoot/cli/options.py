@@ -194,9 +194,11 @@ def find_run(given: str) -> Path:
         step = int("".join(filter(str.isdigit, directory.name)) or 0)
         raise ConfigError(f"{given} is a checkpoint: give its run, {directory.parent.parent}, and --checkpoint {step}")
     there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
-    if directory.is_dir():
-        raise ConfigError(f"{given} is a directory and no run: it holds no config.toml (below runs/: {there})")
-    raise ConfigError(f"no run {given!r} here, nor below runs/ (there: {there})")
+    raise ConfigError(
+        f"{given} is a directory and no run: it holds no config.toml (below runs/: {there})"
+        if directory.is_dir()
+        else f"no run {given!r} here, nor below runs/ (there: {there})"
+    )
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any) -> T:
@@ -224,14 +226,14 @@ def _unboxed(text: str) -> str:
     if choice is not None:
         choices = re.findall(r"'([^']*)'", choice[3])
         meant = difflib.get_close_matches(choice[1].replace("_", "-"), choices, n=1)
-        problem = f"{choice[2]} {choice[1]!r} is none of {', '.join(choices)}"
-        problem += f". Did you mean {meant[0]}?" if meant else ""
+        question = f". Did you mean {meant[0]}?" if meant else ""
+        return f"{choice[2]} {choice[1]!r} is none of {', '.join(choices)}{question}"
     return problem
 
 
 def refuse_unknown(names: Sequence[str], known: Sequence[str], *, verb: str, flags: str = "settings") -> None:
     if names:
-        meant = [(name.replace("_", "-"), nearest(name, known)) for name in names[:3]]
-        cures = [f": did you mean --{close.replace('_', '-')}?" if close else "" for _, close in meant]
-        problems = [f"unknown {flags[:-1]} --{name}{cure}" for (name, _), cure in zip(meant, cures, strict=True)]
+        meant = [(name, nearest(name, known)) for name in names[:3]]
+        cures = [f"--{name}: did you mean --{close}?" if close else f"--{name}" for name, close in meant]
+        problems = [f"unknown {flags[:-1]} {cure.replace('_', '-')}" for cure in cures]
         raise ConfigError("\n  ".join([*problems, f"all {flags}: surefoot {verb} --help"]))

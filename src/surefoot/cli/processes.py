@@ -60,15 +60,12 @@ def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, A
     return dataclasses.replace(several, **absent)
 
 
-def refuse_several(arguments: Sequence[str], *, verb: str) -> None:
+def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = False) -> None:
+    """Raise where a verb that works in one process is asked to start several; `or_launched` also where a launcher has."""
     for name in NAMES:
         if flag_text(arguments, name) is not None:
             raise ConfigError(f"{verb} works in one process: leave --{name.replace('_', '-')} out")
-
-
-def refuse_launched(verb: str) -> None:
-    """Raise where a launcher has started several processes of a verb that works in one."""
-    if placed(os.environ).world_size > 1:
+    if or_launched and placed(os.environ).world_size > 1:
         raise ConfigError(f"{verb} works in one process: start it without torchrun or srun")
 
 
@@ -95,8 +92,7 @@ def start_several(
     places.size()  # before anything is started
     from surefoot.launch.launcher import launch  # imports torch
 
-    limit = settings.get("time_limit")
-    limit_s = None if limit is None else seconds(limit, setting="time_limit")
+    limit_s = None if (limit := settings.get("time_limit")) is None else seconds(limit, setting="time_limit")
 
     def arguments(elapsed_s: float) -> list[str]:
         given = list(command)
@@ -123,8 +119,8 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
             "  leave it out, and say how many: --tasks-per-node, or --gpus-per-node"
         )
     settings = {} if config is None else flatten(config)
-    sizes = _places(asked(tasks), settings | {"device": "cpu"}).sizes()  # of GPUs only the machines of the job know
-    if sizes is not None:
+    # of GPUs only the machines of the job know
+    if (sizes := _places(asked(tasks), settings | {"device": "cpu"}).sizes()) is not None:
         sizes.refuse(tasks)
     if tasks > 1 and settings.get("parallel") == "none":
         parallel.strategy_for("none", ranks=tasks)

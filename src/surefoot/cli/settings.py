@@ -1,12 +1,10 @@
 """Settings of the run that a verb is about: flags over files over defaults, and where every value came from."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import tyro
 from tyro.conf import arg
@@ -25,9 +23,6 @@ from surefoot.config.toml import values
 from surefoot.config.tree import field_hints, layered
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, read_program
-
-if TYPE_CHECKING:
-    from surefoot.run.run import Run
 
 _TRUTHS = {"true": "True", "false": "False", "none": "None"}
 Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
@@ -65,8 +60,7 @@ def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str
     A program that has changed since, or that others could have changed, is refused but for --run-changed-program.
     """
     program, in_file = read_program(run, run_changed=options.run_changed_program)
-    own = option_names(type(options))
-    config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=own)
+    config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=option_names(type(options)))
     if not options.run_changed_program:
         program.refuse_changed_files(config, run=run)
     return program, config
@@ -84,12 +78,6 @@ def read_settings(
     if given := " ".join([*flags, *(f"--config ({origin})" for origin, held in layers if held)]):
         raise ConfigError(f"{program.described.get('path')}: build() takes no settings, but there are: {given}")
     return None, {}
-
-
-def refuse_fp16_on_a_cpu(run: Run) -> None:
-    """Raise where the library lets pass, for tests, what nobody who trains can want."""
-    if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
-        raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
 
 
 def configured(

@@ -8,10 +8,10 @@ from typing import Any
 
 from surefoot.cli.options import ProgramOptions, target, verb_options
 from surefoot.cli.processes import Several, among_settings, settled, start_several
-from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu
+from surefoot.cli.settings import program_settings
 from surefoot.config.toml import to_toml
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import Program, build_run, find_program
+from surefoot.recipes.program import Program, build_run, find_program, refuse_fp16_on_a_cpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +79,11 @@ def start(
             "  was `out` changed, or is it relative to another directory than this one?"
         )
     refuse_fp16_on_a_cpu(run)
-    example = run.parts.example or ("INPUT" if {"predict", "Predict"} <= program.names.keys() else None)
-    accept_change = (*run.parts.accept_change, *accept_change)
-    run.parts = dataclasses.replace(run.parts, example=example, accept_change=accept_change)
+    run.parts = dataclasses.replace(
+        run.parts,
+        example=run.parts.example or ("INPUT" if {"predict", "Predict"} <= program.names.keys() else None),
+        accept_change=(*run.parts.accept_change, *accept_change),
+    )
     run.train()
 
 

@@ -122,7 +122,7 @@ class Schedule:
 
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
     """Raise `ConfigError` where a preset is for data of the user's (what, `meant_for` says) and none are given."""
-    if path is None and preset in meant_for:
+    if path is None and preset is not None and preset in meant_for:
         raise sf.ConfigError(
             f"--preset {preset} is for data of yours, and data.path is absent\n  give {meant_for[preset]}"
         )

@@ -97,7 +97,8 @@ def note_changed(name: str, *, was: str | None) -> None:
 
 def builder(model: Model, name: str, *, channels: int, classes: int, size: int) -> Callable[[], Any]:
     """What builds the network; the file and timm are found now. `name` is as `recorded_name` has it."""
-    kind, shape = _kind(name), {"channels": channels, "classes": classes}
+    kind = _kind(name)
+    shape: dict[str, Any] = {"channels": channels, "classes": classes}
     own = _own(model, kind, size=size)
     if kind == "simple_cnn":
         return lambda: sf.models.SimpleCNN(**shape, **own)

@@ -88,7 +88,7 @@ def build(config: Config) -> sf.Run:
             raise sf.DataError(strange)
         yield from sf.classification_panels(model, found.held_out, classes=names, **normalised)
 
-    normalised = {"mean": found.held_out.mean, "std": found.held_out.std}
+    normalised: dict[str, Any] = {"mean": found.held_out.mean, "std": found.held_out.std}
     left_out = repr([f"{path.parent.name}/{path.name}" for path in found.left_out]).encode(errors="surrogateescape")
     splits = {
         name: sf.Split(

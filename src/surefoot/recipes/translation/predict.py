@@ -153,7 +153,7 @@ def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -
     standard error at once, and counted by a `DataError` after the last answer.
     """
     sentences = sentences_of(inputs, asked.file)
-    own = {"beam": asked.beam, "length_penalty": asked.length_penalty}
+    own = {name: getattr(asked, name) for name in ("beam", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})
     failed, at_once = (
         0,
