@@ -119,6 +119,7 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
     ]
     cores, most = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
     cores = min(cores, int(most)) if most.isdigit() and int(most) else cores
+    search = {"trials": asked.search, "sampler": asked.sampler, "pruner": asked.pruner}
     plan = Planned(
         program=program.described,
         base=flat[0],
@@ -129,15 +130,7 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
         target=asked.target,
         score=asked.score,
         reference=asked.reference,
-        search=None
-        if space is None
-        else {
-            "trials": asked.search,
-            "sampler": asked.sampler,
-            "pruner": asked.pruner,
-            "seed": flat[0].get("seed", 0),
-            "space": space,
-        },
+        search=None if space is None else search | {"seed": flat[0].get("seed", 0), "space": space},
     )
     check_reference(plan)
     return plan

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import ChangedProgramOption, ProgramOptions, find_run, flag_text, limited, verb_options
+from surefoot.cli.options import ChangedProgramOption, ProgramOptions, T, find_run, flag_text, limited, verb_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import program_settings, saved_settings
 from surefoot.config.paths import file_text, local_path
@@ -35,9 +35,6 @@ class TriedRunOptions(ChangedProgramOption, ProgramOptions):
     """gpt, translation or images; a function of yours that returns a surefoot.Run; or a run that is there."""
     checkpoint: str | None = None
     """Of a run that is there: newest, best, or that of a step."""
-
-
-T = TypeVar("T", bound=TriedRunOptions)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,4 @@
-"""Options of a verb: from a command line to the dataclass that describes them, by tyro; help, and what mistakes are answered.
-
-What is left are settings of the run that the verb is about: settings.py.
-"""
+"""Options of a verb, by tyro: from a command line to their dataclass; help and mistakes. Settings of a run: settings.py."""
 
 import dataclasses
 import difflib
@@ -130,11 +127,9 @@ def verb_options(
     but: Collection[str] = (),
     help_goes_on: bool = False,
 ) -> tuple[T, list[str]]:
-    """The options of a verb, and the other arguments, which are settings. Options `but` some, which are settings here.
+    """The options of a verb, `but` some that are settings here, and the other arguments, which are settings.
 
-    `missing` is what a verb says that must have a first argument.
-    Help of the verb is printed where it is asked for; then this leaves with 0, or `help_goes_on` with that of the settings.
-    Raises `ConfigError`.
+    `missing` is what a verb says that must have a first argument. Printed help ends with 0, or `help_goes_on` with the settings'.
     """
     if missing is not None:
         target(kind, arguments, verb=verb, missing=missing)
@@ -183,13 +178,13 @@ def find_run(given: str) -> Path:
     local_path(given, setting="the run")
     if given == "latest":
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
-        if not runs:
-            raise ConfigError(f"no run below {Path('runs').resolve()}")
-        return runs[-1].parent
-    for path in (Path(given), Path("runs") / given):
+        if runs:
+            return runs[-1].parent
+        raise ConfigError(f"no run below {Path('runs').resolve()}")
+    directory = Path(given)
+    for path in (directory, Path("runs") / given):
         if (path / "config.toml").is_file():
             return path
-    directory = Path(given)
     if directory.parent.name == "checkpoints" and directory.is_dir():
         step = int("".join(filter(str.isdigit, directory.name)) or 0)
         raise ConfigError(f"{given} is a checkpoint: give its run, {directory.parent.parent}, and --checkpoint {step}")

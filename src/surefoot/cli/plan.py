@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.options import ProgramOptions, limited, target, verb_options
-from surefoot.cli.processes import Several, among_settings, planned, settled
+from surefoot.cli.options import ProgramOptions, limited
+from surefoot.cli.processes import Several, planned, program_options, settled
 from surefoot.cli.settings import program_settings
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import build_run, find_program, refuse_fp16_on_a_cpu
+from surefoot.recipes.program import build_run, refuse_fp16_on_a_cpu
 
 if TYPE_CHECKING:
     from surefoot.plan.network_model import Machine
@@ -70,9 +70,7 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 
 def plan(arguments: list[str]) -> None:
-    missing = "plan what? surefoot plan gpt, or surefoot plan FILE.py:build"
-    program = find_program(target(Plan, arguments, verb="plan", missing=missing))
-    options, flags = verb_options(Plan, arguments, verb="plan", but=among_settings(program), help_goes_on=True)
+    program, options, flags = program_options(Plan, arguments, verb="plan")
     numbers = _numbers(options)
     if options.world is not None and options.recorded():
         raise ConfigError("--world is about GPUs on paper: leave --nproc and --max-restarts out")

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli.options import flag_text, without
+from surefoot.cli.options import T, flag_text, target, verb_options, without
 from surefoot.config import parallel
 from surefoot.config.durations import seconds
 from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
 from surefoot.errors import ConfigError
 from surefoot.launch.process_count import Asked, Places, asked, sizes_of
-from surefoot.recipes.program import Program
+from surefoot.recipes.program import Program, find_program
 
 NAMES = ("nproc", "max_restarts")
 
@@ -41,6 +41,13 @@ class Several:
 def among_settings(program: Program) -> tuple[str, ...]:
     """The names of the options that are settings of the program: its configuration holds them."""
     return NAMES if program.config is not None and "nproc" in dict(field_hints(program.config)) else ()
+
+
+def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[Program, T, list[str]]:
+    """The program that a verb is given, the verb's options, and the other arguments, which are settings."""
+    missing = f"{verb} what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
+    program = find_program(target(kind, arguments, verb=verb, missing=missing))
+    return program, *verb_options(kind, arguments, verb=verb, but=among_settings(program), help_goes_on=True)
 
 
 def settled(several: Several, config: Any) -> Several:
@@ -74,8 +81,7 @@ def start_several(
 ) -> None:
     """Where several processes are asked for, and this is none of them, run the command in them and leave with their status.
 
-    command: the arguments of `surefoot`. flags: those of them that are settings. out: where a run is that goes on.
-    Raises `ConfigError` for what cannot be, before anything is started.
+    flags: the arguments of `command` that are settings. out: where a run is that goes on.
     """
     wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:

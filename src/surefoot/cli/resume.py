@@ -41,8 +41,8 @@ def resume(arguments: list[str]) -> None:
                 f"  another run: surefoot train ... --{name} ... --out DIR"
             )
     held = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
-    layers = [("file", held | ({"out": str(run)} if "out" in held or of_recipes else {}))]
-    config, origins = read_settings(program, layers, flags, verb="resume RUN", own=option_names(Resume))
+    held |= {"out": str(run)} if "out" in held or of_recipes else {}
+    config, origins = read_settings(program, [("file", held)], flags, verb="resume RUN", own=option_names(Resume))
     text = file_text(run / "config.toml")
     before = toml.origins(text)
     start(

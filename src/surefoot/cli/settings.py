@@ -33,10 +33,10 @@ def program_settings(
 ) -> tuple[Any, dict[str, str]]:
     """A program's configuration from its defaults, a preset, a file and flags, and where each value came from; (None, {}) of none.
 
-    `own` are options beside those of `options` that may have been meant by a flag that is unknown.
+    `own` are options beside those of `options` that an unknown flag may mean.
     """
-    layers = layers_below(program, file_values(options.config), flags)
     own = [*own, *option_names(type(options))]
+    layers = layers_below(program, file_values(options.config), flags)
     return read_settings(program, layers, flags, verb=f"{verb} {options.what}", own=own)
 
 
@@ -55,10 +55,7 @@ def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]
 
 
 def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str) -> tuple[Program, Any]:
-    """What made a run, and its configuration with some flags changed (None where it takes none).
-
-    A program that has changed since, or that others could have changed, is refused but for --run-changed-program.
-    """
+    """What made a run, and its configuration with some flags changed; a changed program needs --run-changed-program."""
     program, in_file = read_program(run, run_changed=options.run_changed_program)
     config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=option_names(type(options)))
     if not options.run_changed_program:
@@ -85,8 +82,7 @@ def configured(
 ) -> tuple[Any, dict[str, str]]:
     """An instance of `kind` from its defaults, the layers and last the flags; and where each value came from.
 
-    `own` are options of the verb's own, which may have been meant by a flag that is unknown.
-    Raises `ConfigError` in at most five lines. `--help` prints all settings and leaves with 0.
+    `own` are options that an unknown flag may mean. `--help` prints all settings and leaves with 0.
     """
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))

@@ -1,7 +1,6 @@
 """`surefoot submit ...`: the same run as `surefoot train ...`, as a job of Slurm that goes on by itself.
 
-submitit writes the batch script and has the job requeued; what it is told to start is `Training`, a command line. Its own files, among
-them a pickle of that command line, lie in a directory for logs and never in that of the run.
+submitit has `Training`, a command line, requeued; its files lie in a directory for logs and never in that of the run.
 """
 
 import importlib
@@ -96,14 +95,9 @@ class Submit(AcceptChange, ProgramOptions):
 
 def submit(arguments: list[str]) -> None:
     missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large"
+    of_train = ("config", "accept_change")  # which go on to it
     what = target(Submit, arguments, verb="submit", missing=missing)
-    options, flags = verb_options(
-        Submit,
-        arguments,
-        verb="submit",
-        but=("config", "accept_change"),  # which go on to train
-        help_goes_on=True,
-    )
+    options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
     tasks = options.nodes * options.tasks
     check_training([what, *flags], tasks=tasks, local=options.local)
     if options.hours is None:
