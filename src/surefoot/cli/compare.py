@@ -1,7 +1,4 @@
-"""`surefoot compare ...`: variants trained side by side, settings searched for, or runs that are there put next to each other.
-
-And schedules drawn side by side, for which nothing is trained: which of them, and of which run.
-"""
+"""`surefoot compare ...`: which of its four: variants, a search, runs that are there, or schedules; and which schedules."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -112,8 +109,6 @@ def _compare_schedules(options: Compare, flags: Sequence[str], *, given: Collect
 def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[str, Single | Joined]:
     """The schedules of a list by name; `shared` are settings that each has where it takes them and does not say otherwise.
 
-    Raises one `ConfigError` with all that is wrong.
-
     >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
     >>> found = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "floor": 0.1})
     >>> print(found["wsd:cooldown=30%"].described())
@@ -204,8 +199,8 @@ def _basis(options: Compare, flags: Sequence[str]) -> tuple[Length, dict[str, An
     settings = {"warmup": f"{parts.schedule.warmup or 0} steps"}
     if isinstance(parts.schedule, Single) and parts.schedule.floor is not None:
         settings["floor"] = parts.schedule.floor
-    optimizer = next(iter(parts.state.trained.values())).optimizer
-    return parts.length, settings, float(optimizer.param_groups[0]["initial_lr"])
+    groups = next(iter(parts.state.trained.values())).optimizer.param_groups
+    return parts.length, settings, float(groups[0]["initial_lr"])
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:

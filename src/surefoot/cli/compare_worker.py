@@ -1,7 +1,4 @@
-"""The process that trains one variant of a comparison: a run like any other, that ends with the process which started it.
-
-The scores of a trained run batch by batch are kept beside it; from them differences between runs are taken.
-"""
+"""The process that trains one variant of a comparison, and ends with the one that started it; its scores batch by batch."""
 
 import json
 import math
@@ -99,8 +96,8 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             return {"why": f"{score} is no mean over samples"}
         counts = [float(mean.count) for mean in means]
         totals = [float(mean.total) for mean in means]
-        size = math.fsum(map(abs, totals))  # near 0 where all are, not where signs differ
-        if abs(math.fsum(totals) - whole * math.fsum(counts)) > _CLOSE * size:
+        # the sum of sizes is near 0 where all are, not where signs differ
+        if abs(math.fsum(totals) - whole * math.fsum(counts)) > _CLOSE * math.fsum(map(abs, totals)):
             return {"why": f"{score} is no mean over samples"}
         if found.setdefault("counts", counts) != counts:
             return {"why": f"{score} counts other targets from one checkpoint to the next"}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -20,9 +20,6 @@ from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
 from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory, refuse_fp16_on_a_cpu
-
-if TYPE_CHECKING:
-    from surefoot.run.run import Run
 
 _SHOWN = 20  # rows of losses, of a test of any length
 
@@ -104,11 +101,8 @@ def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tupl
     return options, flags
 
 
-def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[Run, set[str]]:
-    """The run that the arguments of a verb mean, not opened, and the names of its settings.
-
-    A recipe or a function's run is at its start, whatever its directory holds; that of a directory where a checkpoint is.
-    """
+def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[sf.Run, set[str]]:
+    """The run that is meant, not opened, and the names of its settings: at its start, or of a directory where a checkpoint is."""
     what = options.what
     is_run = what == "latest" or any((path / "config.toml").is_file() for path in (Path(what), Path("runs") / what))
     if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
@@ -125,7 +119,7 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> t
     return run, set() if config is None else set(flatten(config))
 
 
-def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[Run, set[str]]:
+def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[sf.Run, set[str]]:
     if options.config is not None:
         raise ConfigError(f"--config is for what has no settings yet, and {path} has\n  leave it out, or give flags")
     asked = flag_text(flags, "optimizer.name")

@@ -1,7 +1,4 @@
-"""`surefoot submit ...`: the same run as `surefoot train ...`, as a job of Slurm that goes on by itself.
-
-submitit has `Training`, a command line, requeued; its files lie in a directory for logs and never in that of the run.
-"""
+"""`surefoot submit ...`: the run of `surefoot train ...` as a job of Slurm, which submitit has requeued until it is done."""
 
 import importlib
 import os

@@ -56,10 +56,7 @@ def start(
     accepted: str | None,
     only: Path | None = None,
 ) -> None:
-    """Build and train, or have `command` do so in several processes; `accepted` are changes that the run goes on with.
-
-    `only` is the directory that a resumed run must have.
-    """
+    """Build and train, or have `command` do so in several processes; `only` is the directory that a resumed run must have."""
     if only is not None:
         program.refuse_changed_files(config, run=only, resuming=True)
     program.check(config)

@@ -107,7 +107,7 @@ def program_again(
     """The program that the config.toml of a run names.
 
     `resuming` runs a changed one, says so, and leaves it to the resume to compare what it computes. All else refuses it, and one
-    that others could have changed, unless `run_changed`. A recipe is one of surefoot's own: "FILE.py:function" is refused.
+    that others could have changed, unless `run_changed`.
     """
     match described:
         case {"kind": "recipe", "recipe": str(name)}:

@@ -62,8 +62,6 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
 
     saved: the tokenizer that the run wrote when it began; with it the run goes on, since its tokens are what it has learned.
     init: the weights it starts from; the tokenizer beside them is meant where none is named.
-
-    Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
     """
     path, tokenizer = data.path, data.tokenizer
     made = None if saved is None else saved_tokenizer(saved)
@@ -108,8 +106,9 @@ def promised_vocabulary(data: Data) -> int | None:
     """
     if data.tokenizer is None and data.path is not None and not Path(data.path).is_file():
         return None  # a directory may hold shards, which have tokens already
-    trained = _VOCABULARY if data.vocabulary is None else data.vocabulary
-    return {"bpe": trained, "bytes": _LEAST_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(data.tokenizer or "bpe")
+    return {"bpe": data.vocabulary or _VOCABULARY, "bytes": _LEAST_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(
+        data.tokenizer or "bpe"
+    )
 
 
 def saved(out: str | Path | None) -> Path | None:

@@ -41,8 +41,7 @@ def continuations(
 ) -> Iterator[str]:
     """The texts that go on from the inputs and the lines of `asked.file`, or from `otherwise` where there are none.
 
-    An input "-" alone is standard input. In pieces: of one input as it grows, of several one JSON object a line. `ConfigError`
-    and `DataError` come before the first.
+    "-" alone is standard input. In pieces: of one input as it grows, of several one JSON object a line. Errors come first.
     """
     if list(inputs) == ["-"]:
         inputs = [decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
@@ -60,8 +59,8 @@ def continuations(
         return
     continued = sf.generate.samples(model, encoded, batch_size=asked.batch_size, **settings)
     for prompt, before, after in zip(prompts, encoded, continued, strict=True):
-        text = tokenizer.decode(after[len(before) :])
-        yield json.dumps({"prompt": prompt, "continuation": text}, ensure_ascii=False) + "\n"
+        answer = {"prompt": prompt, "continuation": tokenizer.decode(after[len(before) :])}
+        yield json.dumps(answer, ensure_ascii=False) + "\n"
 
 
 def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:

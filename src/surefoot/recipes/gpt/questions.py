@@ -17,8 +17,7 @@ _MOST_AT_ONCE = 16  # questions
 def named(files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "multiple_choice") -> dict[str, Path]:
     """The files of ["NAME=FILE", ...] by name; a file alone is called after itself, up to the first dot.
 
-    Raises `ConfigError`, naming the setting, for a name that is there twice, among them or in `taken`, or that would be no
-    split's.
+    A name that is there twice, among them or in `taken`, or that would be no split's is refused.
 
     >>> [*named(["hellaswag=data/val.jsonl", "arc_easy.jsonl.gz"])]
     ['hellaswag', 'arc_easy']
@@ -41,10 +40,7 @@ def named(files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "mu
 def question_split(
     name: str, path: Path, *, tokenizer: Any, context: int, number: int | None = None, seed: int = 0
 ) -> Any:
-    """A file of questions as a `Split` for a `models.GPT`: all of them, or `number` chosen by the seed.
-
-    How many lose a part of their beginning to the context is told on standard error.
-    """
+    """A file of questions as a `Split` for a `models.GPT`: all of them, or `number` chosen by the seed."""
     questions = sf.load_questions(path, tokenizer, number=number, seed=seed)
     dataset = sf.Choices(questions, context=context, byte_counts=tokenizer.byte_counts)
     if dataset.shortened:

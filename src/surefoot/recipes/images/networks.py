@@ -60,10 +60,7 @@ def refuse_settings(model: Model) -> None:
 
 
 def recorded_name(model: Model, *, held: str | None = None) -> str:
-    """The network's name as a run's directory keeps it: of a file its absolute path.
-
-    `held` is the name that a begun run kept. A relative path is from where that was begun, which may be elsewhere by now.
-    """
+    """The network's name as a run's directory keeps it: of a file its absolute path, from where the run that `held` it began."""
     if _kind(model.name) != "file":
         return model.name
     path, _, function = model.name.rpartition(":")

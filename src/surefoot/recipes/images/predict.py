@@ -131,10 +131,7 @@ def begun(out: str | Path | None) -> Kept | None:
 
 
 def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iterator[str]:
-    """The likeliest classes of each picture: of one a line each, of several one JSON object a line.
-
-    `ConfigError` and `DataError` come before the first.
-    """
+    """The likeliest classes of each picture: of one a line each, of several one JSON object a line. Errors come first."""
     import torch
 
     if not inputs:

@@ -1,7 +1,4 @@
-"""From the settings of an image classifier to its run: the network, the images, the loss, scores and predictions.
-
-Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
-"""
+"""From the settings of an image classifier to its run: the network, the images, the loss, scores and predictions. Imports no torch."""
 
 from __future__ import annotations
 

@@ -58,11 +58,8 @@ class Bilingual:
 def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     """The pairs at `data.path` (None: phrases rendered from CLDR), in tokens; those that are too long to train on are told.
 
-    Those to be scored that are longer than the model's context are left out too where they were held out of the training
-    pairs, and refused where they stand in files of their own. `data.empty` says what a pair with an empty side does.
-
     saved: the tokenizer that the run wrote when it began; with it the run goes on. Without it the one of the weights to start
-    from is taken, where there is one. Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
+    from is taken, where there is one.
     """
     data, init, context = config.data, config.init, config.model.context
     source, target, fraction = data.source, data.target, data.held_out_fraction

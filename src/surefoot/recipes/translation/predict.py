@@ -88,16 +88,12 @@ def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]],
 
 
 def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> sf.Examples:
-    """The best, the worst and some random translations of sentences spread over `pairs`, beside what was meant.
-
-    The score is the BLEU of one sentence, with sacrebleu's `effective_order`: without the longer n-grams that a short one
-    has not.
-    """
+    """The best, the worst and some random translations of sentences spread over `pairs`, by the BLEU of each sentence."""
     from sacrebleu.metrics.bleu import BLEU
 
     spread = pairs[:: max(1, -(-len(pairs) // _SHOWN))][:_SHOWN]
     said = translated(model, [one for one, _ in spread], search)
-    bleu = BLEU(tokenize=_words(language), effective_order=True)
+    bleu = BLEU(tokenize=_words(language), effective_order=True)  # without the n-grams that a short sentence has not
     rows = [
         (one, meant, answer, min(100.0, bleu.sentence_score(answer, [meant]).score))
         for (one, meant), answer in zip(spread, said, strict=True)
@@ -149,8 +145,7 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
 def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -> Iterator[str]:
     """The translations, one a line, as many lines as there are in the inputs; several hundred at a time.
 
-    What cannot be translated (a line that is no text, or longer than the model takes) has an empty line, is told on
-    standard error at once, and counted by a `DataError` after the last answer.
+    What cannot be translated has an empty line, is told on standard error, and counted by a `DataError` after the last answer.
     """
     sentences = sentences_of(inputs, asked.file)
     own = {name: getattr(asked, name) for name in ("beam", "length_penalty")}

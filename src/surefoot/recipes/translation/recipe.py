@@ -1,7 +1,4 @@
-"""From the settings of a translator to its run: the network, the pairs, the scores, samples and predictions.
-
-Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
-"""
+"""From the settings of a translator to its run: the network, the pairs, the scores, samples and predictions. Imports no torch."""
 
 from __future__ import annotations
 
