@@ -10,6 +10,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+import surefoot as sf
 from surefoot.cli.options import ChangedProgramOption, ProgramOptions, T, find_run, flag_text, limited, verb_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import program_settings, saved_settings
