@@ -319,7 +319,7 @@ class SavedRun:
         return read_reported_run(self.path)
 
     def rebuild(self, *, one_process: bool) -> Run:
-        """The run as its program builds it, or as it was handed over; a program that changed is refused."""
+        """Build the run by its program, or return the one that was handed over; `one_process` has its weights whole."""
         if self.built is not None:
             return self.built
         from surefoot.recipes.program import build_run, for_one_process, in_directory, program_and_config
