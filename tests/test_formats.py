@@ -54,7 +54,7 @@ def test_a_format_that_is_added_is_planned_as_narrow_as_it_is(added: None) -> No
 
     assert kept_bytes("rounded") == kept_bytes("bf16") < kept_bytes("fp32")
     assert measured_peak(torch.device("cpu"), "rounded", limit_s=0.001) > 0
-    assert _assumed({}, precision="rounded").machine.flops == 1e12
+    assert _assumed({}, precision="rounded").flops == 1e12
 
 
 def test_a_format_that_is_not_there_is_refused_with_those_that_are(added: None) -> None:
