@@ -218,14 +218,13 @@ class SavedRun:
 
         contents = choose_checkpoint(self.path, str(checkpoint))
         if model is None:
-            models = self._rebuild(one_process=True).state.models
+            models = self.rebuild(one_process=True).state.models
             if name not in models:
                 raise ConfigError(f"name = {name!r}: this run has {', '.join(models)}")
             model = models[name] if self.built is None else deepcopy(models[name])
         elif not isinstance(model, Module):
             model = model()
-        load_weights(model, contents, name=name, device=device, weights=weights)
-        return model
+        return load_weights(model, contents, name=name, device=device, weights=weights)
 
     def evaluate(self, *splits: str, checkpoint: str | int = "newest") -> dict[str, float]:
         """Evaluate a checkpoint on the run's own splits, or on some; executes its program. Returns {"SPLIT/METRIC": value}. Collective.
@@ -237,7 +236,7 @@ class SavedRun:
         from surefoot.verify.verify import as_before
 
         contents = choose_checkpoint(self.path, str(checkpoint))
-        run = self._rebuild(one_process=False)
+        run = self.rebuild(one_process=False)
         if unknown := [name for name in splits if name not in run.parts.scoring.splits]:
             raise ConfigError(
                 f"{self.path} has no split {unknown[0]!r}; it has: {', '.join(run.parts.scoring.splits) or 'none'}"
@@ -262,7 +261,7 @@ class SavedRun:
 
         if not self.checkpoints:
             raise CheckpointError(f"{self.path} holds no checkpoint, so none of its steps can be made again")
-        run = self._rebuild(one_process=True)
+        run = self.rebuild(one_process=True)
         with nullcontext() if self.built is None else as_before(run.parts):
             return replayed(run.parts, step, samples=samples, say=say, path=self.path)
 
@@ -296,7 +295,7 @@ class SavedRun:
         if self.built is None and (windows == 0 or self._read().files.config.script):
             return verify_files(files, why="0 windows are asked for" if windows == 0 else _BY_SCRIPT)
         try:
-            run = self._rebuild(one_process=True)
+            run = self.rebuild(one_process=True)
         except DataError as problem:
             return verify_files(files, why="the data cannot be read as they were", problem=problem)
         except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
@@ -320,8 +319,8 @@ class SavedRun:
 
         return read_reported_run(self.path)
 
-    def _rebuild(self, *, one_process: bool) -> Run:
-        """The run as its program builds it, or as it was handed over; a program that changed is refused."""
+    def rebuild(self, *, one_process: bool) -> Run:
+        """Build the run by its program, or return the one that was handed over; `one_process` has its weights whole."""
         if self.built is not None:
             return self.built
         from surefoot.recipes.program import build_run, for_one_process, in_directory, program_and_config

@@ -1,7 +1,4 @@
-"""`surefoot compare ...`: variants trained side by side, settings searched for, or runs that are there put next to each other.
-
-And schedules drawn side by side, for which nothing is trained: which of them, and of which run.
-"""
+"""`surefoot compare ...`: which of its four: variants, a search, runs that are there, or schedules; and which schedules."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -15,8 +12,8 @@ from surefoot.cli.settings import configured, file_values, layers_below, read_se
 from surefoot.compare.plan import FILE
 from surefoot.config.durations import Length, in_steps, planned
 from surefoot.config.paths import local_path
-from surefoot.config.tree import flatten, nearest
-from surefoot.errors import ConfigError
+from surefoot.config.tree import did_you_mean, flatten
+from surefoot.errors import ConfigError, refuse_all
 from surefoot.recipes.optimizer_settings import Schedule
 from surefoot.recipes.program import build_run, find_program
 from surefoot.schedules.curves import SHAPES
@@ -46,14 +43,17 @@ def compare(arguments: list[str]) -> None:
     elif (path / FILE).is_file():
         _refuse(flags, given - {"jobs", "threads", "target", "reference", "score", "search", "run_changed_program"})
     else:
-        if (path / "config.toml").is_file():
-            raise ConfigError(f"{path} is one run: name another to compare it with, or what to train")
-        if options.paired:
-            raise ConfigError(
-                "--paired is for runs that are there: those trained here are always scored batch by batch"
-            )
-        if options.search is None and given & {"sampler", "pruner"}:
-            raise ConfigError("--sampler and --pruner are of a search\n  say how many trials: --search 20")
+        refuse_all(
+            {
+                f"{path} is one run: name another to compare it with, or what to train": (
+                    path / "config.toml"
+                ).is_file(),
+                "--paired is for runs that are there: those trained here are always scored batch by batch": options.paired,
+                "--sampler and --pruner are of a search\n  say how many trials: --search 20": (
+                    options.search is None and not given.isdisjoint({"sampler", "pruner"})
+                ),
+            }
+        )
         plan = planned_of(find_program(named[0]), flags, options, verb=f"compare {named[0]}")
         path = local_path(options.out or _OUT, setting="--out")
     from surefoot.cli import compare_runs  # imports torch
@@ -109,8 +109,6 @@ def _compare_schedules(options: Compare, flags: Sequence[str], *, given: Collect
 def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[str, Single | Joined]:
     """The schedules of a list by name; `shared` are settings that each has where it takes them and does not say otherwise.
 
-    Raises one `ConfigError` with all that is wrong.
-
     >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
     >>> found = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "floor": 0.1})
     >>> print(found["wsd:cooldown=30%"].described())
@@ -152,10 +150,8 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
 def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Single:
     shape, *settings = text.split(":")
     if shape not in SHAPES:
-        close = nearest(shape, SHAPES)
-        raise ConfigError(
-            f"no schedule {shape!r}: " + (f"did you mean {close}?" if close else f"there are: {', '.join(SHAPES)}")
-        )
+        meant = did_you_mean(shape, SHAPES, otherwise=f"there are: {', '.join(SHAPES)}")
+        raise ConfigError(f"no schedule {shape!r}: {meant}")
     own = dict(_setting(setting) for setting in settings)
     taken = {name: value for name, value in shared.items() if name in SHAPES[shape].takes}
     if SHAPES[shape].own_rise or "warmup" in own:
@@ -169,8 +165,7 @@ def _setting(text: str) -> tuple[str, Any]:
     name = name.strip().replace("-", "_")
     known = [own for each in SHAPES.values() for own in each.takes]
     if not equals or not value or name not in known:
-        close = nearest(name, known)
-        meant = f"did you mean {close}?" if close and name not in known else f"write NAME=VALUE, {_FORM}"
+        meant = did_you_mean(name, known if name not in known else (), otherwise=f"write NAME=VALUE, {_FORM}")
         raise ConfigError(f"{text!r} is no setting: {meant}")
     if name == "drops":
         return name, tuple(value.split("/"))
@@ -204,11 +199,14 @@ def _basis(options: Compare, flags: Sequence[str]) -> tuple[Length, dict[str, An
     settings = {"warmup": f"{parts.schedule.warmup or 0} steps"}
     if isinstance(parts.schedule, Single) and parts.schedule.floor is not None:
         settings["floor"] = parts.schedule.floor
-    first = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
-    return parts.length, settings, float(first["initial_lr"])
+    groups = next(iter(parts.state.trained.values())).optimizer.param_groups
+    return parts.length, settings, float(groups[0]["initial_lr"])
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration says of its schedule, but for the name."""
-    found = {name.removeprefix("schedule."): value for name, value in values.items() if name.startswith("schedule.")}
-    return {name: value for name, value in found.items() if value is not None and name != "name"}
+    return {
+        name.removeprefix("schedule."): value
+        for name, value in values.items()
+        if name.startswith("schedule.") and name != "schedule.name" and value is not None
+    }

@@ -16,7 +16,7 @@ from surefoot.compare.plan import Planned, some_of
 from surefoot.compare.search import Pruner, Sampler, corners, parameter, trial_name
 from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_reference, refuse_twins
 from surefoot.config.tree import flatten, layered
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import ConfigError, first_line, refuse_all
 from surefoot.launch.process_count import cores_each
 from surefoot.recipes.program import Program, program_again
 
@@ -173,20 +173,20 @@ def _combinations(asked: Compare) -> list[dict[str, str]]:
         if setting in vary:
             raise ConfigError(f"--vary {setting} is given twice: put its values into one, with commas between")
         vary[setting] = [part.strip() for part in value.split(",")]
-        if "" in vary[setting]:
-            raise ConfigError(f"--vary {text}: a value is missing\n  write it as --vary {setting}=1e-3,3e-3")
-        if any(".." in part and not Path(part).exists() for part in vary[setting]):
-            raise ConfigError(
-                f"--vary {text}: ranges are for a search\n  add --search 20, or give the values one by one"
-            )
+        refuse_all(
+            {
+                f"--vary {text}: a value is missing\n  write it as --vary {setting}=1e-3,3e-3": "" in vary[setting],
+                f"--vary {text}: ranges are for a search\n  add --search 20, or give the values one by one": any(
+                    ".." in part and not Path(part).exists() for part in vary[setting]
+                ),
+            }
+        )
     single = [dict(_setting(part, "--variant") for part in shlex.split(text)) for text in asked.variant]
-    combinations: list[dict[str, str]] = [*grid(vary), *single]
+    combinations: list[dict[str, str]] = [*grid(vary), *single] or [{}] * (asked.seeds > 1)
     if not combinations:
-        if asked.seeds == 1:
-            raise ConfigError(
-                "compare what? --vary optimizer.lr=1e-3,3e-3, or --variant 'optimizer.name=sgd optimizer.lr=0.1'"
-            )
-        combinations = [{}]
+        raise ConfigError(
+            "compare what? --vary optimizer.lr=1e-3,3e-3, or --variant 'optimizer.name=sgd optimizer.lr=0.1'"
+        )
     if asked.seeds > 1 and any("seed" in one for one in combinations):
         raise ConfigError("--seeds and a varied seed: choose one of them")
     return combinations
@@ -202,8 +202,8 @@ def _configurations(
     problems, wrong = dict[str, str](), 0
 
     def add(text: dict[str, str]) -> Any:
-        own = [part for setting, value in text.items() for part in typed(kind, setting, value)]
-        given = [*without(flags, text), *own]  # what varies wins
+        varied = (part for setting, value in text.items() for part in typed(kind, setting, value))
+        given = [*without(flags, text), *varied]  # what varies wins
         layers = layers_below(program, in_file, given)
         configurations.append(configured(kind, layers, given, verb=verb, own=option_names(Compare)))
         known.append(text)
@@ -235,10 +235,14 @@ def _configurations(
 
 
 def _space(asked: Compare) -> dict[str, dict[str, Any]]:
-    if asked.variant or asked.seeds > 1:
-        raise ConfigError("--search chooses its combinations itself: leave --variant and --seeds out")
-    if not asked.vary:
-        raise ConfigError("search for what? --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd")
+    refuse_all(
+        {
+            "--search chooses its combinations itself: leave --variant and --seeds out": (
+                bool(asked.variant) or asked.seeds > 1
+            ),
+            "search for what? --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd": not asked.vary,
+        }
+    )
     return {name: parameter(name, value) for name, value in (_setting(text, "--vary") for text in asked.vary)}
 
 

@@ -143,17 +143,21 @@ def _check_score(plan: Planned, path: Path) -> None:
 def _said_first(plan: Planned, path: Path, chooser: runner.Chooser, *, jobs: int) -> str:
     done = f", {chooser.over} of them {'is' if chooser.over == 1 else 'are'} done" if chooser.over else ""
     runs = counted(chooser.total, "run" if plan.search is None else "trial")
-    first = f"{runs}{done}; {jobs} at once, each with {counted(plan.threads, 'thread')}; in {path}"
-    return "\n".join([first, *of_what_was_open(plan.found, settings=plan.base)])
+    return "\n".join(
+        [
+            f"{runs}{done}; {jobs} at once, each with {counted(plan.threads, 'thread')}; in {path}",
+            *of_what_was_open(plan.found, settings=plan.base),
+        ]
+    )
 
 
 def _trained(plan: Planned, path: Path) -> list[Compared]:
-    found = []
-    for variant in plan.variants:
-        outcome = outcome_of(path, variant.name) or {"status": "stopped"}
-        run = read_run(path / variant.name, score=plan.score)
-        found.append(Compared(variant, run, outcome["status"], outcome.get("said", ""), outcome.get("batches")))
-    return found
+    outcomes = [outcome_of(path, name) or {"status": "stopped"} for name in plan.names]
+    runs = [read_run(path / name, score=plan.score) for name in plan.names]
+    return [
+        Compared(variant, run, outcome["status"], outcome.get("said", ""), outcome.get("batches"))
+        for variant, run, outcome in zip(plan.variants, runs, outcomes, strict=True)
+    ]
 
 
 def there(asked: Compare) -> None:
@@ -193,9 +197,9 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
     for name in dict.fromkeys(names):
         path = next((path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()), None)
         if path is not None and (plan := planned.read(path)) is not None:
-            there = [f"{path}/{run}" for run in plan.names[:_NAMED]]
+            there = ", ".join(f"{path}/{run}" for run in plan.names[:_NAMED]) or "none yet"
             more = f" and {len(plan.names) - _NAMED} more" if len(plan.names) > _NAMED else ""
-            problems.append(f"{name} is a comparison; its runs: {', '.join(there) or 'none yet'}{more}")
+            problems.append(f"{name} is a comparison; its runs: {there}{more}")
     if problems:
         raise ConfigError("\n  ".join([*some_of(problems), "compare runs of them: surefoot compare RUN RUN"]))
 

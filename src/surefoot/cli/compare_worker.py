@@ -1,7 +1,4 @@
-"""The process that trains one variant of a comparison: a run like any other, that ends with the process which started it.
-
-The scores of a trained run batch by batch are kept beside it; from them differences between runs are taken.
-"""
+"""The process that trains one variant of a comparison, and ends with the one that started it; its scores batch by batch."""
 
 import json
 import math
@@ -38,8 +35,10 @@ _CLOSE = 1e-3
 
 def command(what: str, directory: Path, name: str) -> list[str]:
     """The command line that does with a variant what `what` says: "train" it, or "look" at what it is built as."""
-    words = [sys.executable, "-m", "surefoot.cli.compare_worker", str(os.getpid()), sys.argv[0], what]
-    return [*words, str(directory.resolve()), name]
+    return [
+        *(sys.executable, "-m", "surefoot.cli.compare_worker", str(os.getpid()), sys.argv[0]),
+        *(what, str(directory.resolve()), name),
+    ]
 
 
 def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
@@ -97,8 +96,8 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             return {"why": f"{score} is no mean over samples"}
         counts = [float(mean.count) for mean in means]
         totals = [float(mean.total) for mean in means]
-        size = math.fsum(map(abs, totals))  # near 0 where all are, not where signs differ
-        if abs(math.fsum(totals) - whole * math.fsum(counts)) > _CLOSE * size:
+        # the sum of sizes is near 0 where all are, not where signs differ
+        if abs(math.fsum(totals) - whole * math.fsum(counts)) > _CLOSE * math.fsum(map(abs, totals)):
             return {"why": f"{score} is no mean over samples"}
         if found.setdefault("counts", counts) != counts:
             return {"why": f"{score} counts other targets from one checkpoint to the next"}
@@ -133,8 +132,10 @@ def _built(plan: Planned, directory: Path, name: str) -> Run:
     """The run that a variant is, without what is for the end alone: who chooses between variants must not know that."""
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)
-    settings = next((variant.settings for variant in plan.variants if variant.name == name), {})
-    own = {**settings, "out": str(directory / name)}
+    own = {
+        **next((variant.settings for variant in plan.variants if variant.name == name), {}),
+        "out": str(directory / name),
+    }
     # one layer, not two: what another optimizer makes fall away fell away when this was planned
     config, origins = layered(kind, [("comparison", {**plan.base, **own})])
     kept = {

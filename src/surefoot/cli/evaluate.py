@@ -60,8 +60,7 @@ def evaluate(arguments: list[str]) -> None:
             "  --on SPLIT names one of the run's own splits"
         )
     if files:
-        processes.refuse_several(arguments, verb="evaluate --on FILE")
-        processes.refuse_launched("evaluate --on FILE")
+        processes.refuse_several(arguments, verb="evaluate --on FILE", or_launched=True)
     processes.start_several(
         ["evaluate", *without(arguments, processes.NAMES)], options, config=config, flags=arguments, out=run_path
     )

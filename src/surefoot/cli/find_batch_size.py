@@ -36,5 +36,4 @@ def find_batch_size(arguments: list[str]) -> None:
 
     with status_line() as watch:
         sizes = find_batch.find_batch_size(run, target_batch=options.target_batch, memory=options.memory, watch=watch)
-    print(sizes)
-    print(f"  {find_batch.what_changes_with_it(run)}")
+    print(sizes, f"  {find_batch.what_changes_with_it(run)}", sep="\n")

@@ -6,23 +6,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import ChangedProgramOption, ProgramOptions, find_run, flag_text, limited, verb_options
+import surefoot as sf
+from surefoot.cli.options import ChangedProgramOption, ProgramOptions, T, find_run, flag_text, limited, verb_options
 from surefoot.cli.processes import refuse_several
-from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu, saved_settings
+from surefoot.cli.settings import program_settings, saved_settings
 from surefoot.config.paths import file_text, local_path
 from surefoot.config.toml import values
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
-from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory
-
-if TYPE_CHECKING:
-    from surefoot.run.run import Run
+from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory, refuse_fp16_on_a_cpu
 
 _SHOWN = 20  # rows of losses, of a test of any length
 
@@ -35,9 +33,6 @@ class TriedRunOptions(ChangedProgramOption, ProgramOptions):
     """gpt, translation or images; a function of yours that returns a surefoot.Run; or a run that is there."""
     checkpoint: str | None = None
     """Of a run that is there: newest, best, or that of a step."""
-
-
-T = TypeVar("T", bound=TriedRunOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +60,12 @@ class FindLr(TriedRunOptions):
 def find_lr(arguments: list[str]) -> None:
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
     lowest, highest, count, out = options.from_, options.to, options.steps, options.out
+    from surefoot.report.figures import made
+    from surefoot.tune import lr_search
     from surefoot.tune.lr_range_test import check_range, written
 
     check_range(lowest, highest, count)
     run, settings = tried_run(options, flags, verb="find-lr")
-    from surefoot.report.figures import made
-    from surefoot.tune import lr_search
-
     if out is not None:
         made(local_path(out, setting="--out"))  # before the test, which may take long
 
@@ -80,18 +74,21 @@ def find_lr(arguments: list[str]) -> None:
     def watch(rate: float, loss: float) -> None:
         nonlocal seen
         if seen == 0:  # what is refused is refused before there is a table
-            print(f"{count} rates from {written(lowest)} to {written(highest)}, one a step, from step {start:,}")
-            print("  rate     loss after it")
+            about = f"{count} rates from {written(lowest)} to {written(highest)}, one a step, from step {start:,}"
+            print(about, "  rate     loss after it", sep="\n")
         if seen % stride == 0:
             print(f"  {written(rate):<8} {loss:.4g}", flush=True)
         seen += 1
 
     start = run.state.step
     test = lr_search.find_lr(run, low=lowest, high=highest, steps=count, watch=watch)
-    print(f"{test.ended}; the table shows {-(-seen // stride)} of {len(test.rates)} rates")
     what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
-    print("no suggestion" if test.suggested is None else f"suggested  {what} {written(test.suggested)}")
-    print(f"  {test.reason}")
+    print(
+        f"{test.ended}; the table shows {-(-seen // stride)} of {len(test.rates)} rates",
+        "no suggestion" if test.suggested is None else f"suggested  {what} {written(test.suggested)}",
+        f"  {test.reason}",
+        sep="\n",
+    )
     if out is not None:
         print("drawn ", ", ".join(map(str, lr_search.draw(test, Path(out), title=f"surefoot find-lr {options.what}"))))
     if test.suggested is None:
@@ -105,11 +102,8 @@ def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tupl
     return options, flags
 
 
-def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[Run, set[str]]:
-    """The run that the arguments of a verb mean, not opened, and the names of its settings.
-
-    A recipe or a function's run is at its start, whatever its directory holds; that of a directory where a checkpoint is.
-    """
+def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[sf.Run, set[str]]:
+    """The run that is meant, not opened, and the names of its settings: at its start, or of a directory where a checkpoint is."""
     what = options.what
     is_run = what == "latest" or any((path / "config.toml").is_file() for path in (Path(what), Path("runs") / what))
     if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
@@ -121,13 +115,12 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> t
     if isinstance(config, TrainSettings):  # what another run has left there, a tokenizer say, is not this one's
         config = replace(config, out=None, trackers=None)
     run = build_run(program, config)
-    if config is None:
-        return run, set()
-    refuse_fp16_on_a_cpu(run)
-    return run, set(flatten(config))
+    if config is not None:
+        refuse_fp16_on_a_cpu(run)
+    return run, set() if config is None else set(flatten(config))
 
 
-def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[Run, set[str]]:
+def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[sf.Run, set[str]]:
     if options.config is not None:
         raise ConfigError(f"--config is for what has no settings yet, and {path} has\n  leave it out, or give flags")
     asked = flag_text(flags, "optimizer.name")

@@ -46,9 +46,14 @@ stopped by a signal, saved; by a second signal at once, and not saved.
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and leave with its exit status: 141 where whoever was to read standard output has gone, as a shell has it."""
+    typed = sys.argv[1:] if arguments is None else arguments
+    given = [argument for argument in typed if argument != "--traceback"]
     try:
         try:
-            _run(arguments)
+            if not given or given[0] in ("-h", "--help", "help"):
+                print(OVERVIEW, end="")
+                sys.exit(0 if given else 2)
+            answered(lambda: _verb(given), shown="--traceback" in typed)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -71,15 +76,6 @@ def _unread() -> bool:
     return True
 
 
-def _run(arguments: list[str] | None) -> None:
-    typed = sys.argv[1:] if arguments is None else arguments
-    given = [argument for argument in typed if argument != "--traceback"]
-    if not given or given[0] in ("-h", "--help", "help"):
-        print(OVERVIEW, end="")
-        sys.exit(0 if given else 2)
-    answered(lambda: _verb(given), shown="--traceback" in typed)
-
-
 def answered(call: Callable[[], None], *, shown: bool) -> None:
     """Call, and leave as the command line does where that fails: with a message, and the exit status of what happened."""
     try:
@@ -89,9 +85,8 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
             print("\nnothing was begun", file=sys.stderr)
         sys.exit(130)
     except Exception as problem:
-        rendezvous = sys.modules.get(
-            "surefoot.distributed.rendezvous"
-        )  # imports torch; without it there are no other ranks
+        # without this module, which imports torch, there are no other ranks
+        rendezvous = sys.modules.get("surefoot.distributed.rendezvous")
         error = (None if rendezvous is None else rendezvous.told_to_ranks(problem)) or problem
         out_of_memory = type(error).__name__ == "OutOfMemoryError"
         if not isinstance(error, SurefootError) and not out_of_memory:

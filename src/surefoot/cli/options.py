@@ -1,7 +1,4 @@
-"""Options of a verb: from a command line to the dataclass that describes them, by tyro; help, and what mistakes are answered.
-
-What is left are settings of the run that the verb is about: settings.py.
-"""
+"""Options of a verb, by tyro: from a command line to their dataclass; help and mistakes. Settings of a run: settings.py."""
 
 import dataclasses
 import difflib
@@ -130,11 +127,9 @@ def verb_options(
     but: Collection[str] = (),
     help_goes_on: bool = False,
 ) -> tuple[T, list[str]]:
-    """The options of a verb, and the other arguments, which are settings. Options `but` some, which are settings here.
+    """The options of a verb, `but` some that are settings here, and the other arguments, which are settings.
 
-    `missing` is what a verb says that must have a first argument.
-    Help of the verb is printed where it is asked for; then this leaves with 0, or `help_goes_on` with that of the settings.
-    Raises `ConfigError`.
+    `missing` is what a verb says that must have a first argument. Printed help ends with 0, or `help_goes_on` with the settings'.
     """
     if missing is not None:
         target(kind, arguments, verb=verb, missing=missing)
@@ -183,20 +178,22 @@ def find_run(given: str) -> Path:
     local_path(given, setting="the run")
     if given == "latest":
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
-        if not runs:
-            raise ConfigError(f"no run below {Path('runs').resolve()}")
-        return runs[-1].parent
-    for path in (Path(given), Path("runs") / given):
+        if runs:
+            return runs[-1].parent
+        raise ConfigError(f"no run below {Path('runs').resolve()}")
+    directory = Path(given)
+    for path in (directory, Path("runs") / given):
         if (path / "config.toml").is_file():
             return path
-    directory = Path(given)
     if directory.parent.name == "checkpoints" and directory.is_dir():
         step = int("".join(filter(str.isdigit, directory.name)) or 0)
         raise ConfigError(f"{given} is a checkpoint: give its run, {directory.parent.parent}, and --checkpoint {step}")
     there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
-    if directory.is_dir():
-        raise ConfigError(f"{given} is a directory and no run: it holds no config.toml (below runs/: {there})")
-    raise ConfigError(f"no run {given!r} here, nor below runs/ (there: {there})")
+    raise ConfigError(
+        f"{given} is a directory and no run: it holds no config.toml (below runs/: {there})"
+        if directory.is_dir()
+        else f"no run {given!r} here, nor below runs/ (there: {there})"
+    )
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any) -> T:
@@ -224,14 +221,14 @@ def _unboxed(text: str) -> str:
     if choice is not None:
         choices = re.findall(r"'([^']*)'", choice[3])
         meant = difflib.get_close_matches(choice[1].replace("_", "-"), choices, n=1)
-        problem = f"{choice[2]} {choice[1]!r} is none of {', '.join(choices)}"
-        problem += f". Did you mean {meant[0]}?" if meant else ""
+        question = f". Did you mean {meant[0]}?" if meant else ""
+        return f"{choice[2]} {choice[1]!r} is none of {', '.join(choices)}{question}"
     return problem
 
 
 def refuse_unknown(names: Sequence[str], known: Sequence[str], *, verb: str, flags: str = "settings") -> None:
     if names:
-        meant = [(name.replace("_", "-"), nearest(name, known)) for name in names[:3]]
-        cures = [f": did you mean --{close.replace('_', '-')}?" if close else "" for _, close in meant]
-        problems = [f"unknown {flags[:-1]} --{name}{cure}" for (name, _), cure in zip(meant, cures, strict=True)]
+        meant = [(name, nearest(name, known)) for name in names[:3]]
+        cures = [f"--{name}: did you mean --{close}?" if close else f"--{name}" for name, close in meant]
+        problems = [f"unknown {flags[:-1]} {cure.replace('_', '-')}" for cure in cures]
         raise ConfigError("\n  ".join([*problems, f"all {flags}: surefoot {verb} --help"]))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.options import ProgramOptions, limited, target, verb_options
-from surefoot.cli.processes import Several, among_settings, planned, settled
-from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu
+from surefoot.cli.options import ProgramOptions, limited
+from surefoot.cli.processes import Several, planned, program_options, settled
+from surefoot.cli.settings import program_settings
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import build_run, find_program
+from surefoot.recipes.program import build_run, refuse_fp16_on_a_cpu
 
 if TYPE_CHECKING:
     from surefoot.plan.network_model import Machine
@@ -72,9 +70,7 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 
 def plan(arguments: list[str]) -> None:
-    missing = "plan what? surefoot plan gpt, or surefoot plan FILE.py:build"
-    program = find_program(target(Plan, arguments, verb="plan", missing=missing))
-    options, flags = verb_options(Plan, arguments, verb="plan", but=among_settings(program), help_goes_on=True)
+    program, options, flags = program_options(Plan, arguments, verb="plan")
     numbers = _numbers(options)
     if options.world is not None and options.recorded():
         raise ConfigError("--world is about GPUs on paper: leave --nproc and --max-restarts out")
@@ -95,7 +91,7 @@ def plan(arguments: list[str]) -> None:
     from surefoot.plan import summary
     from surefoot.train.state_check import loss_contract
 
-    with planned_for(ranks) if ranks > 1 else nullcontext():
+    with planned_for(ranks if ranks > 1 else 0):
         run = build_run(program, config)
     if config is not None:
         refuse_fp16_on_a_cpu(run)
@@ -111,8 +107,9 @@ def plan(arguments: list[str]) -> None:
 def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
     if config is not None:
         values = {name: value for name, value in flatten(config).items() if value is not None}
-        lines = [f"  {name} = {value!r}  [{origins[name]}]" for name, value in values.items()]
-        print("\n".join(["configuration", *lines]))
+        print(
+            "configuration", *(f"  {name} = {value!r}  [{origins[name]}]" for name, value in values.items()), sep="\n"
+        )
 
 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> Machine:
@@ -132,8 +129,7 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> Machine:
 
 def _numbers(options: MachineOptions) -> dict[str, float]:
     """The machine's numbers that were given, by name; raises one `ConfigError` for all that are none."""
-    names = [field.name for field in dataclasses.fields(MachineOptions) if field.name != "world"]
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    given = {name: getattr(options, name) for name in ("flops", *_USUAL) if getattr(options, name) is not None}
     if given and options.world is None:
         raise ConfigError(
             f"--{next(iter(given)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world 8"

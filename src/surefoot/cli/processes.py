@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli.options import flag_text, without
+from surefoot.cli.options import T, flag_text, target, verb_options, without
 from surefoot.config import parallel
 from surefoot.config.durations import seconds
 from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
 from surefoot.errors import ConfigError
 from surefoot.launch.process_count import Asked, Places, asked, sizes_of
-from surefoot.recipes.program import Program
+from surefoot.recipes.program import Program, find_program
 
 NAMES = ("nproc", "max_restarts")
 
@@ -43,6 +43,13 @@ def among_settings(program: Program) -> tuple[str, ...]:
     return NAMES if program.config is not None and "nproc" in dict(field_hints(program.config)) else ()
 
 
+def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[Program, T, list[str]]:
+    """The program that a verb is given, the verb's options, and the other arguments, which are settings."""
+    missing = f"{verb} what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
+    program = find_program(target(kind, arguments, verb=verb, missing=missing))
+    return program, *verb_options(kind, arguments, verb=verb, but=among_settings(program), help_goes_on=True)
+
+
 def settled(several: Several, config: Any) -> Several:
     """What the configuration says, where these are settings of it."""
     if config is None or "nproc" not in flatten(config):
@@ -60,15 +67,12 @@ def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, A
     return dataclasses.replace(several, **absent)
 
 
-def refuse_several(arguments: Sequence[str], *, verb: str) -> None:
+def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = False) -> None:
+    """Raise where a verb that works in one process is asked to start several; `or_launched` also where a launcher has."""
     for name in NAMES:
         if flag_text(arguments, name) is not None:
             raise ConfigError(f"{verb} works in one process: leave --{name.replace('_', '-')} out")
-
-
-def refuse_launched(verb: str) -> None:
-    """Raise where a launcher has started several processes of a verb that works in one."""
-    if placed(os.environ).world_size > 1:
+    if or_launched and placed(os.environ).world_size > 1:
         raise ConfigError(f"{verb} works in one process: start it without torchrun or srun")
 
 
@@ -77,8 +81,7 @@ def start_several(
 ) -> None:
     """Where several processes are asked for, and this is none of them, run the command in them and leave with their status.
 
-    command: the arguments of `surefoot`. flags: those of them that are settings. out: where a run is that goes on.
-    Raises `ConfigError` for what cannot be, before anything is started.
+    flags: the arguments of `command` that are settings. out: where a run is that goes on.
     """
     wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:
@@ -95,8 +98,7 @@ def start_several(
     places.size()  # before anything is started
     from surefoot.launch.launcher import launch  # imports torch
 
-    limit = settings.get("time_limit")
-    limit_s = None if limit is None else seconds(limit, setting="time_limit")
+    limit_s = None if (limit := settings.get("time_limit")) is None else seconds(limit, setting="time_limit")
 
     def arguments(elapsed_s: float) -> list[str]:
         given = list(command)
@@ -123,8 +125,8 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
             "  leave it out, and say how many: --tasks-per-node, or --gpus-per-node"
         )
     settings = {} if config is None else flatten(config)
-    sizes = _places(asked(tasks), settings | {"device": "cpu"}).sizes()  # of GPUs only the machines of the job know
-    if sizes is not None:
+    # of GPUs only the machines of the job know
+    if (sizes := _places(asked(tasks), settings | {"device": "cpu"}).sizes()) is not None:
         sizes.refuse(tasks)
     if tasks > 1 and settings.get("parallel") == "none":
         parallel.strategy_for("none", ranks=tasks)

@@ -10,7 +10,6 @@ from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.optimizer_settings import note
-from surefoot.recipes.program import build_run, for_one_process
 from surefoot.saved_run import SavedRun
 from surefoot.tracking.run_reader import newest_state
 
@@ -43,11 +42,12 @@ def replay(arguments: list[str]) -> None:
     options, flags = verb_options(Replay, arguments, verb="replay", missing=WHICH_RUN)
     refuse_several(arguments, verb="replay")
     path, step = find_run(options.run), options.step
+    saved = SavedRun(path, read_program=lambda: saved_settings(path, options, flags, verb="replay"))
     if (step is None) is not options.bisect_nan:
         raise ConfigError(
             f"replay what? surefoot replay {options.run} --step N, or --bisect-nan to find the first bad step"
         )
-    if not SavedRun(path).checkpoints:
+    if not saved.checkpoints:
         raise CheckpointError(f"{path} holds no checkpoint, so none of its steps can be made again")
     from surefoot.replay.bisect_nan import first_bad
     from surefoot.replay.replay import records_of, refuse_step, replayed
@@ -57,9 +57,7 @@ def replay(arguments: list[str]) -> None:
     if step is not None and state is not None:  # before the run's program is executed
         refuse_step(step, state.planned_steps, where=path)
     with redirect_stdout(sys.stderr):  # what a run that is built has to say is no part of the page
-        program, config = saved_settings(path, options, flags, verb="replay")
-        run = build_run(program, for_one_process(config, path), of=path)
-        searched = None
+        run, searched = saved.rebuild(one_process=True), None
         if step is None:
             step, searched = first_bad(run.parts, records_of(path), out=path, say=note)
         page = None if step is None else replayed(run.parts, step, samples=options.samples, say=note, path=path)

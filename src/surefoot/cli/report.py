@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import find_run, limited, only_options
+from surefoot.cli.options import WHICH_RUN, find_run, limited, only_options
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 
@@ -44,8 +44,7 @@ class Report:
 
 
 def report(arguments: list[str]) -> None:
-    missing = "report on which run? give its directory, its name under runs/, or latest; or several"
-    options = only_options(Report, arguments, verb="report", missing=missing)
+    options = only_options(Report, arguments, verb="report", missing=f"report on {WHICH_RUN}; or several")
     runs = [find_run(given) for given in options.runs]
     if options.watch:
         if options.out is not None or options.png:

@@ -6,10 +6,9 @@ from surefoot.cli.options import RunOption, find_run, flag_text, option_names, t
 from surefoot.cli.processes import Several, among_settings, as_before
 from surefoot.cli.settings import read_settings
 from surefoot.cli.train import AcceptChange, start
+from surefoot.config import toml
 from surefoot.config.paths import file_text
 from surefoot.config.setting import names_of
-from surefoot.config.toml import origins as origins_in
-from surefoot.config.toml import program as program_of
 from surefoot.config.train_settings import TrainSettings
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.recipes.program import read_program
@@ -42,17 +41,17 @@ def resume(arguments: list[str]) -> None:
                 f"  another run: surefoot train ... --{name} ... --out DIR"
             )
     held = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
-    layers = [("file", held | ({"out": str(run)} if "out" in held or of_recipes else {}))]
-    config, origins = read_settings(program, layers, flags, verb="resume RUN", own=option_names(Resume))
+    held |= {"out": str(run)} if "out" in held or of_recipes else {}
+    config, origins = read_settings(program, [("file", held)], flags, verb="resume RUN", own=option_names(Resume))
     text = file_text(run / "config.toml")
-    before = origins_in(text)
+    before = toml.origins(text)
     start(
         program,
         config,
         {name: before.get(name, origin) if origin == "file" else origin for name, origin in origins.items()},
         flags,
         command=["resume", *arguments],
-        several=as_before(options, arguments, program_of(text)),
+        several=as_before(options, arguments, toml.program(text)),
         accepted=options.accept_change,
         only=run,
     )

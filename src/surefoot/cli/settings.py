@@ -1,12 +1,10 @@
 """Settings of the run that a verb is about: flags over files over defaults, and where every value came from."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import tyro
 from tyro.conf import arg
@@ -26,9 +24,6 @@ from surefoot.config.tree import field_hints, layered
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, read_program
 
-if TYPE_CHECKING:
-    from surefoot.run.run import Run
-
 _TRUTHS = {"true": "True", "false": "False", "none": "None"}
 Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
@@ -38,10 +33,10 @@ def program_settings(
 ) -> tuple[Any, dict[str, str]]:
     """A program's configuration from its defaults, a preset, a file and flags, and where each value came from; (None, {}) of none.
 
-    `own` are options beside those of `options` that may have been meant by a flag that is unknown.
+    `own` are options beside those of `options` that an unknown flag may mean.
     """
-    layers = layers_below(program, file_values(options.config), flags)
     own = [*own, *option_names(type(options))]
+    layers = layers_below(program, file_values(options.config), flags)
     return read_settings(program, layers, flags, verb=f"{verb} {options.what}", own=own)
 
 
@@ -60,13 +55,9 @@ def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]
 
 
 def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str) -> tuple[Program, Any]:
-    """What made a run, and its configuration with some flags changed (None where it takes none).
-
-    A program that has changed since, or that others could have changed, is refused but for --run-changed-program.
-    """
+    """What made a run, and its configuration with some flags changed; a changed program needs --run-changed-program."""
     program, in_file = read_program(run, run_changed=options.run_changed_program)
-    own = option_names(type(options))
-    config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=own)
+    config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=option_names(type(options)))
     if not options.run_changed_program:
         program.refuse_changed_files(config, run=run)
     return program, config
@@ -86,19 +77,12 @@ def read_settings(
     return None, {}
 
 
-def refuse_fp16_on_a_cpu(run: Run) -> None:
-    """Raise where the library lets pass, for tests, what nobody who trains can want."""
-    if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
-        raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
-
-
 def configured(
     kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
     """An instance of `kind` from its defaults, the layers and last the flags; and where each value came from.
 
-    `own` are options of the verb's own, which may have been meant by a flag that is unknown.
-    Raises `ConfigError` in at most five lines. `--help` prints all settings and leaves with 0.
+    `own` are options that an unknown flag may mean. `--help` prints all settings and leaves with 0.
     """
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))

@@ -1,8 +1,4 @@
-"""`surefoot submit ...`: the same run as `surefoot train ...`, as a job of Slurm that goes on by itself.
-
-submitit writes the batch script and has the job requeued; what it is told to start is `Training`, a command line. Its own files, among
-them a pickle of that command line, lie in a directory for logs and never in that of the run.
-"""
+"""`surefoot submit ...`: the run of `surefoot train ...` as a job of Slurm, which submitit has requeued until it is done."""
 
 import importlib
 import os
@@ -96,8 +92,8 @@ class Submit(AcceptChange, ProgramOptions):
 
 def submit(arguments: list[str]) -> None:
     missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large"
-    what = target(Submit, arguments, verb="submit", missing=missing)
     of_train = ("config", "accept_change")  # which go on to it
+    what = target(Submit, arguments, verb="submit", missing=missing)
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
     tasks = options.nodes * options.tasks
     check_training([what, *flags], tasks=tasks, local=options.local)
@@ -131,12 +127,14 @@ def submit(arguments: list[str]) -> None:
         }
     job = _submitted(Training(("train", what, *flags)), requested, options)
     size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
-    hours = f"{options.hours:g} hour{'s' * (options.hours != 1)}"
-    print(f"submitted  job {job.job_id}: {size}, {hours}, and again up to {options.requeues} times")
-    print(f"  command  {shlex.join(['surefoot', 'train', what, *flags])}")
-    log = job.paths.stdout
-    print(f"  look     tail -f {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}")
-    print(f"  stop     {'kill -INT' if options.local else 'scancel'} {job.job_id}")
+    hours, log = f"{options.hours:g} hour{'s' * (options.hours != 1)}", job.paths.stdout
+    print(
+        f"submitted  job {job.job_id}: {size}, {hours}, and again up to {options.requeues} times",
+        f"  command  {shlex.join(['surefoot', 'train', what, *flags])}",
+        f"  look     tail -f {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}",
+        f"  stop     {'kill -INT' if options.local else 'scancel'} {job.job_id}",
+        sep="\n",
+    )
 
 
 def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli.options import ProgramOptions, target, verb_options
-from surefoot.cli.processes import Several, among_settings, settled, start_several
-from surefoot.cli.settings import program_settings, refuse_fp16_on_a_cpu
+from surefoot.cli.options import ProgramOptions
+from surefoot.cli.processes import Several, program_options, settled, start_several
+from surefoot.cli.settings import program_settings
 from surefoot.config.toml import to_toml
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import Program, build_run, find_program
+from surefoot.recipes.program import Program, build_run, refuse_fp16_on_a_cpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,7 @@ class Train(AcceptChange, Several, ProgramOptions):
 
 
 def train(arguments: list[str]) -> None:
-    missing = "train what? surefoot train gpt, or surefoot train FILE.py:build"
-    program = find_program(target(Train, arguments, verb="train", missing=missing))
-    options, flags = verb_options(Train, arguments, verb="train", but=among_settings(program), help_goes_on=True)
+    program, options, flags = program_options(Train, arguments, verb="train")
     config, origins = program_settings(program, options, flags, verb="train")
     start(
         program, config, origins, flags, command=["train", *arguments], several=options, accepted=options.accept_change
@@ -58,10 +56,7 @@ def start(
     accepted: str | None,
     only: Path | None = None,
 ) -> None:
-    """Build and train, or have `command` do so in several processes; `accepted` are changes that the run goes on with.
-
-    `only` is the directory that a resumed run must have.
-    """
+    """Build and train, or have `command` do so in several processes; `only` is the directory that a resumed run must have."""
     if only is not None:
         program.refuse_changed_files(config, run=only, resuming=True)
     program.check(config)
@@ -79,9 +74,11 @@ def start(
             "  was `out` changed, or is it relative to another directory than this one?"
         )
     refuse_fp16_on_a_cpu(run)
-    example = run.parts.example or ("INPUT" if {"predict", "Predict"} <= program.names.keys() else None)
-    accept_change = (*run.parts.accept_change, *accept_change)
-    run.parts = dataclasses.replace(run.parts, example=example, accept_change=accept_change)
+    run.parts = dataclasses.replace(
+        run.parts,
+        example=run.parts.example or ("INPUT" if {"predict", "Predict"} <= program.names.keys() else None),
+        accept_change=(*run.parts.accept_change, *accept_change),
+    )
     run.train()
 
 

@@ -9,9 +9,9 @@ from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 
 from surefoot.cli.options import WHICH_RUN, ChangedProgramOption, RunOption, find_run, limited, verb_options
-from surefoot.cli.processes import refuse_launched, refuse_several
+from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
-from surefoot.errors import ConfigError
+from surefoot.errors import refuse_all
 from surefoot.recipes.program import status_line
 from surefoot.saved_run import SavedRun
 
@@ -50,15 +50,17 @@ class Verify(ChangedProgramOption, RunOption):
 
 def verify(arguments: list[str]) -> None:
     options, flags = verb_options(Verify, arguments, verb="verify", missing=WHICH_RUN)
-    refuse_several(arguments, verb="verify")
-    refuse_launched("verify")
+    refuse_several(arguments, verb="verify", or_launched=True)
     run = find_run(options.run)
     saved = SavedRun(run, read_program=lambda: saved_settings(run, options, flags, verb="verify"))
     some = (options.steps, options.windows, options.seed) != (None, None, None)
-    if options.all and some:
-        raise ConfigError("--all makes all steps again: leave --steps, --windows and --seed out")
-    if options.tolerance is not None and options.tolerance < 0:
-        raise ConfigError(f"--tolerance {options.tolerance:g}: a relative difference is 0 or more")
+    tolerance = options.tolerance or 0.0
+    refuse_all(
+        {
+            "--all makes all steps again: leave --steps, --windows and --seed out": options.all and some,
+            f"--tolerance {tolerance:g}: a relative difference is 0 or more": tolerance < 0,
+        }
+    )
     from surefoot.verify.rerun import STEPS
 
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
@@ -92,7 +94,7 @@ def progress(show: Callable[[str], None], now: Callable[[], float] = time.monoto
         time_s = now()
         if time_s - drawn >= _BETWEEN_S:
             drawn = time_s
-            left = duration((time_s - begun) / max(made, 1) * (total - made))
-            show(f"{made:,} of {total:,} steps made again, {left} left")
+            left_s = (time_s - begun) / max(made, 1) * (total - made)
+            show(f"{made:,} of {total:,} steps made again, {duration(left_s)} left")
 
     return watch

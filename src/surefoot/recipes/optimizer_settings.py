@@ -1,7 +1,5 @@
 """What recipes share: the settings of an optimizer and of a schedule, and telling all that is wrong at once. Torch-free."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -73,9 +71,13 @@ class Optimizer:
         shared = ("name", "lr", "weight_decay", "layer_decay", "base_width", "frozen")
         own = {name: value for name, value in vars(self).items() if name not in shared}
         rate, decay = OPTIMIZERS[self.name].first_run
-        rate = rate if self.lr is None else self.lr
-        decay = decay if self.weight_decay is None else self.weight_decay
-        plain = partial(named, self.name, lr=rate, weight_decay=decay, settings=own)
+        plain = partial(
+            named,
+            self.name,
+            lr=rate if self.lr is None else self.lr,
+            weight_decay=decay if self.weight_decay is None else self.weight_decay,
+            settings=own,
+        )
         *rates, _ = checked(
             lambda: [] if self.layer_decay is None else [sf.layer_decay(self.layer_decay)],
             lambda: [] if self.base_width is None else [sf.width_scaling(base_width=self.base_width)],

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.config import user_code
+from surefoot.config import toml, user_code
 from surefoot.config.paths import file_text
-from surefoot.config.toml import program as program_of
-from surefoot.config.toml import values
 from surefoot.config.tree import did_you_mean, flatten, layered
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
@@ -84,9 +82,9 @@ class Program:
 
         run = self.build(*config)
         if not isinstance(run, Run):
-            name = self.described.get("function", "build")
             raise ConfigError(
-                f"{name}() returned {type(run).__name__}, not a surefoot.Run: does it end in `return sf.Run(...)`?"
+                f"{self.described.get('function', 'build')}() returned {type(run).__name__}, not a surefoot.Run:"
+                " does it end in `return sf.Run(...)`?"
             )
         return run
 
@@ -99,8 +97,8 @@ def find_program(name: str) -> Program:
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
         return _in_file(Path(path), function or "build")
-    otherwise = f"there are: {', '.join(NAMES)}; or give FILE.py:build"
-    raise ConfigError(f"no recipe {name!r}: {did_you_mean(name, NAMES, otherwise=otherwise)}")
+    meant = did_you_mean(name, NAMES, otherwise=f"there are: {', '.join(NAMES)}; or give FILE.py:build")
+    raise ConfigError(f"no recipe {name!r}: {meant}")
 
 
 def program_again(
@@ -109,7 +107,7 @@ def program_again(
     """The program that the config.toml of a run names.
 
     `resuming` runs a changed one, says so, and leaves it to the resume to compare what it computes. All else refuses it, and one
-    that others could have changed, unless `run_changed`. A recipe is one of surefoot's own: "FILE.py:function" is refused.
+    that others could have changed, unless `run_changed`.
     """
     match described:
         case {"kind": "recipe", "recipe": str(name)}:
@@ -144,16 +142,14 @@ def program_again(
 def read_program(run: Path, *, resuming: bool = False, run_changed: bool = False) -> tuple[Program, dict[str, Any]]:
     """The program that a run's config.toml names, as `program_again` does, and the settings in that file, by dotted name."""
     text, where = file_text(run / "config.toml"), str(run / "config.toml")
-    program = program_again(program_of(text, where=where), run=run, resuming=resuming, run_changed=run_changed)
-    return program, values(text, where=where)
+    program = program_again(toml.program(text, where=where), run=run, resuming=resuming, run_changed=run_changed)
+    return program, toml.values(text, where=where)
 
 
 def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program, Any]:
     """What made a run, and its configuration (None where it takes none). A changed program is refused unless `run_changed`."""
-    program, values = read_program(run, run_changed=run_changed)
-    if program.config is None:
-        return program, None
-    config = layered(program.config, [("file", values)])[0]
+    program, in_file = read_program(run, run_changed=run_changed)
+    config = None if program.config is None else layered(program.config, [("file", in_file)])[0]
     if not run_changed:
         program.refuse_changed_files(config, run=run)
     return program, config
@@ -174,6 +170,12 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> Run:
             raise DataError(
                 f"{problem}\n  this run was started in {started_in}: a relative path is from there"
             ) from problem
+
+
+def refuse_fp16_on_a_cpu(run: Run) -> None:
+    """Raise where the library lets pass, for tests, what nobody who trains can want."""
+    if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
+        raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
 
 
 @contextmanager
@@ -214,10 +216,9 @@ def choose_checkpoint(run: Path, which: str | None) -> Contents:
     store = Store(run / "checkpoints")
     if which is not None and (last := re.fullmatch(r"\s*average\s+([0-9]+)\s*", which)):
         return averaged(store, int(last[1]))
-    contents = store.newest_intact()
-    if contents is None:
+    if (newest := store.newest_intact()) is None:
         raise CheckpointError(f"{run} holds no checkpoint")
-    chosen, damaged = contents
+    chosen, damaged = newest
     for damage in damaged:
         note(f"warning: {damage}")
     if which in (None, "newest"):

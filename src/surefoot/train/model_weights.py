@@ -22,8 +22,8 @@ def load_weights(
     name: str = "model",
     device: str = "auto",
     weights: Literal["auto", "averaged", "trained"] = "auto",
-) -> None:
-    """Give a model the weights of a checkpoint, on a device: "auto" are those that are evaluated, averaged where the run had averages.
+) -> nn.Module:
+    """A model with the weights of a checkpoint, on a device: "auto" are those that are evaluated, averaged where the run had averages.
 
     `name` is that of the model in a run of several. Raises `CheckpointError` where they do not fit.
     """
@@ -35,7 +35,7 @@ def load_weights(
     if file not in found.files:
         raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
     state_dict.load_model(model, model_state(found, file, name), where=f"step {found.step}")()
-    model.to(device_called(device)).eval()
+    return model.to(device_called(device)).eval()
 
 
 @contextmanager

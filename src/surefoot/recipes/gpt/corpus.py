@@ -1,7 +1,5 @@
 """A text as tokens: which tokenizer, what is trained on and what is held out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -31,33 +29,32 @@ class Corpus:
     tokenizer: Any
     chosen: str
     """What the settings say of the tokenizer; compared when a run goes on."""
-    origin: str
-    """Which text it is, in words."""
-    parted: str
-    """How much it is and which part of it is held out, in words."""
+    about: tuple[str, str]
+    """Which text it is; how much it is, and which part of it is held out."""
 
     @property
     def in_words(self) -> list[str]:
         """Lines that say which text it is, what of it is held out, and what tokens it has."""
         return [
-            self.origin,
-            self.parted,
+            *self.about,
             f"{len(self.training):,} tokens to train on, {len(self.held_out):,} held out;"
             f" {self.tokenizer.vocabulary:,} different ones in the vocabulary",
         ]
 
     @property
+    def _held_out_arrays(self) -> Any:
+        return self.held_out.arrays if isinstance(self.held_out, sf.TokenShards) else [self.held_out]
+
+    @property
     def longest_held_out(self) -> Any:
         """The held-out tokens in one piece, or the longest piece of them."""
-        return max(self.held_out.arrays, key=len) if isinstance(self.held_out, sf.TokenShards) else self.held_out
+        return max(self._held_out_arrays, key=len)
 
     @property
     def targets_per_byte(self) -> float:
         """Held-out tokens to predict for each byte of text; turns nats per token into bits per byte."""
-        arrays = self.held_out.arrays if isinstance(self.held_out, sf.TokenShards) else [self.held_out]
-        counts = self.tokenizer.byte_counts
-        targets = sum(max(0, len(array) - 1) for array in arrays)
-        return targets / max(1, sum(int(counts[array[1:]].sum()) for array in arrays))
+        targets, counts = [array[1:] for array in self._held_out_arrays], self.tokenizer.byte_counts
+        return sum(map(len, targets)) / max(1, sum(int(counts[each].sum()) for each in targets))
 
 
 def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = None) -> Corpus:
@@ -65,8 +62,6 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
 
     saved: the tokenizer that the run wrote when it began; with it the run goes on, since its tokens are what it has learned.
     init: the weights it starts from; the tokenizer beside them is meant where none is named.
-
-    Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
     """
     path, tokenizer = data.path, data.tokenizer
     made = None if saved is None else saved_tokenizer(saved)
@@ -75,7 +70,11 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     if path is not None:
         if (Path(path) / "tokens.json").is_file():
             return _of_shards(Path(path), data, made)
-        _refuse_unfinished(Path(path))
+        if (Path(path) / "prepare.json").is_file() or any(Path(path).glob("shard-*.bin")):
+            raise sf.DataError(
+                f"{path} holds unfinished token shards: it has no tokens.json, which is written last\n"
+                "  the same surefoot data prepare goes on where it was; shards copied from elsewhere: was all copied?"
+            )
     documents = sf.stdlib_documents() if path is None else sf.load_documents(path)
     training, held_out = sf.held_out_documents(documents, held_out_fraction=data.held_out_fraction)
     match tokenizer:
@@ -90,11 +89,13 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
         case _:  # read for a resume too, to see that it is the same: a place may hold another one now
             is_there = Path(_GPT2 if tokenizer == "gpt2" else tokenizer).exists()
             there = named_tokenizer(tokenizer) if made is None or is_there else made
-            digest = sha256(there.to_json().encode()).hexdigest()
-            made, chosen = made or there, f"{there.vocabulary} tokens, {digest[:16]}"
-    tokens = sf.encode_documents(training, made), sf.encode_documents(held_out, made)
+            made, chosen = (
+                made or there,
+                f"{there.vocabulary} tokens, {sha256(there.to_json().encode()).hexdigest()[:16]}",
+            )
     origin = "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
-    return Corpus(*tokens, made, chosen, origin, _parted(documents, held_out))
+    tokens = sf.encode_documents(training, made), sf.encode_documents(held_out, made)
+    return Corpus(*tokens, made, chosen, about=(origin, _parted(documents, held_out)))
 
 
 def promised_vocabulary(data: Data) -> int | None:
@@ -105,8 +106,9 @@ def promised_vocabulary(data: Data) -> int | None:
     """
     if data.tokenizer is None and data.path is not None and not Path(data.path).is_file():
         return None  # a directory may hold shards, which have tokens already
-    trained = _VOCABULARY if data.vocabulary is None else data.vocabulary
-    return {"bpe": trained, "bytes": _LEAST_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(data.tokenizer or "bpe")
+    return {"bpe": data.vocabulary or _VOCABULARY, "bytes": _LEAST_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(
+        data.tokenizer or "bpe"
+    )
 
 
 def saved(out: str | Path | None) -> Path | None:
@@ -187,26 +189,18 @@ def named_tokenizer(name: str) -> Any:
     return sf.load_tokenizer(_GPT2)
 
 
-def _refuse_unfinished(path: Path) -> None:
-    if (path / "prepare.json").is_file() or any(path.glob("shard-*.bin")):
-        raise sf.DataError(
-            f"{path} holds unfinished token shards: it has no tokens.json, which is written last\n"
-            "  the same surefoot data prepare goes on where it was; shards copied from elsewhere: was all copied?"
-        )
-
-
 def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
     shards, tokenizer = sf.TokenShards.open(path), data.tokenizer
-    checked = shards.refuse_damaged()
-    if checked < len(shards.shards):
+    checked, count = shards.refuse_damaged(), len(shards.shards)
+    if checked < count:
         note(
-            f"note: {checked:,} of the {len(shards.shards):,} token shards in {path} were compared with their hashes; all of"
+            f"note: {checked:,} of the {count:,} token shards in {path} were compared with their hashes; all of"
             " them: the same surefoot data prepare once more"
         )
     kept = path / TOKENIZER  # by `surefoot data prepare`
     own = sf.load_tokenizer(kept) if kept.is_file() else None
-    if made is None and tokenizer is None:
-        made = own
+    if tokenizer is None:
+        made = made or own
     if tokenizer in ("bpe", "characters") or (tokenizer is None and made is None):
         raise sf.ConfigError(
             f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
@@ -216,8 +210,7 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
             f"data.vocabulary = {data.vocabulary} is for tokenizers that are trained here; {path} holds tokens already\n"
             "  leave it out (--data.vocabulary None, where a preset has one)"
         )
-    if made is None:
-        made = named_tokenizer(str(tokenizer))
+    made = made or named_tokenizer(str(tokenizer))
     if own is not None and made.to_json() != own.to_json():
         other = "that of the weights" if tokenizer is None else f"--data.tokenizer {tokenizer}"
         raise sf.ConfigError(
@@ -230,7 +223,13 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
             f"{path} was written for {shards.vocabulary} different tokens, --data.tokenizer {tokenizer} has {made.vocabulary}"
         )
     training, held_out = shards.divided(data.held_out_fraction)
-    count = len(shards.shards)
-    origin = f"{count:,} token shard{'s' * (count != 1)} of {path}"
-    parted = f"{len(held_out) / len(shards):.1%} of the tokens are held out: the end of them"
-    return Corpus(training, held_out, made, tokenizer or "that of init, or of the shards", origin, parted)
+    return Corpus(
+        training,
+        held_out,
+        made,
+        chosen=tokenizer or "that of init, or of the shards",
+        about=(
+            f"{count:,} token shard{'s' * (count != 1)} of {path}",
+            f"{len(held_out) / len(shards):.1%} of the tokens are held out: the end of them",
+        ),
+    )

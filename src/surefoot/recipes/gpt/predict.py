@@ -41,17 +41,14 @@ def continuations(
 ) -> Iterator[str]:
     """The texts that go on from the inputs and the lines of `asked.file`, or from `otherwise` where there are none.
 
-    An input "-" alone is standard input.
-
-    In pieces: of one input as it grows, of several one JSON object a line. `ConfigError` and `DataError` come before the first.
+    "-" alone is standard input. In pieces: of one input as it grows, of several one JSON object a line. Errors come first.
     """
     if list(inputs) == ["-"]:
         inputs = [decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
     prompts = [*inputs, *([] if asked.file is None else _lines(local_path(asked.file, setting="file")))] or [otherwise]
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
-    empty = [place for place, tokens in enumerate(encoded) if not tokens]
-    if empty:
-        raise sf.ConfigError(f"prompt {empty[0] + 1} is empty: give at least one character to go on from")
+    if [] in encoded:
+        raise sf.ConfigError(f"prompt {encoded.index([]) + 1} is empty: give at least one character to go on from")
     settings: dict[str, Any] = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "seed")}
     settings |= {"count": asked.tokens, "context": context, "end": tokenizer.end, "caching": True}
     if len(prompts) == 1 and asked.file is None:
@@ -62,8 +59,8 @@ def continuations(
         return
     continued = sf.generate.samples(model, encoded, batch_size=asked.batch_size, **settings)
     for prompt, before, after in zip(prompts, encoded, continued, strict=True):
-        text = tokenizer.decode(after[len(before) :])
-        yield json.dumps({"prompt": prompt, "continuation": text}, ensure_ascii=False) + "\n"
+        answer = {"prompt": prompt, "continuation": tokenizer.decode(after[len(before) :])}
+        yield json.dumps(answer, ensure_ascii=False) + "\n"
 
 
 def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:

@@ -17,8 +17,7 @@ _MOST_AT_ONCE = 16  # questions
 def named(files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "multiple_choice") -> dict[str, Path]:
     """The files of ["NAME=FILE", ...] by name; a file alone is called after itself, up to the first dot.
 
-    Raises `ConfigError`, naming the setting, for a name that is there twice, among them or in `taken`, or that would be no
-    split's.
+    A name that is there twice, among them or in `taken`, or that would be no split's is refused.
 
     >>> [*named(["hellaswag=data/val.jsonl", "arc_easy.jsonl.gz"])]
     ['hellaswag', 'arc_easy']
@@ -41,10 +40,7 @@ def named(files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "mu
 def question_split(
     name: str, path: Path, *, tokenizer: Any, context: int, number: int | None = None, seed: int = 0
 ) -> Any:
-    """A file of questions as a `Split` for a `models.GPT`: all of them, or `number` chosen by the seed.
-
-    How many lose a part of their beginning to the context is told on standard error.
-    """
+    """A file of questions as a `Split` for a `models.GPT`: all of them, or `number` chosen by the seed."""
     questions = sf.load_questions(path, tokenizer, number=number, seed=seed)
     dataset = sf.Choices(questions, context=context, byte_counts=tokenizer.byte_counts)
     if dataset.shortened:
@@ -52,17 +48,19 @@ def question_split(
             f"note: {name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
             " tokens: their beginnings are cut"
         )
-    batch_size = questions_at_once(dataset, vocabulary=tokenizer.vocabulary)
-    if dataset.choices > 1:
-        return sf.Split(dataset, scores=choice_accuracy, batch_size=batch_size, loss=False)
-    derived = {"perplexity": sf.perplexity}
-    return sf.Split(dataset, scores=_continuation_accuracy, batch_size=batch_size, loss=False, derived=derived)
+    several = dataset.choices > 1
+    return sf.Split(
+        dataset,
+        scores=choice_accuracy if several else _continuation_accuracy,
+        batch_size=questions_at_once(dataset, vocabulary=tokenizer.vocabulary),
+        loss=False,
+        derived={} if several else {"perplexity": sf.perplexity},
+    )
 
 
 def questions_at_once(dataset: Any, *, vocabulary: int) -> int:
     """How many questions are scored together, so that their logits fit into memory; changes no score."""
-    logits: int = dataset.most_targets * vocabulary  # of one question
-    return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // logits))
+    return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // int(dataset.most_targets * vocabulary)))
 
 
 def choice_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
@@ -75,7 +73,7 @@ def _continuation_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
 
 
 def _logits_at(model: Any, tokens_RT: Any, places_E: Any) -> Any:
-    def made(hidden_RTC: Any, head_VC: Any) -> Any:
+    def at_places(hidden_RTC: Any, head_VC: Any) -> Any:
         return hidden_RTC.flatten(0, 1).index_select(0, places_E) @ head_VC.T
 
-    return model(tokens_RT, loss=made)
+    return model(tokens_RT, loss=at_places)

@@ -1,13 +1,10 @@
-"""From the settings of a GPT to its run: the network, the corpus, the scores, samples and predictions.
-
-Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
-"""
+"""From the settings of a GPT to its run: the network, the corpus, the scores, samples and predictions. Imports no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +39,15 @@ def tinted_held_out(model: Any, found: Corpus, *, context: int) -> sf.TintedText
 
 def check(config: Config) -> list[Any]:
     """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
-    return checked(*_checks(config), lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR))
-
-
-def _checks(config: Config) -> list[Callable[[], Any]]:
-    return [
+    return checked(
         lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
         lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
-    ]
+        lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+    )
 
 
 def build(config: Config) -> sf.Run:
@@ -63,34 +57,35 @@ def build(config: Config) -> sf.Run:
     found = texts.corpus(config.data, saved=texts.saved(config.out), init=config.init)
     tokenizer = found.tokenizer
     network = network_shape(config, vocabulary=tokenizer.vocabulary)
-
-    def model() -> Any:
-        return sf.models.GPT(network)
-
-    def bits_per_byte(scores: Mapping[str, float]) -> float:
-        return scores["loss"] * found.targets_per_byte / math.log(2)
-
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
     if config.sample_tokens and not prompt:
         raise sf.ConfigError("sample_prompt is empty: give at least one character to go on from, or --sample-tokens 0")
 
     def sample(model: Any) -> str:
-        settings: dict[str, Any] = {"count": config.sample_tokens, "context": context, "temperature": 0.7}
-        drawn = sf.generate.sample(model, prompt, **settings, seed=config.seed, end=tokenizer.end, caching=True)
+        drawn = sf.generate.sample(
+            model,
+            prompt,
+            count=config.sample_tokens,
+            context=context,
+            temperature=0.7,
+            seed=config.seed,
+            end=tokenizer.end,
+            caching=True,
+        )
         return str(tokenizer.decode(drawn))
 
     def in_words(batch: Any) -> str:  # line ends as they are written in Python
         inputs_BT, targets_BT = batch
         return texts.wrapped(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
 
-    def panels(model: Any) -> list[sf.TintedText]:
-        return [tinted_held_out(model, found, context=context)]
-
     splits = {
         "held-out": sf.Split(
             sf.HeldOut(found.held_out, context=context),
             batch_size=64,
-            derived={"perplexity": sf.perplexity, "bits_per_byte": bits_per_byte},
+            derived={
+                "perplexity": sf.perplexity,
+                "bits_per_byte": lambda scores: scores["loss"] * found.targets_per_byte / math.log(2),
+            },
         )
     }
     if config.cloze_questions != 0 and (cloze := _cloze(config, found)) is not None:
@@ -99,14 +94,14 @@ def build(config: Config) -> sf.Run:
     for name, file in asked_questions.named(config.multiple_choice or ()).items():
         splits[name] = asked_questions.question_split(name, file, tokenizer=tokenizer, context=context, **chosen)
     return sf.Run(
-        model=model,
+        model=lambda: sf.models.GPT(network),
         loss=_loss,
         train_data=sf.Windows(found.training, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
         evaluate=splits,
         sample_fn=sample if config.sample_tokens else None,
-        panels_fn=panels,
+        panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
         describe_sample=in_words,
         best=BEST,
         files={texts.TOKENIZER: tokenizer.to_json()},
@@ -122,7 +117,7 @@ def outline(config: Config) -> sf.Run | None:
     vocabulary, context = texts.promised_vocabulary(config.data), config.model.context
     if vocabulary is None or config.init is not None:
         return None
-    _, optimizer, schedule, *_ = checked(*_checks(config))
+    _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
     network = network_shape(config, vocabulary=vocabulary)
     import numpy as np
 
@@ -182,12 +177,12 @@ def _cloze(config: Config, found: texts.Corpus) -> sf.Split | None:
             return None
         raise
     rows = sf.Choices(questions, context=context, byte_counts=found.tokenizer.byte_counts)
-    batch_size = asked_questions.questions_at_once(rows, vocabulary=found.tokenizer.vocabulary)
-    return sf.Split(rows, scores=_accuracy, batch_size=batch_size, loss=False)
-
-
-def _accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
-    return {"accuracy": asked_questions.choice_accuracy(model, batch)["acc"]}  # all endings are of one length
+    return sf.Split(
+        rows,  # whose endings are all of one length
+        scores=lambda model, batch: {"accuracy": asked_questions.choice_accuracy(model, batch)["acc"]},
+        batch_size=asked_questions.questions_at_once(rows, vocabulary=found.tokenizer.vocabulary),
+        loss=False,
+    )
 
 
 def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
@@ -212,6 +207,5 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
 def _trained(config: Config, tokenizer: Any, checkpoint: Any, *, device: str) -> Any:
     from surefoot.train.model_weights import load_weights  # imports torch
 
-    model = sf.models.GPT(network_shape(config, vocabulary=tokenizer.vocabulary))
-    load_weights(model, checkpoint, device=device)
-    return model
+    network = network_shape(config, vocabulary=tokenizer.vocabulary)
+    return load_weights(sf.models.GPT(network), checkpoint, device=device)

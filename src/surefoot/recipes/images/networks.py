@@ -41,12 +41,13 @@ class Model:
 def refuse_settings(model: Model) -> None:
     """Raise `ConfigError` for a network that is none, and for settings that are not its own or cannot be."""
     kind = _kind(model.name)
-    foreign = [name for own in _OWN.values() for name in own if name not in _OWN.get(kind, {})]
     refuse_all(
         {
             **{
                 f"model.{name} = {getattr(model, name)!r} is foreign to {model.name}": getattr(model, name) is not None
-                for name in foreign
+                for owner, own in _OWN.items()
+                for name in own
+                if owner != kind
             },
             f"model.width = {model.width}: channels of the first block, 1 or more": (
                 model.width is not None and model.width < 1
@@ -59,10 +60,7 @@ def refuse_settings(model: Model) -> None:
 
 
 def recorded_name(model: Model, *, held: str | None = None) -> str:
-    """The network's name as a run's directory keeps it: of a file its absolute path.
-
-    `held` is the name that a begun run kept. A relative path is from where that was begun, which may be elsewhere by now.
-    """
+    """The network's name as a run's directory keeps it: of a file its absolute path, from where the run that `held` it began."""
     if _kind(model.name) != "file":
         return model.name
     path, _, function = model.name.rpartition(":")
@@ -99,20 +97,15 @@ def builder(model: Model, name: str, *, channels: int, classes: int, size: int) 
     kind = _kind(name)
     shape: dict[str, Any] = {"channels": channels, "classes": classes}
     own = _own(model, kind, size=size)
-    match kind:
-        case "simple_cnn":
-            made: Callable[[], Any] = lambda: sf.models.SimpleCNN(**shape, **own)  # noqa: E731
-        case "resnet":
-            made = lambda: sf.models.ResNet(RESNETS[name], **shape, **own)  # noqa: E731
-        case "timm":
-            made = _of_timm(name.partition(":")[2], channels=channels, classes=classes)
-        case _:
-            made = _of_file(name, shape)
+    if kind == "simple_cnn":
+        return lambda: sf.models.SimpleCNN(**shape, **own)
+    if kind == "resnet":
+        return lambda: sf.models.ResNet(RESNETS[name], **shape, **own)
+    made = _of_timm(name.partition(":")[2], **shape) if kind == "timm" else _of_file(name, shape)
 
     def built() -> Any:
         network = made()
-        if kind in ("timm", "file"):
-            _refuse_outputs(network, name, channels=channels, classes=classes, size=size)
+        _refuse_outputs(network, name, **shape, size=size)
         return network
 
     return built
@@ -121,8 +114,11 @@ def builder(model: Model, name: str, *, channels: int, classes: int, size: int) 
 def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: int) -> None:
     """Raise `ConfigError` where micro-batches of one image are each normalised over one pixel; of surefoot's networks only."""
     kind = _kind(name)
-    one_pixel = kind in _OWN and size <= _LAST_PIXEL[_own(model, kind, size=size).get("stem", "cifar")]
-    if micro_batch_size == 1 and one_pixel:
+    if (
+        micro_batch_size == 1
+        and kind in _OWN
+        and size <= _LAST_PIXEL[_own(model, kind, size=size).get("stem", "cifar")]
+    ):
         raise sf.ConfigError(
             f"micro-batches of 1 image of {size} x {size} pixels: {name} makes one pixel of it, and batch normalisation has\n"
             "  nothing to take a deviation of\n"

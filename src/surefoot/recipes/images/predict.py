@@ -59,8 +59,10 @@ class Kept:
             )
         for name, found, own in (("size", size, self.size), ("channels", channels, self.channels)):
             if found != own:
-                hint = f"pictures in folders are made so: --data.{name} {own}"
-                return f"the images of these data have {name} {found}, those of the run {own}\n  {hint}"
+                return (
+                    f"the images of these data have {name} {found}, those of the run {own}\n"
+                    f"  pictures in folders are made so: --data.{name} {own}"
+                )
         return None
 
 
@@ -70,8 +72,11 @@ def kept(run: Path) -> Kept:
     try:
         found = json.loads(read_regular(place))
         hints = get_type_hints(Kept)
-        fits = isinstance(found, dict) and found.keys() == hints.keys()
-        if not fits or any(type_problem(name, found[name], hint) for name, hint in hints.items()):
+        if (
+            not isinstance(found, dict)
+            or found.keys() != hints.keys()
+            or any(type_problem(name, found[name], hint) for name, hint in hints.items())
+        ):
             raise ValueError(f"its entries should be {', '.join(hints)}")
     except FileNotFoundError as problem:
         raise sf.CheckpointError(
@@ -103,9 +108,8 @@ def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
     def described(batch: Any) -> str:
         images_BCHW, labels_B = batch
         image_HW = images_BCHW[0].float().mean(dim=0)
-        height, width = image_HW.shape
         shape = " x ".join(str(size) for size in images_BCHW.shape[1:])
-        stride = max(1, -(-max(height, width) // _SIDE))
+        stride = max(1, -(-max(image_HW.shape) // _SIDE))
         small = image_HW[::stride, ::stride]
         finite = small[small.isfinite()]
         low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
@@ -118,15 +122,7 @@ def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
 def _shade(value: float, low: float, high: float) -> str:
     if not low <= value <= high:  # NaN, or infinity
         return "?"
-    share = 0.0 if high == low else (value - low) / (high - low)
-    return _SHADES[min(int(share * len(_SHADES)), len(_SHADES) - 1)]
-
-
-def example(held_out: sf.Images | sf.ImageFiles) -> bytes:
-    """The first picture that is held out, as a file to try `surefoot predict` with."""
-    from surefoot.report.task_panels import png_file
-
-    return png_file(held_out[0][0], mean=held_out.mean, std=held_out.std)
+    return _SHADES[0 if high == low else min(int((value - low) / (high - low) * len(_SHADES)), len(_SHADES) - 1)]
 
 
 def begun(out: str | Path | None) -> Kept | None:
@@ -135,10 +131,7 @@ def begun(out: str | Path | None) -> Kept | None:
 
 
 def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iterator[str]:
-    """The likeliest classes of each picture: of one a line each, of several one JSON object a line.
-
-    `ConfigError` and `DataError` come before the first.
-    """
+    """The likeliest classes of each picture: of one a line each, of several one JSON object a line. Errors come first."""
     import torch
 
     if not inputs:

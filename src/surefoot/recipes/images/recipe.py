@@ -1,7 +1,4 @@
-"""From the settings of an image classifier to its run: the network, the images, the loss, scores and predictions.
-
-Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
-"""
+"""From the settings of an image classifier to its run: the network, the images, the loss, scores and predictions. Imports no torch."""
 
 from __future__ import annotations
 
@@ -44,14 +41,15 @@ def check(config: Config) -> list[Any]:
 
 def build(config: Config) -> sf.Run:
     """The run that a configuration describes, not yet started."""
+    from surefoot.report.task_panels import png_file
+
     changes = config.augmentation
     augmentation, optimizer, schedule, *_ = check(config)
     held = pictures.begun(config.out)
     found = sf.load_images(**vars(config.data), augmentation=augmentation, seed=config.seed)
-    if found.left_out:
-        count, first = len(found.left_out), found.left_out[0]
+    if count := len(found.left_out):
         what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
-        print(f"warning: {what} left out: {first}{' ...' * (count > 1)}", flush=True)
+        print(f"warning: {what} left out: {found.left_out[0]}{' ...' * (count > 1)}", flush=True)
     fits, names = found.fitting, list(found.classes)
     shape = {"size": fits.size, "channels": fits.channels}
     strange = None if held is None else held.strange(names, **shape)
@@ -82,19 +80,25 @@ def build(config: Config) -> sf.Run:
             raise sf.DataError(strange)
         return sf.classified(model, batch)
 
-    def judge(found: Sequence[sf.Classified]) -> dict[str, Any]:
-        return sf.classification_scores(found, classes=len(names))
-
     def panels(model: Any) -> Iterator[Any]:
         if strange is not None:
             raise sf.DataError(strange)
-        mean, std = found.held_out.mean, found.held_out.std
-        yield from sf.classification_panels(model, found.held_out, classes=names, mean=mean, std=std)
+        yield from sf.classification_panels(model, found.held_out, classes=names, **normalised)
 
-    told: dict[str, Any] = {"loss": False, "batch_size": 256, "outputs": outputs, "judge": judge}
-    splits = {"held-out": sf.Split(found.held_out, **told)}
-    if found.test is not None:
-        splits["test"] = sf.Split(found.test, at_end=True, **told)
+    normalised: dict[str, Any] = {"mean": found.held_out.mean, "std": found.held_out.std}
+    left_out = repr([f"{path.parent.name}/{path.name}" for path in found.left_out]).encode(errors="surrogateescape")
+    splits = {
+        name: sf.Split(
+            part,
+            loss=False,
+            batch_size=256,
+            outputs=outputs,
+            judge=lambda classified: sf.classification_scores(classified, classes=len(names)),
+            at_end=name == "test",
+        )
+        for name, part in (("held-out", found.held_out), ("test", found.test))
+        if part is not None
+    }
     return sf.Run(
         model=model,
         loss=loss,
@@ -105,11 +109,11 @@ def build(config: Config) -> sf.Run:
         panels_fn=panels,
         best=BEST,
         describe_sample=pictures.picture_in_words(names),
-        files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: pictures.example(found.held_out)},
+        files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: png_file(found.held_out[0][0], **normalised)},
         example=None if config.out is None else str(Path(config.out) / pictures.EXAMPLE),
         about_data=_in_words(found, config.data.path),
         settings={
-            "data": {"classes": names, "left_out": _left_out(found)},
+            "data": {"classes": names, "left_out": {"pictures": count, "sha256": sha256(left_out).hexdigest()}},
             "model": networks.described(config.model, name),
             "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix", "label_smoothing")},
         },
@@ -126,11 +130,6 @@ def _in_words(found: sf.ImageSets, path: str | None) -> list[str]:
         f"{len(found.classes)} classes; {found.fitting.size} x {found.fitting.size} pixels,"
         f" {found.fitting.channels} channel{'s' * (found.fitting.channels != 1)}",
     ]
-
-
-def _left_out(found: sf.ImageSets) -> dict[str, Any]:
-    names = [f"{path.parent.name}/{path.name}" for path in found.left_out]
-    return {"pictures": len(names), "sha256": sha256(repr(names).encode(errors="surrogateescape")).hexdigest()}
 
 
 def _accuracy(logits_BK: Any, mixture: sf.Mixed) -> sf.Mean:
@@ -154,8 +153,7 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
 
     data = pictures.kept(run)
     networks.note_changed(data.network, was=data.sha256)
-    classes = len(data.classes)
-    model = networks.builder(config.model, data.network, channels=data.channels, classes=classes, size=data.size)()
-    load_weights(model, checkpoint, device=asked.device)
+    shape = {"channels": data.channels, "classes": len(data.classes), "size": data.size}
+    model = load_weights(networks.builder(config.model, data.network, **shape)(), checkpoint, device=asked.device)
     layout(config.channels_last is True, [model])
     return pictures.named(model, data, inputs, asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
@@ -13,12 +13,10 @@ from surefoot.recipes.gpt.corpus import TOKENIZER, beside
 from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.translation.config import Config, Data
 
-if TYPE_CHECKING:
-    from surefoot.data.translation.files import Sentences
-
 TARGET_TOKENIZER = "tokenizer.target.json"  # in the run's directory, where the target has a vocabulary of its own
 PADDING = 0
 _VOCABULARY = 1024
+Sentences = list[tuple[str, str]]  # a source and its translation
 
 
 @dataclass(frozen=True)
@@ -60,22 +58,18 @@ class Bilingual:
 def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     """The pairs at `data.path` (None: phrases rendered from CLDR), in tokens; those that are too long to train on are told.
 
-    Those to be scored that are longer than the model's context are left out too where they were held out of the training
-    pairs, and refused where they stand in files of their own. `data.empty` says what a pair with an empty side does.
-
     saved: the tokenizer that the run wrote when it began; with it the run goes on. Without it the one of the weights to start
-    from is taken, where there is one. Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
+    from is taken, where there is one.
     """
     data, init, context = config.data, config.init, config.model.context
-    path, source, target, fraction = data.path, data.source, data.target, data.held_out_fraction
-    if path is None:
+    source, target, fraction = data.source, data.target, data.held_out_fraction
+    if data.path is None:
         drawn = sf.phrases(source, target, count=data.phrases, seed=config.seed)
         parts = sf.Parallel(*sf.held_out_pairs(drawn, held_out_fraction=fraction), None)
+        about = f"phrases in {source} and {target}, rendered from CLDR (data.path is absent)"
     else:
-        parts = sf.load_pairs(path, source=source, target=target, held_out_fraction=fraction, empty=data.empty)
-    chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocabulary)} tokens" + (
-        "" if data.shared else " for each side"
-    )
+        parts = sf.load_pairs(data.path, source=source, target=target, held_out_fraction=fraction, empty=data.empty)
+        about = f"pairs of {data.path}, {source} to {target}"
     place = saved if saved is not None or init is None else beside(local_path(init, setting="init"))
     if place is None:
         made = _trained(parts.training, data)
@@ -83,13 +77,12 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         made = saved_tokenizers(place.parent)
         if saved is None:
             _refuse_unlike(data, made, place)
-    limits = {"max_source": data.max_source, "max_target": data.max_target}
-    pairs = sf.Pairs.encoded(parts.training, source=made[0], target=made[1], **limits)
+    pairs = sf.Pairs.encoded(
+        parts.training, source=made[0], target=made[1], max_source=data.max_source, max_target=data.max_target
+    )
     if parts.left_out:
-        one = parts.left_out == 1
-        note(
-            f"note: {parts.left_out:,} {'pair' if one else 'pairs'} with an empty side {'is' if one else 'are'} left out (data.empty)"
-        )
+        pairs_are = "pair with an empty side is" if parts.left_out == 1 else "pairs with an empty side are"
+        note(f"note: {parts.left_out:,} {pairs_are} left out (data.empty)")
     if pairs.left_out:
         note(
             f"note: {pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
@@ -97,8 +90,7 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         )
     held_out = _within(context, parts.held_out, made, origin=parts.held_out_origin)
     test = None if parts.test is None else _within(context, parts.test, made, origin=parts.test_origin)
-    phrase = f"phrases in {source} and {target}, rendered from CLDR (data.path is absent)"
-    about = phrase if path is None else f"pairs of {path}, {source} to {target}"
+    chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocabulary)} tokens{'' if data.shared else ' for each side'}"
     chosen = chosen if init is None else f"that of init, or {chosen}"
     return Bilingual(pairs, held_out, test, *made, chosen, about)
 
@@ -134,10 +126,9 @@ def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, 
             f"  {sentences[long[0]][0][:60]!r} ...\n  take it out, or give a larger --model.context"
         )
     if long:
-        one = len(long) == 1
         note(
-            f"note: {len(long):,} of {len(sentences):,} pairs held out {'is' if one else 'are'} longer than the model's context of"
-            f" {context} tokens (model.context) and not scored"
+            f"note: {len(long):,} of {len(sentences):,} pairs held out {'is' if len(long) == 1 else 'are'} longer than the model's"
+            f" context of {context} tokens (model.context) and not scored"
         )
     return [pair for pair, length in zip(sentences, lengths.tolist(), strict=True) if length <= context]
 
@@ -164,10 +155,8 @@ def promised_vocabulary(vocabulary: int | None) -> int:
 def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     """The tokenizers of both sides, trained on what is trained on."""
     trained = partial(sf.SubwordTokenizer.trained, vocabulary=promised_vocabulary(data.vocabulary), kind=data.tokenizer)
-    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
-    if data.shared:
-        return (trained([*sides[0], *sides[1]]),) * 2
-    return trained(sides[0]), trained(sides[1])
+    sources, targets = [one for one, _ in pairs], [other for _, other in pairs]
+    return (trained(sources + targets),) * 2 if data.shared else (trained(sources), trained(targets))
 
 
 def smoothed(label_smoothing: float) -> Any:
@@ -193,12 +182,11 @@ def of_tokens(model: Any, batch: Any) -> dict[str, sf.Mean]:
 
     def of_hidden(hidden_BTC: Any, head_VC: Any) -> dict[str, sf.Mean]:
         hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
-        logits = hidden @ head_VC.to(hidden.dtype).T
-        real = targets != PADDING
-        right = ((logits.argmax(dim=-1) == targets) & real).sum()
+        logits, real = hidden @ head_VC.to(hidden.dtype).T, targets != PADDING
+        right = (logits.argmax(dim=-1) == targets) & real
         return {
             "loss": sf.cross_entropy(logits, targets, ignore_index=PADDING),
-            "accuracy": sf.Mean(right, real.sum()),
+            "accuracy": sf.Mean(right.sum(), real.sum()),
         }
 
     return dict(model(source_BS, target_BT[:, :-1], loss=of_hidden))

@@ -46,8 +46,7 @@ def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_si
         place: search.source.encode(sentence.strip()) for place, sentence in enumerate(sentences) if sentence.strip()
     }
     for place in rows:
-        why = _too_long(model, search.source, sentences[place])
-        if why is not None:
+        if (why := _too_long(model, search.source, sentences[place])) is not None:
             raise sf.DataError(f"sentence {place + 1} {why}")
     found = sf.generate.searched(
         model,
@@ -78,23 +77,23 @@ def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]],
             "chrf": chrf.corpus_score(translations, [references]).score,
         }
         same = sum(one == other for one, other in zip(translations, references, strict=True))
-        signatures = {"bleu_signature": str(bleu.get_signature()), "chrf_signature": str(chrf.get_signature())}
-        return {**scores, "exact": same / len(references), **signatures}
+        return {
+            **scores,
+            "exact": same / len(references),
+            "bleu_signature": str(bleu.get_signature()),
+            "chrf_signature": str(chrf.get_signature()),
+        }
 
     return judge
 
 
 def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> sf.Examples:
-    """The best, the worst and some random translations of sentences spread over `pairs`, beside what was meant.
-
-    The score is the BLEU of one sentence, with sacrebleu's `effective_order`: without the longer n-grams that a short one
-    has not.
-    """
+    """The best, the worst and some random translations of sentences spread over `pairs`, by the BLEU of each sentence."""
     from sacrebleu.metrics.bleu import BLEU
 
     spread = pairs[:: max(1, -(-len(pairs) // _SHOWN))][:_SHOWN]
     said = translated(model, [one for one, _ in spread], search)
-    bleu = BLEU(tokenize=_words(language), effective_order=True)
+    bleu = BLEU(tokenize=_words(language), effective_order=True)  # without the n-grams that a short sentence has not
     rows = [
         (one, meant, answer, min(100.0, bleu.sentence_score(answer, [meant]).score))
         for (one, meant), answer in zip(spread, said, strict=True)
@@ -146,14 +145,15 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
 def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -> Iterator[str]:
     """The translations, one a line, as many lines as there are in the inputs; several hundred at a time.
 
-    What cannot be translated (a line that is no text, or longer than the model takes) has an empty line, is told on
-    standard error at once, and counted by a `DataError` after the last answer.
+    What cannot be translated has an empty line, is told on standard error, and counted by a `DataError` after the last answer.
     """
     sentences = sentences_of(inputs, asked.file)
     own = {name: getattr(asked, name) for name in ("beam", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})
-    failed = 0
-    at_once = max(1, 16 * asked.batch_size)  # a long file is answered as it goes, and sentences of one length are many
+    failed, at_once = (
+        0,
+        max(1, 16 * asked.batch_size),
+    )  # a long file is answered as it goes; sentences of one length are many
     for first in range(0, len(sentences), at_once):
         texts = []
         for sentence in sentences[first : first + at_once]:
@@ -164,16 +164,15 @@ def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -
             texts.append("" if why is not None else sentence.text)
         yield "".join(f"{line}\n" for line in translated(model, texts, search, batch_size=asked.batch_size))
     if failed:
-        lines = "line" if len(sentences) == 1 else "lines"
         raise sf.DataError(
-            f"{failed:,} of {len(sentences):,} {lines} could not be translated: empty in the answers, named in the warnings"
+            f"{failed:,} of {len(sentences):,} line{'s' * (len(sentences) != 1)} could not be translated: empty in the answers,"
+            " named in the warnings"
         )
 
 
 def _too_long(model: Any, source: Any, text: str) -> str | None:
     """Why a sentence is not translated; None where the model takes it."""
-    most = model.shape.context - 1  # an end follows
-    tokens = len(source.encode(text.strip()))
+    most, tokens = model.shape.context - 1, len(source.encode(text.strip()))  # an end follows
     if tokens <= most:
         return None
     return f"has {tokens} tokens, and the model takes {most}: {text[:60]!r} ...: give it in parts, one sentence a line"
@@ -189,8 +188,7 @@ def _lines(data: bytes, where: str) -> list[Sentence]:
     for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else [], start=1):
         place = f"{where}, line {number}"
         try:
-            text = decoded(line, where) if number == 1 else line.decode()
-            found.append(Sentence(text.removesuffix("\r"), place))
-        except (sf.DataError, UnicodeDecodeError):
+            found.append(Sentence(line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r"), place))
+        except UnicodeDecodeError:
             found.append(Sentence("", place, "is not UTF-8 text"))
     return found

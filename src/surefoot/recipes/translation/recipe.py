@@ -1,11 +1,8 @@
-"""From the settings of a translator to its run: the network, the pairs, the scores, samples and predictions.
-
-Importing this module does not import torch: the names behind `sf.` are resolved when they are used.
-"""
+"""From the settings of a translator to its run: the network, the pairs, the scores, samples and predictions. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +21,14 @@ _SHOWN = 3  # example translations of a sample
 
 def check(config: Config) -> list[Any]:
     """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
-    return checked(*_checks(config), lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR))
-
-
-def _checks(config: Config) -> list[Callable[[], Any]]:
-    return [
+    return checked(
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
         _as_usual(config.optimizer).spec,
         config.schedule.spec,
         config.check,
         lambda: _refuse_wrong(config),
-    ]
+        lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+    )
 
 
 def build(config: Config) -> sf.Run:
@@ -46,9 +40,6 @@ def build(config: Config) -> sf.Run:
     at_end = Search(found.source, found.target, config.beam, config.length_penalty)
     while_training = replace(at_end, beam=config.validation_beam)
     scored = found.held_out[: config.validation_pairs]
-
-    def model() -> Any:
-        return sf.models.Seq2Seq(network)
 
     def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> sf.Split:
         # neighbours of one length, so that batches have little padding: the order of a split changes no score
@@ -76,20 +67,16 @@ def build(config: Config) -> sf.Run:
         return "\n".join(f"{one}\n  meant: {other}\n  said:  {answer}" for (one, other), answer in lines)
 
     def in_words(batch: Any) -> str:
-        source, target = (
-            kind.decode(side[0].tolist()) for kind, side in zip((found.source, found.target), batch, strict=True)
-        )
+        source_BS, target_BT = batch
+        source, target = found.source.decode(source_BS[0].tolist()), found.target.decode(target_BT[0].tolist())
         return f"{wrapped(source)}\n  -> {wrapped(target)}"
-
-    def panels(model: Any) -> list[sf.Examples]:
-        return [shown(model, scored, while_training, language=config.data.target)]
 
     best = "max validation/bleu" if config.best == "bleu" else "min validation/loss"
     splits = {"validation": split(scored, while_training, at_end=False)}
     if found.test is not None:
         splits["test"] = split(found.test, at_end, at_end=True)
     return sf.Run(
-        model=model,
+        model=lambda: sf.models.Seq2Seq(network),
         loss=smoothed(config.label_smoothing),
         count=targets_of,
         train_data=found.training,
@@ -97,7 +84,7 @@ def build(config: Config) -> sf.Run:
         schedule=schedule,
         evaluate=splits,
         sample_fn=sample,
-        panels_fn=panels,
+        panels_fn=lambda model: [shown(model, scored, while_training, language=config.data.target)],
         describe_sample=in_words,
         best=best,
         files=found.files,
@@ -119,7 +106,7 @@ def outline(config: Config) -> sf.Run | None:
     """The run without its data, to be computed with; None where weights to start from say how many subwords there are."""
     if config.init is not None:
         return None
-    _, optimizer, schedule, *_ = checked(*_checks(config))
+    _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
     vocabulary = texts.promised_vocabulary(config.data.vocabulary)
     network = network_shape(config, source=None if config.data.shared else vocabulary, target=vocabulary)
     length = min(_USUAL, config.data.max_source, config.data.max_target)
@@ -152,15 +139,14 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
 
     source, target = texts.saved_tokenizers(run)
     own = None if source is target else source.vocabulary
-    model = sf.models.Seq2Seq(network_shape(config, source=own, target=target.vocabulary))
-    load_weights(model, checkpoint, device=asked.device)
+    network = network_shape(config, source=own, target=target.vocabulary)
+    model = load_weights(sf.models.Seq2Seq(network), checkpoint, device=asked.device)
     return answers(model, inputs, asked, Search(source, target, config.beam, config.length_penalty))
 
 
 def _as_usual(optimizer: Optimizer) -> Optimizer:
-    decay = 0.0 if optimizer.weight_decay is None else optimizer.weight_decay
     betas = (0.9, 0.98) if optimizer.name == "adamw" and optimizer.betas is None else optimizer.betas
-    return replace(optimizer, betas=betas, weight_decay=decay)
+    return replace(optimizer, betas=betas, weight_decay=optimizer.weight_decay or 0.0)
 
 
 def _refuse_wrong(config: Config) -> None:
