@@ -31,8 +31,7 @@ def averaged(store: Store, count: int) -> Contents:
             f"  average fewer, or keep more while training: --keep-last {max(count, 1)} --save-every ..."
         )
     newest = store.at(steps[-1])
-    weights = [name for name in newest.files if name.partition("-")[0] in ("model", "ema")]
-    own = {name: newest.tensors(name) for name in weights}
+    own = {name: newest.tensors(name) for name in newest.files if name.partition("-")[0] in ("model", "ema")}
     sums = {
         name: {
             key: held.double() if held.is_floating_point() else held for key, held in of_fixed_shape(tensors).items()
@@ -40,8 +39,8 @@ def averaged(store: Store, count: int) -> Contents:
         for name, tensors in own.items()
     }
     for step in steps[:-1]:
-        other = store.at(step, only=weights)
-        for name in weights:
+        other = store.at(step, only=own)
+        for name in own:
             _add(sums[name], of_fixed_shape(other.tensors(name)), step=step)
     for name, totals in sums.items():
         floats = {key: total for key, total in totals.items() if total.is_floating_point()}

@@ -15,7 +15,6 @@ from surefoot.errors import CheckpointError, ConfigError
 CHANGES = ("loss", "model", "collate", "data", "optimizer")
 _RELATIVE, _RELATIVE_IN_FEW_BITS = 1e-4, 2e-2  # the loss of another machine may differ by this, in fp32 and else
 _READERS = ("torch", "surefoot", "device", "hardware", "cpu")  # what samples are read by; neither threads nor ranks
-_NAMED = 3
 Fingerprints = Mapping[str, Any]
 
 
@@ -56,8 +55,7 @@ def find_changes(
     unlike = [(split, _unlike(before["splits"].get(split, {}), now["splits"].get(split, {}))) for split in steering]
     batches = before["micro_batch"], now["micro_batch"]
     other_batch = _may_compare_batches(*batches) and batches[0] != batches[1]
-    changes: list[Change] = []
-    notes: list[str] = []
+    changes, notes = list[Change](), list[str]()
     if elsewhere and (samples or other_batch):
         notes.append("samples are read to other bits than before, as another machine may do: only the loss is compared")
     elif not elsewhere:
@@ -177,4 +175,4 @@ def _cause(texts: Sequence[str]) -> str:
 
 
 def _listed(texts: Sequence[str]) -> str:
-    return ", ".join(shortened(list(texts), _NAMED))
+    return ", ".join(shortened(list(texts), 3))

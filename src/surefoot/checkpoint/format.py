@@ -54,8 +54,9 @@ class Contents:
         try:
             return typed_state(self.state)
         except ValueError as problem:
-            text = f"step-{self.step:08d}: its {STATE} {problem}: was it written by another version?"
-            raise CheckpointError(text) from problem
+            raise CheckpointError(
+                f"step-{self.step:08d}: its {STATE} {problem}: was it written by another version?"
+            ) from problem
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """All tensors of a file, in memory."""
@@ -120,8 +121,7 @@ def write(contents: Contents, *, directory: Path, disk: Disk = DISK, others: Oth
 def write_tensors(contents: Contents, *, directory: Path, disk: Disk = DISK) -> Entries:
     """Write the files of tensors that are this rank's into a directory, flushed each; their lengths and hashes."""
     pieces = contents.pieces
-    mine = {} if pieces is None else pieces.files
-    entries: Entries = {}
+    mine, entries = {} if pieces is None else pieces.files, Entries()
     for name in dict.fromkeys([*contents.files, *mine]):
         held = (contents.tensors(name) if name in contents.files else {}) | dict(mine.get(name, {}))
         is_piece = pieces is not None and name in pieces.shapes

@@ -39,17 +39,11 @@ def optimizer_tensors(
     return tensors, plain, lying
 
 
-def load_optimizer(
-    optimizer: Optimizer,
-    tensors: Saved,
-    plain: Mapping[str, Any],
-    names: Mapping[Tensor, str],
-) -> None:
+def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
     """Put an optimizer's state back from whole tensors, through its own `load_state_dict` if its class has one."""
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # those that are frozen now too: what else is not as it was says more
     parameters = {name: held for held, name in names.items()}
-    parameters |= {name_of(parameter, names): parameter for parameter in trained}
+    parameters |= {name_of(held, names): held for group in optimizer.param_groups for held in group["params"]}
     own = plain[_OWN]
     optimizer.state.clear()
     optimizer.state.update(own["state"])
@@ -74,8 +68,7 @@ def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: 
             raise CheckpointError(
                 f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it"
             )
-        parameter = parameters[name]
-        held = value
+        parameter, held = parameters[name], value
         if isinstance(value, Tensor | Stored):
             read = taken(value, rows_of(parameter) if value.shape else None)  # a number is the same on every rank
             now = optimizer.state[parameter].get(entry)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import SHARDED, Contents, DamageError, reason_of
-from surefoot.checkpoint.json_shapes import UNREADABLE
 from surefoot.checkpoint.manifest import (
     MANIFEST,
     STATE,
@@ -27,7 +26,7 @@ from surefoot.checkpoint.manifest import (
     logical_name,
     piece_file,
 )
-from surefoot.checkpoint.state_json import parse_state
+from surefoot.checkpoint.state_json import UNREADABLE, parse_state
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, stored_in
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, first_line, passed_others
@@ -112,10 +111,7 @@ def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
 def read_together(
     directory: Path, world: World, *, only: Collection[str] | None = None, step: int | None = None, disk: Disk = DISK
 ) -> Contents:
-    """A checkpoint whose every byte one of the ranks has checked, opened; what is wrong all raise alike. Collective.
-
-    `step` is that of its name.
-    """
+    """A checkpoint, named after `step`, whose every byte one of the ranks has checked, opened; all raise alike. Collective."""
     contents: Contents | None = None
     try:
         manifest = read_manifest(directory, disk=disk)
@@ -216,7 +212,6 @@ def _refuse_untold(state: Mapping[str, Any], manifest: Manifest) -> None:
 
 def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
     """The files of each entry of `Contents.files` that is wanted, in the order of their rows."""
-    directory = source.directory
     there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
     held: dict[str, list[str]] = {}
@@ -224,12 +219,12 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
         name = logical_name(file) if logical_name(file) in spread else file
         held[name] = [file] if name not in spread else [piece_file(name, place, count) for place in range(count)]
     if absent := [name for name in only or () if name not in held]:
-        said = ", ".join(sorted(held)) or "none"
         raise CheckpointError(
-            f"checkpoint {directory.name} has no tensors {absent[0]!r}; it has: {said}\n  {directory}"
+            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; it has: {', '.join(sorted(held)) or 'none'}\n"
+            f"  {source.directory}"
         )
     if lost := [name for name in spread if any(file not in there for file in held.get(name, [name]))]:
-        raise DamageError(directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
+        raise DamageError(source.directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
     return {
         name: [f"{file}.safetensors" for file in files] for name, files in held.items() if only is None or name in only
     }
@@ -244,13 +239,11 @@ def _loaded(source: _Source, file: str) -> dict[str, Tensor]:
 
 
 def _stored(source: _Source, file: str) -> dict[str, Stored]:
-    path = source.directory / file
     with source.damage_in(file):
-        return stored_in(path, disk=source.disk)
+        return stored_in(source.directory / file, disk=source.disk)
 
 
-def _joined(parts: list[Any]) -> Tensor | Stored:
-    first: Tensor | Stored = parts[0]
-    if len(parts) > 1:
-        first = torch.cat(parts) if isinstance(first, Tensor) else first.followed_by(parts[1:])
-    return first
+def _joined(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0].followed_by(parts[1:])

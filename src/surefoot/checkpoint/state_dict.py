@@ -18,9 +18,12 @@ from surefoot.errors import CheckpointError, first_line
 
 def tensor_differences(saved: Mapping[str, Tensor | Stored], live: Mapping[str, Tensor]) -> list[str]:
     """One line for each name, shape or dtype in which two sets of tensors differ."""
-    absent, new = [name for name in saved if name not in live], [name for name in live if name not in saved]
-    problems = [f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in absent]
-    problems += [f"{name} {list(live[name].shape)} is in this model, but not saved" for name in new]
+    problems = [
+        f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
+    ]
+    problems += [
+        f"{name} {list(live[name].shape)} is in this model, but not saved" for name in live if name not in saved
+    ]
     for name in live:
         if name in saved and saved[name].shape != live[name].shape:
             problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")

@@ -12,7 +12,7 @@ import errno
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Store:
         directory: Path | str,
         *,
         keep_last: int = 3,
-        keep_every: Callable[[int], bool] | None = None,
+        keep_every: Callable[[int], bool] = lambda _: False,
         guard: Callable[[], None] = lambda: None,
         disk: Disk = DISK,
     ) -> None:
@@ -92,15 +92,11 @@ class Store:
                 return self._read(step, path, only, world), damaged
             except DamageError as error:
                 damaged.append(error.damage)
-        if damaged:
-            raise self.nothing_intact(damaged)
-        return None
-
-    def nothing_intact(self, damaged: Sequence[Damage]) -> CheckpointError:
-        """The error where every checkpoint is damaged: to start afresh must be somebody's decision."""
+        if not damaged:
+            return None
         more = [f"and {len(damaged) - 1} more"] if len(damaged) > 2 else map(str, damaged[1:])
         lines = [f"no checkpoint in {self.directory} is intact; nothing was changed", str(damaged[0]), *more]
-        return CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --out DIR"]))
+        raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --out DIR"]))
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Contents:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""
@@ -134,10 +130,9 @@ class Store:
             raise
         self.intact.add(contents.step)
         if remains := self._prune(contents.step, protected):
-            raise NotPrunedError(
-                f"{target} is saved, but what is no longer needed cannot be removed\n  "
-                + "\n  ".join(f"{path}: {problem.strerror or problem}" for path, problem in remains[:3])
-            )
+            lines = [f"{target} is saved, but what is no longer needed cannot be removed"]
+            lines += [f"{path}: {problem.strerror or problem}" for path, problem in remains[:3]]
+            raise NotPrunedError("\n  ".join(lines))
         return target
 
     def _prepare(self, contents: Contents) -> None:
@@ -188,8 +183,7 @@ class Store:
         counted = sorted(self.intact.intersection(steps) - {0})
         remains = _Remains()
         for step in steps if len(counted) >= self.keep_last else []:
-            wanted = self.keep_every is not None and self.keep_every(step)
-            if wanted or step >= counted[-self.keep_last] or step in {0, saved, *protected}:
+            if self.keep_every(step) or step >= counted[-self.keep_last] or step in {0, saved, *protected}:
                 continue
             try:
                 self.guard()

@@ -63,7 +63,7 @@ def write_weights(
     removed first and the new one written last, so that a directory cut off in between is not taken for whole.
     """
     groups = _grouped(tensors, max_bytes)
-    count, metadata = len(groups), {"total_size": sum(tensor.size_bytes for tensor in tensors)}
+    count = len(groups)
     files = [WEIGHTS] if count == 1 else [f"model-{place + 1:05d}-of-{count:05d}.safetensors" for place in range(count)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -74,8 +74,8 @@ def write_weights(
             _write(group, directory / file, aliases)
         if count > 1:
             where = {tensor.name: file for file, group in zip(files, groups, strict=True) for tensor in group}
-            tied = {"tied": dict(aliases)} if aliases else {}
-            index = {"metadata": metadata | tied, "weight_map": where}
+            metadata = {"total_size": sum(tensor.size_bytes for tensor in tensors)}
+            index = {"metadata": metadata | ({"tied": dict(aliases)} if aliases else {}), "weight_map": where}
             write_whole(directory / INDEX, (json.dumps(index, indent=2) + "\n").encode())
     except OSError as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem.strerror or problem}") from problem
@@ -116,7 +116,6 @@ def _grouped(tensors: Sequence[Written], max_bytes: int) -> list[list[Written]]:
 
 def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> None:
     in_order = sorted(group, key=lambda tensor: -tensor.stored.dtype.itemsize)
-    names = {tensor.name for tensor in group}
-    metadata = {"format": "pt", **{alias: name for alias, name in aliases.items() if name in names}}
-    begin = laid_out({tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}, metadata)
+    layout = {tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}
+    begin = laid_out(layout, {"format": "pt", **{alias: name for alias, name in aliases.items() if name in layout}})
     write_whole(path, chain([begin], *(tensor.chunks() for tensor in in_order)))

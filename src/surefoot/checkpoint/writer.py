@@ -141,17 +141,16 @@ class Writers:
         self.board.say("begin", {"step": self.step})
 
     def entries(self) -> Entries:
-        found, failed = Entries(), list[str]()
+        found, failed = Entries(), ""
         while self.awaited:
             place = self.awaited.pop(0)
             report = self.board.heard(f"piece-{place}", of=f"the rank of piece {place + 1}")[1]
             with suppress(RuntimeError):  # nobody else will look for it
                 self.board.mail.delete_key(f"{self.board.save}/piece-{place}")
             found |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
-            if report["failed"] is not None:
-                failed.append(report["failed"])
+            failed = failed or report["failed"]
         if failed:
-            raise CheckpointError(failed[0])
+            raise CheckpointError(failed)
         for file in found:
             try:
                 self.store.disk.size(self.store.partial(self.step) / file)
@@ -197,7 +196,7 @@ def _written(store: Store, contents: Contents, *, begun: int, rank: int) -> dict
         if begun != step:
             raise CheckpointError(f"step {begun} is not saved: {where} stands after step {step}")
         store.guard()
-        return {"files": write_tensors(contents, directory=store.partial(step), disk=store.disk), "failed": None}
+        return {"files": write_tensors(contents, directory=store.partial(step), disk=store.disk), "failed": ""}
     except FileNotFoundError as problem:
         failed = _apart(step, where, problem.filename or store.partial(step))
     except OSError as problem:

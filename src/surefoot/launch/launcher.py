@@ -73,13 +73,13 @@ def launch(command: Callable[[float], list[str]], *, places: Places, max_restart
             _say(f"starting again on {size} process{'es' * (size != 1)} (restart {attempt} of {max_restarts})")
 
 
+@dataclass
 class _Launcher:
     """What lives as long as the launcher: signals that came, and the group that is running."""
 
-    def __init__(self) -> None:
-        self.stop: int | None = None
-        self.again_at: float | None = None
-        self.group: Group | None = None
+    stop: int | None = None
+    again_at: float | None = None
+    group: Group | None = None
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -88,7 +88,8 @@ class _Launcher:
             signal.SIGTERM: self.on_stop,
         }
         if sys.platform != "win32":
-            handlers |= {signal.SIGUSR1: self.on_save, signal.SIGTSTP: self.on_pause}
+            # one rank is told to save: they agree on the step
+            handlers |= {signal.SIGUSR1: lambda number, _: self._pass_on(number, 0), signal.SIGTSTP: self.on_pause}
         previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
@@ -98,11 +99,9 @@ class _Launcher:
 
     def attempt(self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]) -> Ended:
         """Start a group and see it through; afterwards nothing of it is left but what it said, where something failed."""
-        logs = Path(tempfile.mkdtemp(prefix="surefoot-"))
-        group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
-        kept = False
+        logs, kept = Path(tempfile.mkdtemp(prefix="surefoot-")), False
+        self.group = group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
         try:
-            self.group = group
             if self.stop is None:
                 group.start()
             ended = self._watched(group)
@@ -161,17 +160,14 @@ class _Launcher:
         causes = [rank for rank in order if statuses[rank] not in (0, _LOST)]
         first = statuses[causes[0]] if causes else 0
         if self.stop is not None and (first <= 0 or first in _BY_DECISION):
-            done = bool(order) and not left and not any(statuses.values())  # before the signal could do anything
-            return Ended(0 if done else 128 + self.stop)
+            is_done = order and not left and not any(statuses.values())  # before the signal could do anything
+            return Ended(0 if is_done else 128 + self.stop)
         if first in _BY_DECISION and not (left or _LOST in statuses.values()):
             return Ended(first)
         if causes:
             alike = not left and set(statuses.values()) == {first}
-            said = (
-                (causes[0] == 0 or alike)
-                and first > 0
-                and (bool(group.beat(0).error) or not group.mailbox.check(["0"]))
-            )
+            by_first = first > 0 and (causes[0] == 0 or alike)
+            said = by_first and (group.beat(0).error or not group.mailbox.check(["0"]))
             text = "" if said else group.what_happened(causes[0]).beside(group.furthest()).text
             died = [rank for rank in causes if statuses[rank] < 0 or rank == causes[0]]
             return Ended(128 - first if first < 0 else first, tuple(died), text)  # as a shell gives it
@@ -181,17 +177,12 @@ class _Launcher:
         lines = group.last_lines(lost.rank) if lost.doing else ""
         return Ended(_LOST, (lost.rank,), lost.beside(group.furthest()).text + lines)
 
-    # --- signals -------------------------------------------------------------------------------------------------
-
     def on_stop(self, number: int, _: FrameType | None) -> None:
         """Pass it on: ranks save and end. A second time they end at once, and are killed where they do not."""
         if self.stop is not None:
             self.again_at = self.again_at or time.monotonic()
         self.stop = self.stop or number
         self._pass_on(number)
-
-    def on_save(self, number: int, _: FrameType | None) -> None:
-        self._pass_on(number, 0)  # one of them is enough: they agree on the step
 
     def on_pause(self, _number: int, _: FrameType | None) -> None:
         """Ctrl-Z: stop the ranks, which do not belong to the terminal, and this process; and go on together."""
@@ -209,8 +200,8 @@ def _advice(ended: Ended, max_restarts: int) -> str:
     how = "goes on from the newest checkpoint" if ended.saved else "begins anew"
     if max_restarts:
         return f"  it was started again {max_restarts} times (--max-restarts); the same command {how}"
-    by_itself = ended.status == _LOST or ended.status > 128
-    return f"  the same command {how}" + ("; --max-restarts 3 does that by itself" if by_itself else "")
+    by_itself = "; --max-restarts 3 does that by itself" * (ended.status == _LOST or ended.status > 128)
+    return f"  the same command {how}{by_itself}"
 
 
 def _say(text: str) -> None:

@@ -38,7 +38,7 @@ class Group:
     def __init__(
         self, command: Sequence[str], *, size: int, attempt: int, logs: Path, environment: Mapping[str, str]
     ) -> None:
-        self.command, self.size, self.attempt, self.logs = list(command), size, attempt, logs
+        self.command, self.size, self.attempt, self.logs = tuple(command), size, attempt, logs
         self.environment = dict(environment)
         self.statuses: dict[int, int] = {}  # of those that have ended; negative for a signal
         self.processes: dict[int, SubprocessHandler] = {}
@@ -51,10 +51,23 @@ class Group:
 
     def start(self) -> None:
         for rank in range(self.size):
+            values = {  # what torchrun would give this rank, and whom it must not outlive
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", cores_each(self.size)),
+                "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+                "RANK": rank,
+                "WORLD_SIZE": self.size,
+                "LOCAL_RANK": rank,
+                "LOCAL_WORLD_SIZE": self.size,
+                "MASTER_ADDR": _HOST,
+                "MASTER_PORT": self.store.port,
+                "TORCHELASTIC_RESTART_COUNT": self.attempt,
+                "TORCHELASTIC_USE_AGENT_STORE": True,
+                LAUNCHER: os.getpid(),
+            }
             self.processes[rank] = SubprocessHandler(
                 entrypoint=sys.executable,
-                args=tuple(self.command),
-                env=self._environment(rank),
+                args=self.command,
+                env={name: str(value) for name, value in values.items()} | self.environment,
                 stdout=str(self.logs / f"rank-{rank}.stdout") if rank else None,
                 stderr=str(self.logs / f"rank-{rank}.stderr") if rank else None,
                 local_rank_id=rank,
@@ -109,11 +122,10 @@ class Group:
     def unsaid(self, text: str) -> bool:
         """Whether the ranks above 0 said anything that is not in a text; nor in crash/, where that is named in it."""
         with suppress(OSError):
-            for file in self.logs.iterdir():
-                said = file.read_text(encoding="utf-8", errors="replace")
-                told = said.partition(_TRACEBACK)[0] if _IN_CRASH in text else said
-                if any(line.strip().removeprefix("error: ")[:_LINE] not in text for line in told.splitlines()):
-                    return True
+            said = [file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()]
+            told = [each.partition(_TRACEBACK)[0] for each in said] if _IN_CRASH in text else said
+            lines = [line.strip().removeprefix("error: ")[:_LINE] for each in told for line in each.splitlines()]
+            return any(line not in text for line in lines)
         return False
 
     def in_short(self, rank: int) -> str:
@@ -151,20 +163,3 @@ class Group:
                 while time.monotonic() < until:
                     os.killpg(process.proc.pid, 0)
                     time.sleep(0.01)
-
-    def _environment(self, rank: int) -> dict[str, str]:
-        """What torchrun would give this rank, and whom it must not outlive."""
-        values = {
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", cores_each(self.size)),
-            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-            "RANK": rank,
-            "WORLD_SIZE": self.size,
-            "LOCAL_RANK": rank,
-            "LOCAL_WORLD_SIZE": self.size,
-            "MASTER_ADDR": _HOST,
-            "MASTER_PORT": self.store.port,
-            "TORCHELASTIC_RESTART_COUNT": self.attempt,
-            "TORCHELASTIC_USE_AGENT_STORE": True,
-            LAUNCHER: os.getpid(),
-        }
-        return {**{name: str(value) for name, value in values.items()}, **self.environment}
