@@ -35,8 +35,9 @@ def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
     """
     names = accepted.split(",") if isinstance(accepted, str) else list(accepted or ())
     if unknown := [name for name in names if name not in CHANGES]:
-        known = ", ".join(CHANGES)
-        raise ConfigError(f"accept_change = {unknown[0]!r} names nothing that can change\n  give some of: {known}")
+        raise ConfigError(
+            f"accept_change = {unknown[0]!r} names nothing that can change\n  give some of: {', '.join(CHANGES)}"
+        )
     return tuple(names)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, Pieces, as_json, piece_file, to_bytes
 from surefoot.checkpoint.state_json import SavedState, typed_state
-from surefoot.checkpoint.tensor_file import TYPES, Stored, file_of
+from surefoot.checkpoint.tensor_file import NAMES, Stored, file_of
 from surefoot.errors import CheckpointError, first_line
 
 Entries = dict[str, tuple[int, str]]  # length and SHA-256 by file
@@ -110,9 +110,9 @@ def write(contents: Contents, *, directory: Path, disk: Disk = DISK, others: Oth
     if others is not None:
         entries |= others.entries()
     count, spread = (0, {}) if pieces is None else (pieces.count, pieces.shapes)
-    for file in [f"{piece_file(name, place, count)}.safetensors" for name in spread for place in range(count)]:
-        if file not in entries:
-            raise CheckpointError(f"nobody has written {file}")
+    files = [f"{piece_file(name, place, count)}.safetensors" for name in spread for place in range(count)]
+    if absent := [file for file in files if file not in entries]:
+        raise CheckpointError(f"nobody has written {absent[0]}")
     entries[STATE] = _put([memoryview(state)], directory / STATE, disk=disk)
     _put([memoryview(to_bytes(Manifest(contents.step, entries, contents.log)))], directory / MANIFEST, disk=disk)
     disk.flush_directory(directory)
@@ -136,8 +136,7 @@ def size_bytes(contents: Contents) -> int:
     if contents.pieces is not None:  # the first rank's rows are never fewer than another's
         files += contents.pieces.count * [*contents.pieces.files.values()]
     named = [named for held in files for named in held.items()]
-    once = sum(math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named)
-    return once + (1 << 20)
+    return sum(math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named) + (1 << 20)
 
 
 def _put(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
@@ -172,9 +171,8 @@ def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
     if not TENSORS.fullmatch(file):
         name = file.removesuffix(".safetensors")
         raise CheckpointError(f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in the name of a file")
-    for name, tensor in tensors.items():
-        if tensor.dtype not in TYPES:
-            raise CheckpointError(f"cannot save {file}: {name} is {tensor.dtype}, which safetensors has no name for")
+    if unknown := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in NAMES]:
+        raise CheckpointError(f"cannot save {file}: {unknown[0]}, which safetensors has no name for")
     try:
         return file_of(tensors)
     except (RuntimeError, ValueError, TypeError) as problem:

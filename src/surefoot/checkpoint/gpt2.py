@@ -16,7 +16,7 @@ from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import LAYER_EPSILON, GPTShape
 
-_SETTINGS = "config.json"
+SETTINGS = "config.json"
 _PREFIX = "transformer."
 _OUTSIDE = {
     "wte.weight": "embedding.weight",
@@ -101,9 +101,9 @@ def _turned(tensor: Tensor, turned: bool) -> Tensor:
     return tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
 
 
-def gpt2_settings(shape: GPTShape, *, end: int | None) -> dict[str, Any]:
+def gpt2_settings(shape: GPTShape, *, end: int | None) -> bytes:
     """The config.json with which transformers builds the same model; `end` is the token between documents."""
-    return {
+    settings = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "activation_function": _ACTIVATIONS[0],
@@ -121,6 +121,7 @@ def gpt2_settings(shape: GPTShape, *, end: int | None) -> dict[str, Any]:
         "bos_token_id": end,
         "eos_token_id": end,
     }
+    return (json.dumps(settings, indent=2) + "\n").encode()
 
 
 def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
@@ -139,7 +140,7 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
         )
     noted = _noted_heads(file)
     if heads is not None and noted not in (None, heads):
-        raise CheckpointError(f"heads = {heads}, but {file.with_name(_SETTINGS)} says n_head = {noted}")
+        raise CheckpointError(f"heads = {heads}, but {file.with_name(SETTINGS)} says n_head = {noted}")
     state, shape = _translated(tensors, file, noted if heads is None else heads)
     model = GPT(shape)
     if (misfit := _misfit(state, model)) is not None:
@@ -167,7 +168,7 @@ def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / WEIGHTS, file_of(tensors, {"format": "pt"}))
-        write_whole(directory / _SETTINGS, (json.dumps(gpt2_settings(shape, end=end), indent=2) + "\n").encode())
+        write_whole(directory / SETTINGS, gpt2_settings(shape, end=end))
     except OSError as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem}") from problem
 
@@ -187,7 +188,7 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> di
         if "vocabulary" in wrong:
             flags.append("--data.tokenizer with as many tokens (filled-up vocabularies are not cut)")
         if "heads" in wrong and noted is None:
-            told += f"; without {_SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
+            told += f"; without {SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
         raise CheckpointError(f"{place} is a GPT-2 of another size: {told}\n  {' '.join(flags)}")
     if (misfit := _misfit(state, model)) is not None:
         raise CheckpointError(f"{place} does not fit whole: {misfit}")
@@ -228,16 +229,15 @@ def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) ->
 
 def _noted_heads(file: Path) -> int | None:
     """The heads that the config.json beside a file names; None without one. Another network than GPT-2 is refused."""
-    place = file.with_name(_SETTINGS)
+    place = file.with_name(SETTINGS)
     try:
         settings: Any = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
     except (OSError, ValueError, RecursionError) as problem:
         raise CheckpointError(f"{place} cannot be read: {problem}") from problem
     if not isinstance(settings, dict):
         raise CheckpointError(f"{place} is a {type(settings).__name__}, not named values")
-    for name, right in _OF_GPT.items():
-        if name in settings and settings[name] not in right:
-            raise CheckpointError(
-                f"{place}: {name} = {settings[name]!r}, which the gpt2 of surefoot has not: its results would differ"
-            )
+    if wrong := [name for name, right in _OF_GPT.items() if name in settings and settings[name] not in right]:
+        raise CheckpointError(
+            f"{place}: {wrong[0]} = {settings[wrong[0]]!r}, which the gpt2 of surefoot has not: its results would differ"
+        )
     return settings["n_head"] if isinstance(settings.get("n_head"), int) else None

@@ -43,9 +43,7 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path, *, world:
                 rows["skipped"].append((f"{saved_name} (not in this model)", tensor))
             elif live[own].shape != tensor.shape and not own.endswith(EXTRA):
                 rows["skipped"].append((f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor))
-            elif id(live[own]) in filled and not torch.equal(
-                taken(filled[id(live[own])][1], None), taken(tensor, None)
-            ):
+            elif id(live[own]) in filled and not _equal(filled[id(live[own])][1], tensor):
                 rows["skipped"].append((f"{saved_name} (one with {filled[id(live[own])][0]} here)", tensor))
             else:
                 fitting[own] = tensor

@@ -124,9 +124,8 @@ def from_bytes(data: bytes) -> Manifest:
         case {"format_version": int(version)} if version not in (FORMAT_VERSION, FORMAT_OF_PIECES):
             raise ValueError(f"is of format {version}, this surefoot reads format {FORMAT_OF_PIECES} and older ones")
         case {"files": dict(files), "metrics": log, "step": int(step)} if step >= 0 and STATE in files:
-            for file in files:
-                if file != STATE and not TENSORS.fullmatch(file):
-                    raise ValueError(f"{file!r} is no file of a checkpoint")
+            if foreign := [file for file in files if file != STATE and not TENSORS.fullmatch(file)]:
+                raise ValueError(f"{foreign[0]!r} is no file of a checkpoint")
             entries = {file: _entry(held) for file, held in files.items()}
             return Manifest(step, entries, None if log is None else _entry(log))
     raise ValueError("names no step or no files")

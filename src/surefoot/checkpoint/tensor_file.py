@@ -42,9 +42,10 @@ _TYPES = {
     "I64": torch.int64,
     "U64": torch.uint64,
 }
-_NAMES = {held: name for name, held in _TYPES.items()}
+NAMES = {
+    held: name for name, held in _TYPES.items()
+}  # of numbers that come back; the library writes some that it does not read
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes; faster to compare than single bytes
-TYPES = frozenset(_NAMES)  # of numbers that come back; the library writes some that it does not read
 
 
 class Stretch(NamedTuple):
@@ -134,7 +135,7 @@ def laid_out(tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]], metadata:
             raise ValueError(f"{name}: wider than what lies before it")
         narrowest = dtype.itemsize
         stop = start + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [start, stop]}
+        header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -159,9 +160,8 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
     host, or shares memory with another, which would be two when it is read.
     """
     in_order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    for name in in_order:
-        if tensors[name].layout != torch.strided or not tensors[name].is_contiguous():
-            raise ValueError(f"{name} does not lie in one stretch: use tensor.contiguous()")
+    if apart := [k for k in in_order if tensors[k].layout != torch.strided or not tensors[k].is_contiguous()]:
+        raise ValueError(f"{apart[0]} does not lie in one stretch: use tensor.contiguous()")
     in_memory = sorted((name for name in tensors if tensors[name].numel()), key=lambda name: tensors[name].data_ptr())
     for before, name in pairwise(in_memory):
         if tensors[name].data_ptr() < tensors[before].data_ptr() + tensors[before].nbytes:

@@ -21,8 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.live_values import Counted, NotPutBackError, generator_state, reset, reset_tensor, same
-from surefoot.checkpoint.nested_state import metrics_in
+from surefoot.checkpoint.nested_state import (
+    Counted,
+    NotPutBackError,
+    generator_state,
+    metrics_in,
+    reset,
+    reset_tensor,
+    same,
+)
 from surefoot.checkpoint.optimizer_state import group_numbers
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import first_line
@@ -57,14 +64,13 @@ class Observation:
         self.undo: list[tuple[bool, Callable[[], None]]] = []  # whether a checkpoint holds it, and the way back
         self.visited: dict[int, Any] = {}  # holds what it names: no other object gets its address meanwhile
         self.copied_bytes = 0  # of what no checkpoint holds
-        self.with_weights, own = with_weights, [module for model in models.values() for module in model.modules()]
-        of_user = [module for each in user_state.values() if isinstance(each, nn.Module) for module in each.modules()]
-        self.saved_modules = {id(module) for module in [*own, *of_user]}
+        self.with_weights, of_user = with_weights, [each for each in user_state.values() if isinstance(each, nn.Module)]
+        self.saved_modules = {id(module) for each in [*models.values(), *of_user] for module in each.modules()}
         # not entered from an object of `run.register_state`, which may refer to all of the run
         self.later = self.saved_modules | {id(optimizer) for optimizer in (optimizers or {}).values()}
         metrics = {name: metrics_in(each) for name, each in user_state.items()}  # all of them is saved
         self.later -= {id(metric) for of_object in metrics.values() for metric in of_object}
-        for module in () if with_weights else own:
+        for module in () if with_weights else (module for model in models.values() for module in model.modules()):
             tensors = (module._parameters | module._buffers).items()
             self.visited |= {id(each): each for name, each in tensors if name not in module._non_persistent_buffers_set}
         for name, each in user_state.items():  # first, so that what else refers to them finds them visited
@@ -117,8 +123,7 @@ class Observation:
                 pass
             case torch.Generator() | random.Random() | np.random.Generator() | np.random.RandomState():
                 state, set_state = generator_state(thing)
-                numbers = state if isinstance(state, Tensor) else repr(state)
-                self._note(path, numbers, is_saved, set_state, state)
+                self._note(path, state if isinstance(state, Tensor) else repr(state), is_saved, set_state, state)
             case dict() | list() | tuple() | deque() | set():
                 self._container(path, thing, is_saved)
             case partial():
@@ -232,8 +237,8 @@ class Observation:
 
 def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
     """Names of the values that differ, the outer of two nested ones; floats to rounding unless `exact`."""
-    one, other = before.values, after.values
-    differ = sorted(name for name in one.keys() & other.keys() if not same(one[name], other[name], exact=exact))
+    names = before.values.keys() & after.values.keys()
+    differ = sorted(name for name in names if not same(before.values[name], after.values[name], exact=exact))
     return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
 
 

@@ -4,6 +4,7 @@ A rank is named as lost by whoever sees it first: this process, where the rank h
 it is silent. The ranks that are left then end by themselves; what does not is killed.
 """
 
+import math
 import os
 import shutil
 import signal
@@ -78,7 +79,7 @@ class _Launcher:
     """What lives as long as the launcher: signals that came, and the group that is running."""
 
     stop: int | None = None
-    again_at: float | None = None
+    again_at: float = math.inf  # when a second signal came
     group: Group | None = None
 
     @contextmanager
@@ -121,7 +122,7 @@ class _Launcher:
     def _watched(self, group: Group) -> Ended:
         """Wait until every rank has ended, and see to it that it does where one of them has."""
         order = list[int]()  # in which they ended
-        first_at: float | None = None  # when one ended that should not have
+        first_at = math.inf  # when one ended that should not have
         named = terminated = False
         stopped_s, before = dict[int, float](), time.monotonic()
         while group.running:
@@ -130,24 +131,23 @@ class _Launcher:
             elapsed_s, before = min(now - before, 2 * _LOOK_S), now  # this process may have been stopped too
             stopped_s = {rank: stopped_s.get(rank, 0.0) + elapsed_s for rank in group.stopped()}
             for rank, seconds in stopped_s.items():
-                if seconds > _STOPPED_S and first_at is None:
+                if seconds > _STOPPED_S and first_at == math.inf:
                     first_at = now
                     group.name_lost(group.beat(rank).lost(f"has been stopped for {_STOPPED_S:.0f} s"))
             wrong = [rank for rank in order if group.statuses[rank] not in _BY_DECISION]
-            first_at = now if wrong and first_at is None else first_at
+            first_at = min(first_at, now) if wrong else first_at
             causes = [rank for rank in wrong if group.statuses[rank] != _LOST]
-            if causes and not named and (group.statuses[causes[0]] < 0 or now - (first_at or now) > _ALIKE_S):
+            if causes and not named and (group.statuses[causes[0]] < 0 or now - first_at > _ALIKE_S):
                 named = True
                 if group.running:
                     _say(f"{group.in_short(causes[0])}; ending the others")
                 group.name_lost(group.what_happened(causes[0]))
-            if first_at is not None and now - first_at > _TERMINATED_S and not terminated:
+            if now - first_at > _TERMINATED_S and not terminated:
                 terminated = True
                 group.signal(signal.SIGTERM)
-            too_long = first_at is not None and now - first_at > _KILLED_S
-            if too_long or (self.again_at is not None and now - self.again_at > _AGAIN_S):
+            if now - first_at > _KILLED_S or now - self.again_at > _AGAIN_S:
                 break
-            if first_at is not None and (lost := group.named_lost()) is not None and group.running == [lost.rank]:
+            if first_at < math.inf and (lost := group.named_lost()) is not None and group.running == [lost.rank]:
                 break  # it is stopped, or it hangs
             time.sleep(_LOOK_S)
         order += [] if terminated else group.look()
@@ -180,7 +180,7 @@ class _Launcher:
     def on_stop(self, number: int, _: FrameType | None) -> None:
         """Pass it on: ranks save and end. A second time they end at once, and are killed where they do not."""
         if self.stop is not None:
-            self.again_at = self.again_at or time.monotonic()
+            self.again_at = min(self.again_at, time.monotonic())
         self.stop = self.stop or number
         self._pass_on(number)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from surefoot.checkpoint.live_values import NotPutBackError, refuse_unsaved, same
+from surefoot.checkpoint.nested_state import NotPutBackError, refuse_unsaved, same
 from surefoot.checkpoint.unsaved import Observation, changes
 from surefoot.config.user_code import text_hashes
 from surefoot.data.dataset_checks import rows
