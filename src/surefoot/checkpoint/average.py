@@ -25,9 +25,9 @@ def averaged(store: Store, count: int) -> Contents:
     """
     steps = last_steps(store, count)
     if count < 1 or len(steps) < count:
-        there = ", ".join(str(step) for step in steps) or "none"
         raise CheckpointError(
-            f"the mean of the last {count} checkpoints: of steps above 0 there are {len(steps)} in {store.directory} ({there})\n"
+            f"the mean of the last {count} checkpoints: of steps above 0 there are {len(steps)} in {store.directory}"
+            f" ({', '.join(map(str, steps)) or 'none'})\n"
             f"  average fewer, or keep more while training: --keep-last {max(count, 1)} --save-every ..."
         )
     newest = store.at(steps[-1])
@@ -43,8 +43,9 @@ def averaged(store: Store, count: int) -> Contents:
         for name in own:
             _add(sums[name], of_fixed_shape(other.tensors(name)), step=step)
     for name, totals in sums.items():
-        floats = {key: total for key, total in totals.items() if total.is_floating_point()}
-        own[name] |= {key: (total / count).to(own[name][key].dtype) for key, total in floats.items()}
+        own[name] |= {
+            key: (total / count).to(own[name][key].dtype) for key, total in totals.items() if total.is_floating_point()
+        }
     return replace(newest, files={**newest.files, **own})
 
 

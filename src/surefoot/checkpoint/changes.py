@@ -47,8 +47,7 @@ def find_changes(
     """What is computed otherwise than before, and notes on what else changed.
 
     On the machine of before values are compared bit for bit; on another one only losses are, to rounding. `steering` are the
-    splits whose scores change the run. Where no value can be compared a text that changed is a change by itself: always for an
-    optimizer, for loss and model where the run has no loss of its own, its weights are many, or its micro-batch is another one.
+    splits whose scores change the run. Where no value can be compared, a text that changed is a change by itself.
     """
     texts = {name: _changed_texts(before["sources"][name], now["sources"][name]) for name in CHANGES}
     elsewhere = is_elsewhere(before, now)
@@ -136,10 +135,9 @@ def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: boo
         return "its value cannot be compared: the first micro-batch has another size"
     if not elsewhere and batches[0] != batches[1]:
         return "its value cannot be compared: the first micro-batch is another one"
-    own = ("torch", "device", "hardware")
-    if (before["draws"] or now["draws"]) and any(before["machine"][name] != now["machine"][name] for name in own):
-        return "its value cannot be compared: another device draws other random numbers"
-    return None
+    is_other = any(before["machine"][name] != now["machine"][name] for name in ("torch", "device", "hardware"))
+    draws_others = "its value cannot be compared: another device draws other random numbers"
+    return draws_others if is_other and (before["draws"] or now["draws"]) else None
 
 
 def _may_compare_batches(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:

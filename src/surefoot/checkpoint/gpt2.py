@@ -143,8 +143,7 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
         raise CheckpointError(f"heads = {heads}, but {file.with_name(SETTINGS)} says n_head = {noted}")
     state, shape = _translated(tensors, file, noted if heads is None else heads)
     model = GPT(shape)
-    if (misfit := _misfit(state, model)) is not None:
-        raise CheckpointError(f"{file} is no GPT-2: {misfit}")
+    _refuse_misfit(state, model, where=f"{file} is no GPT-2")
     model.load_state_dict(state)
     return model
 
@@ -190,23 +189,23 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> di
         if "heads" in wrong and noted is None:
             told += f"; without {SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
         raise CheckpointError(f"{place} is a GPT-2 of another size: {told}\n  {' '.join(flags)}")
-    if (misfit := _misfit(state, model)) is not None:
-        raise CheckpointError(f"{place} does not fit whole: {misfit}")
+    _refuse_misfit(state, model, where=f"{place} does not fit whole")
     return state
 
 
-def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
-    """What of a state a model has not, or has otherwise; None where it fits whole."""
+def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> None:
+    """Raise `CheckpointError` for what of a state a model has not, or has otherwise."""
     own = model.state_dict()
     lacking, foreign = [name for name in own if name not in state], [name for name in state if name not in own]
     if lacking or foreign:
-        return f"it has no {', '.join(lacking[:3])}" if lacking else f"this model has no {', '.join(foreign[:3])}"
+        misfit = f"it has no {', '.join(lacking[:3])}" if lacking else f"this model has no {', '.join(foreign[:3])}"
+        raise CheckpointError(f"{where}: {misfit}")
     if unlike := [name for name in own if own[name].shape != state[name].shape]:
-        return f"its {unlike[0]} is {list(state[unlike[0]].shape)}, here {list(own[unlike[0]].shape)}"
+        was, here = list(state[unlike[0]].shape), list(own[unlike[0]].shape)
+        raise CheckpointError(f"{where}: its {unlike[0]} is {was}, here {here}")
     head, embedding = state["head.weight"], state["embedding.weight"]
     if model.shape.tied and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
-        return "its head is not its embedding, as GPT-2's is"
-    return None
+        raise CheckpointError(f"{where}: its head is not its embedding, as GPT-2's is")
 
 
 def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTShape]:

@@ -54,8 +54,10 @@ def bounds(rows: int, place: int, count: int) -> tuple[int, int]:
 
 def as_json(pieces: Pieces) -> dict[str, Any]:
     """What a checkpoint says of its pieces."""
-    shapes = {file: {name: list(shape) for name, shape in held.items()} for file, held in pieces.shapes.items()}
-    return {"pieces": pieces.count, "shapes": shapes}
+    return {
+        "pieces": pieces.count,
+        "shapes": {file: {name: list(shape) for name, shape in held.items()} for file, held in pieces.shapes.items()},
+    }
 
 
 def from_json(told: Any) -> Pieces | None:
@@ -79,8 +81,7 @@ def _shapes(file: str, held: Any) -> dict[str, tuple[int, ...]]:
 
 FORMAT_VERSION = 1
 FORMAT_OF_PIECES = 2  # where tensors lie over several files, which those who read the first would not find
-MANIFEST = "manifest.json"
-STATE = "state.json"
+MANIFEST, STATE = "manifest.json", "state.json"
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 
 
@@ -126,8 +127,7 @@ def from_bytes(data: bytes) -> Manifest:
         case {"files": dict(files), "metrics": log, "step": int(step)} if step >= 0 and STATE in files:
             if foreign := [file for file in files if file != STATE and not TENSORS.fullmatch(file)]:
                 raise ValueError(f"{foreign[0]!r} is no file of a checkpoint")
-            entries = {file: _entry(held) for file, held in files.items()}
-            return Manifest(step, entries, None if log is None else _entry(log))
+            return Manifest(step, {file: _entry(files[file]) for file in files}, None if log is None else _entry(log))
     raise ValueError("names no step or no files")
 
 

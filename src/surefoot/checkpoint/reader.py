@@ -132,8 +132,7 @@ def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[st
     """The files of a checkpoint that hold what is asked for, the state among them; all where `only` is None."""
     if only is None:
         return list(manifest.files)
-    names = {file: logical_name(file.removesuffix(".safetensors")) for file in manifest.files}
-    return [file for file, name in names.items() if name in only or file == STATE]
+    return [file for file in manifest.files if file == STATE or logical_name(file.removesuffix(".safetensors")) in only]
 
 
 class _Source:
@@ -152,10 +151,10 @@ class _Source:
         """What in a file cannot be read is damage."""
         try:
             yield
+        except FileNotFoundError as problem:
+            raise DamageError(self.directory, f"{file}: missing") from problem
         except OSError as problem:
-            is_absent = isinstance(problem, FileNotFoundError)
-            reason = "missing" if is_absent else f"cannot be read: {problem.strerror or problem}"
-            raise DamageError(self.directory, f"{file}: {reason}") from problem
+            raise DamageError(self.directory, f"{file}: cannot be read: {problem.strerror or problem}") from problem
         except (ValueError, RecursionError) as problem:
             raise DamageError(self.directory, f"{file}: {reason_of(problem)}") from problem
 
@@ -182,9 +181,8 @@ def _contents(
     source: _Source, only: Collection[str] | None, parts_of: Callable[[_Source, str], Mapping[str, Tensor | Stored]]
 ) -> Contents:
     """A checkpoint, each tensor of which is joined from the parts that its files have."""
-    data = b"".join(source.chunks(STATE))
     with source.damage_in(STATE):
-        state = parse_state(data)
+        state = parse_state(b"".join(source.chunks(STATE)))
         _refuse_untold(state, source.manifest)
         pieces = from_json(state.pop(SHARDED, None))
     files: dict[str, dict[str, Tensor | Stored]] = {}

@@ -106,8 +106,9 @@ class Store:
                 return self._read(step, path, only, world)
             except DamageError as damage:
                 error = error or damage
-        there = ", ".join(str(step) for step in self.steps()) or "none"
-        raise error or CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
+        raise error or CheckpointError(
+            f"no checkpoint of step {step} in {self.directory}; there are: {', '.join(map(str, self.steps())) or 'none'}"
+        )
 
     def save(self, contents: Contents, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.

@@ -68,8 +68,9 @@ class Stored:
     def followed_by(self, others: Iterable["Stored"]) -> "Stored":
         """One whose next rows are in other files."""
         stretches = tuple(stretch for each in (self, *others) for stretch in each.stretches)
-        rows = sum(stretch.rows for stretch in stretches)
-        return replace(self, shape=torch.Size((rows, *self.shape[1:])), stretches=stretches)
+        return replace(
+            self, shape=torch.Size((sum(each.rows for each in stretches), *self.shape[1:])), stretches=stretches
+        )
 
     def whole(self) -> Tensor:
         return self.rows(0, self.shape[0] if self.shape else 1).view(self.shape)
@@ -107,8 +108,7 @@ class Stored:
 
 def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
     """The tensors of a file, by its header alone; a `ValueError` in one line for what is no such file."""
-    size = disk.size(path)
-    length = int.from_bytes(disk.read(path, start=0, length=8), "little")
+    size, length = disk.size(path), int.from_bytes(disk.read(path, start=0, length=8), "little")
     if not 2 <= length <= min(size - 8, _HEADER_BYTES):
         raise ValueError("not safetensors: its header has no length that can be")
     try:
@@ -133,8 +133,7 @@ def laid_out(tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]], metadata:
         shape = list(lengths)
         if dtype.itemsize > narrowest:
             raise ValueError(f"{name}: wider than what lies before it")
-        narrowest = dtype.itemsize
-        stop = start + math.prod(shape) * dtype.itemsize
+        narrowest, stop = dtype.itemsize, start + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -228,8 +228,9 @@ class Observation:
             rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
             self._attributes(f"{path}.param_groups[{index}]", rest)
         # one with a protocol of its own says itself what of it is saved
-        says_itself = _overrides(optimizer, Optimizer, _OPTIMIZER_PROTOCOL)
-        all_saved = says_itself or bool(optimizer._optimizer_state_dict_post_hooks)
+        all_saved = _overrides(optimizer, Optimizer, _OPTIMIZER_PROTOCOL) or bool(
+            optimizer._optimizer_state_dict_post_hooks
+        )
         own = _is_own(type(optimizer).__module__)  # what torch's and surefoot's remember besides is no state
         names = [name for name in vars(optimizer) if name not in _OF_OPTIMIZERS and (own or name.endswith("_hooks"))]
         self._attributes(path, {name: vars(optimizer)[name] for name in names}, all_saved)

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -54,15 +54,26 @@ class Written:
 
 
 def write_weights(
-    tensors: Sequence[Written], directory: Path, *, max_bytes: int, aliases: Mapping[str, str]
+    tensors: Sequence[Written],
+    directory: Path,
+    *,
+    max_bytes: int,
+    aliases: Mapping[str, str],
+    beside: Iterable[tuple[str, bytes]] = (),
 ) -> list[str]:
     """Write tensors into a directory, one file or several of at most `max_bytes`; the names of the files.
 
     A larger tensor has a file of its own. `aliases` are further names of tied ones, by name; they stand in the files'
     metadata, where `safetensors.torch.load_model` looks for them. Weights that are there already are replaced: their index is
-    removed first and the new one written last, so that a directory cut off in between is not taken for whole.
+    removed first and the new one written last, so that a directory cut off in between is not taken for whole; only small
+    files `beside` them follow.
     """
-    groups = _grouped(tensors, max_bytes)
+    groups, filled = [list[Written]()], 0  # in their order, each file as full as it may be
+    for tensor in tensors:
+        if groups[-1] and filled + tensor.size_bytes > max_bytes:
+            groups, filled = [*groups, []], 0
+        groups[-1].append(tensor)
+        filled += tensor.size_bytes
     count = len(groups)
     files = [WEIGHTS] if count == 1 else [f"model-{place + 1:05d}-of-{count:05d}.safetensors" for place in range(count)]
     try:
@@ -77,9 +88,13 @@ def write_weights(
             metadata = {"total_size": sum(tensor.size_bytes for tensor in tensors)}
             index = {"metadata": metadata | ({"tied": dict(aliases)} if aliases else {}), "weight_map": where}
             write_whole(directory / INDEX, (json.dumps(index, indent=2) + "\n").encode())
+            files.append(INDEX)
+        for name, data in beside:
+            write_whole(directory / name, data)
+            files.append(name)
     except OSError as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem.strerror or problem}") from problem
-    return [*files, INDEX] if count > 1 else files
+    return files
 
 
 def read_weights(place: Path) -> dict[str, Tensor]:
@@ -101,17 +116,6 @@ def read_weights(place: Path) -> dict[str, Tensor]:
 
 def has_weights(directory: Path) -> bool:
     return (directory / WEIGHTS).is_file() or (directory / INDEX).is_file()
-
-
-def _grouped(tensors: Sequence[Written], max_bytes: int) -> list[list[Written]]:
-    """Tensors by file: in their order, each file as full as it may be."""
-    groups, filled = [list[Written]()], 0
-    for tensor in tensors:
-        if groups[-1] and filled + tensor.size_bytes > max_bytes:
-            groups, filled = [*groups, []], 0
-        groups[-1].append(tensor)
-        filled += tensor.size_bytes
-    return groups
 
 
 def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> None:

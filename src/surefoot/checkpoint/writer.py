@@ -166,14 +166,13 @@ class Writers:
 
 def save_leading(store: Store, contents: Contents, board: Board, *, protected: Collection[int]) -> None:
     """Rank 0's part of a save, and its outcome to all; raises as `Store.save` does."""
-    outcome: dict[str, str | None] = {"problem": None, "not_pruned": None}
     try:
         store.save(contents, protected=protected, others=Writers(board, store, contents))
     except Exception as problem:
         kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
-        board.say("outcome", outcome | {kind: str(problem) or type(problem).__name__})
+        board.say("outcome", {kind: str(problem) or type(problem).__name__})
         raise
-    board.say("outcome", outcome)
+    board.say("outcome", {})
 
 
 def save_following(store: Store, contents: Contents, board: Board, *, rank: int) -> None:
@@ -183,9 +182,9 @@ def save_following(store: Store, contents: Contents, board: Board, *, rank: int)
     if pieces is not None and said == "begin":
         board.say(f"piece-{pieces.place}", _written(store, contents, begun=message["step"], rank=rank))
         message = board.heard("outcome", of="rank 0")[1]
-    if message["problem"] is not None:
+    if "problem" in message:
         raise CheckpointError(message["problem"])
-    if message["not_pruned"] is not None:
+    if "not_pruned" in message:
         raise NotPrunedError(message["not_pruned"])
 
 

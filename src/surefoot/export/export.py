@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,7 +15,7 @@ from surefoot.checkpoint.reader import read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.checkpoint.weight_files import Written, write_weights
-from surefoot.config.paths import local_path, write_whole
+from surefoot.config.paths import local_path
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.memory import parsed_bytes
@@ -62,25 +63,20 @@ def export(
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
     found, damaged = _newest_or_best(Store(run / "checkpoints"), str(checkpoint), weights, model)
     ((file, tensors_of_model),) = found.files.items()
-    stored = [(name, each) for name, each in tensors_of_model.items() if isinstance(each, Stored)]
-    tensors = [Written(name, each) for name, each in stored if not name.startswith("extra/")]
+    tensors = [
+        Written(name, each)
+        for name, each in tensors_of_model.items()
+        if isinstance(each, Stored) and not name.startswith("extra/")
+    ]
     aliases: Mapping[str, str] = found.saved.aliases.get(model, {})
-    settings = None
+    beside = list[tuple[str, bytes]]()
     if layout == "gpt2":
-        settings, aliases = _settings_of_gpt2(found, run), {}
+        aliases, beside = {}, [(SETTINGS, _settings_of_gpt2(found, run))]
         named = [(*named_in_gpt2(each.name), each.stored) for each in tensors]
         tensors = [Written(name, each, turned and len(each.shape) == 2) for name, turned, each in named if name]
-    files = write_weights(tensors, out, max_bytes=limit, aliases=aliases)
-    try:
-        if settings is not None:
-            write_whole(out / SETTINGS, settings)
-            files.append(SETTINGS)
-        for tokenizer in sorted(run.glob("*tokenizer*.json")):
-            if tokenizer.is_file() and not tokenizer.is_symlink():
-                write_whole(out / tokenizer.name, tokenizer.read_bytes())
-                files.append(tokenizer.name)
-    except OSError as problem:
-        raise CheckpointError(f"cannot write into {out}: {problem.strerror or problem}") from problem
+    copied = [each for each in sorted(run.glob("*tokenizer*.json")) if each.is_file() and not each.is_symlink()]
+    contents = chain(beside, ((each.name, each.read_bytes()) for each in copied))
+    files = write_weights(tensors, out, max_bytes=limit, aliases=aliases, beside=contents)
     return Exported(out, tuple(files), found.step, file.partition("-")[0] == "ema", tuple(damaged))
 
 

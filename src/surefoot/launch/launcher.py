@@ -169,8 +169,8 @@ class _Launcher:
             by_first = first > 0 and (causes[0] == 0 or alike)
             said = by_first and (group.beat(0).error or not group.mailbox.check(["0"]))
             text = "" if said else group.what_happened(causes[0]).beside(group.furthest()).text
-            died = [rank for rank in causes if statuses[rank] < 0 or rank == causes[0]]
-            return Ended(128 - first if first < 0 else first, tuple(died), text)  # as a shell gives it
+            died = tuple(rank for rank in causes if statuses[rank] < 0 or rank == causes[0])
+            return Ended(128 - first if first < 0 else first, died, text)  # as a shell gives it
         lost = group.named_lost()
         if lost is None:
             return Ended(_LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else "")

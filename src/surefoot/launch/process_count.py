@@ -57,8 +57,7 @@ def asked(nproc: int | str) -> Asked:
     >>> asked(4), asked("1:4")
     (Asked(least=4, most=4, text='4'), Asked(least=1, most=4, text='1:4'))
     """
-    text = str(nproc)
-    ends = text.split(":")
+    text, ends = str(nproc), str(nproc).split(":")
     if len(ends) <= 2 and all(end.isascii() and end.isdigit() for end in ends):
         least, most = int(ends[0]), int(ends[-1])
         if 1 <= least <= most:

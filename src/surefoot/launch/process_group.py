@@ -90,8 +90,10 @@ class Group:
         found = []
         for rank in self.running:
             with suppress(ChildProcessError):  # a signal has just found it ended
-                process = self.processes[rank].proc.pid
-                if os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+                if (
+                    os.waitid(os.P_PID, self.processes[rank].proc.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+                    is not None
+                ):
                     found.append(rank)
         return found
 
@@ -109,9 +111,8 @@ class Group:
         return Lost.read(self.mailbox.get(VERDICT)) if self.mailbox.check([VERDICT]) else None
 
     def beat(self, rank: int) -> Beat:
-        if self.mailbox.check([str(rank)]):
-            return Beat.read(self.mailbox.get(str(rank)))
-        return Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)
+        own = Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)  # of one that has not met the others
+        return Beat.read(self.mailbox.get(str(rank))) if self.mailbox.check([str(rank)]) else own
 
     def beats(self) -> list[Beat]:
         return [self.beat(rank) for rank in self.processes]
