@@ -18,10 +18,9 @@ from surefoot.errors import CheckpointError
 def averaged(store: Store, count: int) -> Contents:
     """The newest checkpoint with the mean weights of the `count` newest ones, step 0 not among them.
 
-    Averaged are models and their moving averages, summed in float64; whole numbers (a batch norm's count of batches) and state
-    of a module's own (`get_extra_state`) are the newest one's. All else (optimizer, clock) is as in the newest, so it is for
-    scoring and use, and not for going on. Raises `CheckpointError` where there are not so many, or one is damaged, or they
-    are not of one model, or differ in codes of 8 bits (quantised weights).
+    Averaged are models and their moving averages, summed in float64; whole numbers, state of a module's own
+    (`get_extra_state`) and all else are the newest one's: it is for scoring, and not for going on. Raises `CheckpointError` if
+    there are fewer, one is damaged, or they are not of one model, or differ in codes of 8 bits (quantised weights).
     """
     steps = last_steps(store, count)
     if count < 1 or len(steps) < count:

@@ -1,7 +1,6 @@
 """Does the program compute what it computed when its run began? What changed is named, and refused unless it is accepted.
 
-Compared are the fingerprints that `run/resume.py` takes: hashes of samples and of the first micro-batch, its loss with the weights
-of step 0, and hashes of the texts of the user's own code. Settings are compared in `train/run_identity.py`.
+Compared are the fingerprints that `run/resume.py` takes. Settings are compared in `train/run_identity.py`.
 """
 
 import math

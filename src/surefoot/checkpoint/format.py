@@ -5,8 +5,7 @@
     state.json               everything that is not a tensor
     manifest.json            written last: the step, and length and SHA-256 of all files (`manifest.py`)
 
-No byte of it is ever executed: there is no pickle here. How it is read and checked is `reader.py`; which checkpoints exist
-and which stay is `store.py`.
+No byte of it is ever executed: there is no pickle here. `reader.py` reads and checks it.
 """
 
 import json
@@ -36,9 +35,9 @@ SHARDED = "sharded"  # in state.json, where there are pieces
 class Contents:
     """A run after `step` updates: named tensors by file ("model", "optimizer", ...), and JSON.
 
-    `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. To be written, tensors must be on the host,
+    `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to be written must be on the host,
     contiguous, share no memory, and not change until they are; `pieces` are this rank's rows of those that lie over several.
-    As they are read all tensors are whole, in memory or still on disk.
+    Tensors that were read are whole, in memory or still on disk.
     """
 
     step: int
@@ -98,8 +97,7 @@ class Others(Protocol):
 def write(contents: Contents, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
     """Write a checkpoint into a new directory and flush it; until the manifest is there, it is none.
 
-    What cannot be written as it is (a tuple or a NaN in `state`, tensors that share memory) is a
-    `CheckpointError`, a failing disk an `OSError`; either leaves a directory without a manifest.
+    Raises `CheckpointError` for what cannot be written as it is (a tuple or a NaN in `state`), `OSError` for a failing disk.
     """
     pieces = contents.pieces
     state = _state_bytes(contents.state if pieces is None else {**contents.state, SHARDED: as_json(pieces)})

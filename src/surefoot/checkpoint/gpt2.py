@@ -151,9 +151,8 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
 def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
     """Write a model of the family gpt2 as transformers reads it: GPT2LMHeadModel.from_pretrained(directory).
 
-    `end` is the token between documents, at which its texts begin and end: `tokenizer.end`, None where there is none.
-    The directory is made; a model that is there already is replaced. Raises `CheckpointError` for another family, or a head
-    that is not the embedding, which a GPT-2 has no room for, and for an `end` outside the vocabulary.
+    `end` is the token between documents: `tokenizer.end`, or None. A model that is there already is replaced. Raises
+    `CheckpointError` for another family, a head that is not the embedding, and an `end` outside the vocabulary.
     """
     shape, directory = model.shape, local_path(directory, setting="directory")
     if end is not None and not 0 <= end < shape.vocabulary:
@@ -184,8 +183,7 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> di
     if wrong := [name for name in sizes if getattr(found, name) != getattr(shape, name)]:
         told = ", ".join(f"{name} {getattr(found, name)} (here {getattr(shape, name)})" for name in wrong)
         flags = [f"--model.{name} {getattr(found, name)}" for name in wrong if name != "vocabulary"]
-        if "vocabulary" in wrong:
-            flags.append("--data.tokenizer with as many tokens (filled-up vocabularies are not cut)")
+        flags += ["--data.tokenizer with as many tokens (filled-up vocabularies are not cut)"] * ("vocabulary" in wrong)
         if "heads" in wrong and noted is None:
             told += f"; without {SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
         raise CheckpointError(f"{place} is a GPT-2 of another size: {told}\n  {' '.join(flags)}")

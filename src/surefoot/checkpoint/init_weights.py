@@ -27,9 +27,8 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path, *, world:
     """Copy every tensor of `place` that fits by name and shape; return a table of those that did and those that did not.
 
     `place` is a .safetensors file, a directory of such with their index, a checkpoint's directory, or a run's (its newest
-    intact checkpoint). Of several models each takes its own from a checkpoint, and what fits by name from a file. A file of
-    GPT-2's weights as transformers names them must fit a `GPT` whole. Raises `CheckpointError` where it cannot be read or
-    nothing fits. Several ranks start from the same checkpoint, and of its tensors each reads the rows that it holds; collective.
+    intact checkpoint). Of several models each takes its own from a checkpoint, and what fits by name from a file. GPT-2's
+    weights as transformers names them must fit a `GPT` whole. Raises `CheckpointError` if nothing can be read or fits. Collective.
     """
     sources, said = _sources(place, models, world)
     rows: dict[str, list[tuple[str, Tensor | Stored]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}

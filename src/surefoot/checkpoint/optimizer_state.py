@@ -24,19 +24,15 @@ def optimizer_tensors(
 
     The last are the rows of those tensors that lie over several ranks.
     """
-    tensors, lying, plain = Named(), dict[str, Rows](), _own_state(optimizer)
     # what an optimizer has there for all parameters together is by other keys
     states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
-    for parameter, key, value in [(parameter, *entry) for parameter, state in states for entry in state.items()]:
-        name = f"{name_of(parameter, names)}/{key}"
-        rows = rows_of_state(parameter, value) if isinstance(value, Tensor) else None
-        if rows is not None:
-            lying[name] = rows
-        if not isinstance(value, Tensor):
-            plain[name] = value
-        elif whole or rows is not None:
-            tensors[name] = copied(value)
-    return tensors, plain, lying
+    entries = {f"{name_of(held, names)}/{key}": (held, state[key]) for held, state in states for key in state}
+    held = {
+        name: (value, rows_of_state(of, value)) for name, (of, value) in entries.items() if isinstance(value, Tensor)
+    }
+    tensors = {name: copied(value) for name, (value, rows) in held.items() if whole or rows is not None}
+    plain = _own_state(optimizer) | {name: value for name, (_, value) in entries.items() if name not in held}
+    return tensors, plain, {name: rows for name, (_, rows) in held.items() if rows is not None}
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:

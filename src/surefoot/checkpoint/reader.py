@@ -38,10 +38,9 @@ _MANIFEST_BYTES = 16 << 20  # far more than a manifest needs; a larger one is no
 
 @contextmanager
 def interpreted(directory: Path | None) -> Iterator[None]:
-    """Make an error over the state of a checkpoint `DamageError`, unless it is one of ours: no value ends in a traceback.
+    """Make an error over the state of a checkpoint `DamageError`: no value ends in a traceback.
 
-    The cause is kept. Errors that came through the user's code, or a package's, stay what they are; and all if `directory` is
-    None, as it is for contents that were not read.
+    Errors that came through the user's code, or a package's, stay what they are; all do if `directory` is None (not read).
     """
     try:
         yield
@@ -67,8 +66,8 @@ def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
     """Read a checkpoint, every byte of it checked against the manifest; anything wrong is a `DamageError`.
 
-    `only` names the entries of `Contents.files` to read and to check; the others are not looked at. The state
-    always comes. A name that the checkpoint never had is a plain `CheckpointError`.
+    `only` names the entries of `Contents.files` to read and check; the state always comes. A name that the checkpoint never
+    had is a plain `CheckpointError`.
     """
     return _contents(_Source(directory, disk), only, _loaded)
 
@@ -212,10 +211,9 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
     """The files of each entry of `Contents.files` that is wanted, in the order of their rows."""
     there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
-    held: dict[str, list[str]] = {}
-    for file in there:
-        name = logical_name(file) if logical_name(file) in spread else file
-        held[name] = [file] if name not in spread else [piece_file(name, place, count) for place in range(count)]
+    names = [logical_name(file) if logical_name(file) in spread else file for file in there]
+    pieces_of = {name: [piece_file(name, place, count) for place in range(count)] for name in spread}
+    held = {name: pieces_of.get(name, [name]) for name in names}
     if absent := [name for name in only or () if name not in held]:
         raise CheckpointError(
             f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; it has: {', '.join(sorted(held)) or 'none'}\n"

@@ -66,16 +66,11 @@ def model_tensors(model: nn.Module, *, whole: bool = True) -> ModelState:
     Of what lies over several ranks these are this rank's rows; `whole` tells whether to copy also what each of them has.
     """
     live, extra = live_state(model)
-    tensors, lying, first = Named(), dict[str, Rows](), dict[int, str]()
-    for name, value in live.items():
-        if first.setdefault(id(value), name) == name:
-            held, rows = held_of(value)
-            if rows is not None:
-                lying[name] = rows
-            if whole or rows is not None:
-                tensors[name] = copied(held)
-    aliases = {name: first[id(value)] for name, value in live.items() if first[id(value)] != name}
-    return ModelState(tensors, aliases, extra, lying)
+    first = {id(value): name for name, value in reversed(live.items())}
+    held = {name: held_of(live[name]) for name in live if first[id(live[name])] == name}
+    tensors = {name: copied(tensor) for name, (tensor, rows) in held.items() if whole or rows is not None}
+    aliases = {name: first[id(value)] for name, value in live.items() if name not in held}
+    return ModelState(tensors, aliases, extra, {name: rows for name, (_, rows) in held.items() if rows is not None})
 
 
 def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[], None]:
@@ -93,10 +88,9 @@ def give_back(
 ) -> Callable[[], None]:
     """Copy saved tensors to where they lie in a model, cast to its number formats, then hand all to its `load_state_dict`.
 
-    So rows go into their shard one tensor at a time, and protocols of modules (clones, two keys for one weight) are followed.
     If `load_state_dict` refuses, as that of bitsandbytes does, the copies stand. `own_rows`: the tensors are `model_tensors`
     of this rank; `partial`: they are not all. Returns a check, to be called when all else is loaded too, that raises
-    `CheckpointError` if the model would save anything else. It compares on the host, and costs a second reading.
+    `CheckpointError` if the model would save anything else; it costs a second reading.
     """
     saved, refusal = _named(state), ""
 

@@ -12,7 +12,7 @@ import errno
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ class NotPrunedError(CheckpointError):
 class Store:
     """The checkpoints under one directory; one process writes, any number read.
 
-    After a save the newest `keep_last` stay of those that this process wrote or read in full, so a damaged one
-    never counts, nor costs another its place. Besides them stay step 0, what `keep_every` is true for, and
-    what is `protected`. Before anything is renamed or removed `guard` is called, which may raise `OSError`.
+    After a save the newest `keep_last` stay of those that this process wrote or read in full, so a damaged one never counts.
+    Besides them stay step 0, what `keep_every` is true for, and what is `protected`. `guard` is called before anything is
+    renamed or removed, and may raise `OSError`.
     """
 
     def __init__(
@@ -82,9 +82,8 @@ class Store:
     ) -> tuple[Contents, list[Damage]] | None:
         """The newest checkpoint of at most `up_to` steps that is whole, every byte of it checked, and the newer damaged ones.
 
-        `only` as for `read`: what is not read is not checked. The ranks of a `world` find the same, each checks a share of the
-        bytes, and tensors stay on disk until they are asked for; collective. None where there is no checkpoint; where all
-        are damaged that is a `CheckpointError`.
+        `only` as for `read`. The ranks of a `world` find the same, each checks a share of the bytes, and tensors stay on disk
+        until they are asked for; collective. None if there is no checkpoint, a `CheckpointError` if all are damaged.
         """
         damaged: list[Damage] = []
         for step, path in [each for each in self._seen_by_all(world) if each[0] <= up_to]:
@@ -113,9 +112,8 @@ class Store:
     def save(self, contents: Contents, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
 
-        One of the same step is replaced. `others` are the ranks that write pieces of it. A `CheckpointError` says that
-        nothing was saved and no other checkpoint touched; `NotPrunedError`, that all is saved but something old resists
-        removal. After either, just save again.
+        One of the same step is replaced. `others` are the ranks that write pieces of it. After a `CheckpointError` nothing is
+        saved and no other checkpoint touched; after `NotPrunedError` all is saved, but something old resists removal.
         """
         target = self.path(contents.step)
         try:
@@ -218,7 +216,7 @@ class Store:
     def _seen_by_all(self, world: World | None) -> list[tuple[int, Path]]:
         """What `all` gives, on every rank as rank 0 sees the directory."""
         if world is None:
-            return list(self.all())
+            return self.all()
         listing: Any = None
         if world.is_main:
             try:
@@ -230,18 +228,17 @@ class Store:
             raise CheckpointError(listing)
         return [(step, self.directory / name) for step, name in listing]
 
-    def all(self) -> Iterator[tuple[int, Path]]:
+    def all(self) -> list[tuple[int, Path]]:
         """Every checkpoint by its name, the newest first; one being replaced comes after its replacement."""
         if not self.disk.is_directory(self.directory):
-            return
+            return []
         try:
             names = self.disk.names(self.directory)
         except OSError as problem:
             raise CheckpointError(f"cannot list {self.directory}: {problem.strerror or problem}") from problem
         found = [(int(match[2]), match[1] is not None, name) for name in names if (match := _NAME.fullmatch(name))]
-        for step, _, name in sorted(found, key=lambda each: (-each[0], each[1])):
-            if name.endswith(self.path(step).name):  # "step-000000600" is nobody's
-                yield step, self.directory / name
+        found.sort(key=lambda each: (-each[0], each[1]))  # "step-000000600" is nobody's
+        return [(step, self.directory / name) for step, _, name in found if name.endswith(self.path(step).name)]
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
         """What to say where the file system has failed a save."""

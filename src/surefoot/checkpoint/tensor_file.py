@@ -1,13 +1,11 @@
 """A file of tensors (safetensors) read by rows and written piece by piece: in memory is only what is asked for.
 
-It is eight bytes with the length of its header, the header as JSON (of each tensor type, shape and the bytes it takes), and
-the numbers, row after row, so that rows lie in one stretch: https://huggingface.co/docs/safetensors#format. A file that is
-read whole is the library's business; to write one it would first copy it.
+The format: https://huggingface.co/docs/safetensors#format. The library reads whole files; to write one it would first copy it.
 """
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -121,20 +119,18 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
     return {name: _stored(path, disk, name, entry, begin=8 + length, size=size) for name, entry in header.items()}
 
 
-def laid_out(tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]], metadata: Mapping[str, str]) -> bytes:
+def laid_out(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
     """The beginning of a file that holds tensors of these types and shapes, whose bytes follow in this order.
 
-    The widest types come first, as the library wants it: then every number lies at a multiple of its width. Raises
-    `ValueError` where they do not.
+    Raises `ValueError` unless the widest types come first: then every number lies at a multiple of its width.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start, narrowest = 0, math.inf
-    for name, (dtype, lengths) in tensors.items():
-        shape = list(lengths)
+    for name, (dtype, shape) in tensors.items():
         if dtype.itemsize > narrowest:
             raise ValueError(f"{name}: wider than what lies before it")
         narrowest, stop = dtype.itemsize, start + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": [start, stop]}
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -155,8 +151,7 @@ def _stored(path: Path, disk: Disk, name: str, entry: Any, *, begin: int, size: 
 def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
     """A file that holds these tensors, stretch after stretch: small ones put together, large ones where they lie in memory.
 
-    They must not change until it is written. Raises `ValueError` or `TypeError` for a tensor that is not in one stretch on the
-    host, or shares memory with another, which would be two when it is read.
+    Raises `ValueError` or `TypeError` for a tensor that is not in one stretch on the host, or shares memory with another.
     """
     in_order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     if apart := [k for k in in_order if tensors[k].layout != torch.strided or not tensors[k].is_contiguous()]:

@@ -47,8 +47,8 @@ _PROTOCOL = ("get_extra_state", "state_dict", "_save_to_state_dict")
 class Observation:
     """A walk through a run's models, `with_weights` and persistent buffers or without, its loss and optimizers.
 
-    What is reached twice is visited once, under the first name. `user_state` are the objects of `run.register_state`, by name. Tensors
-    are copied on their device, or to the host `with_weights`: there is room for one model on the device.
+    What is reached twice is visited once, under the first name. `user_state` are the objects of `run.register_state`, by name.
+    Tensors are copied on their device, or to the host `with_weights`.
     """
 
     def __init__(
@@ -85,10 +85,7 @@ class Observation:
 
     @torch.no_grad()
     def put_back(self, *, only_saved: bool = False) -> None:
-        """Make everything that was visited what it was, or only what a checkpoint holds; reads tensors on the host.
-
-        Raises `NotPutBackError` after all else is put back, if something does not let itself be changed back.
-        """
+        """Make everything visited what it was, or only what a checkpoint holds; raises `NotPutBackError` after all it can do."""
         problems = []
         for is_saved, undo in self.undo:
             if is_saved or not only_saved:

@@ -1,7 +1,6 @@
 """Weights in files as others load them, written tensor by tensor: model.safetensors, or several and an index beside them.
 
-The names of several and the index are those of Hugging Face's libraries. No more than one tensor is in memory at a time, and
-of one that is not turned only a few megabytes.
+The names are those of Hugging Face's libraries. No more than one tensor is in memory at a time.
 """
 
 import json
@@ -61,12 +60,11 @@ def write_weights(
     aliases: Mapping[str, str],
     beside: Iterable[tuple[str, bytes]] = (),
 ) -> list[str]:
-    """Write tensors into a directory, one file or several of at most `max_bytes`; the names of the files.
+    """Write tensors into a directory, one file or several of at most `max_bytes`, and files `beside` them; their names.
 
-    A larger tensor has a file of its own. `aliases` are further names of tied ones, by name; they stand in the files'
-    metadata, where `safetensors.torch.load_model` looks for them. Weights that are there already are replaced: their index is
-    removed first and the new one written last, so that a directory cut off in between is not taken for whole; only small
-    files `beside` them follow.
+    A larger tensor has a file of its own. `aliases` are further names of tied ones, for the files' metadata, where
+    `safetensors.torch.load_model` looks for them. Weights that are there are replaced: their index is removed first and the
+    new one written after all weights, so that a directory cut off in between is not taken for whole.
     """
     groups, filled = [list[Written]()], 0  # in their order, each file as full as it may be
     for tensor in tensors:

@@ -1,9 +1,7 @@
-"""Saving beside the training: one thread for each save, so that none idles or has to be stopped at exit, and several ranks.
+"""Saving beside the training: one thread for each save, which several ranks agree on by messages, without a process group.
 
-Of one checkpoint that several ranks write, rank 0 makes the directory and says "begin"; the ranks that hold pieces write theirs
-and report lengths and hashes, or that they failed; rank 0 commits when all have reported, or gives up, and says to all what came
-of it. So a rank that is killed, or whose disk is full, leaves no checkpoint behind. They leave messages that threads wait for,
-and touch no process group: training goes on beside.
+Rank 0 makes the directory and says "begin"; the ranks that hold pieces write theirs and report lengths and hashes, or that they
+failed; rank 0 commits when all have reported, or gives up, and tells all the outcome.
 """
 
 import json
@@ -30,10 +28,9 @@ _PAUSE_S = 0.2  # at most, between two looks
 class Writer:
     """Saves into a store in the background, one checkpoint at a time, and outlives saves that fail.
 
-    The thread is not a daemon: an interpreter that ends waits for the save in flight, and for nothing else.
-    As long as one is in flight the store belongs to it: call `wait` before using the store. `saved` is the
-    last step that was saved. Of several ranks each has one, with a `mail`box between them: they submit the same steps, and
-    learn the same of each.
+    The thread is not a daemon: an interpreter that ends waits for the save in flight. The store belongs to that save: call
+    `wait` before using it. `saved` is the last step that was saved. Each of several ranks has one, with a `mail`box between
+    them: they submit the same steps, and learn the same of each.
     """
 
     def __init__(self, store: Store, *, rank: int = 0, mail: Mail | None = None) -> None:
@@ -87,15 +84,12 @@ class Writer:
             if isinstance(problem, NotPrunedError):
                 self.saved, self.failure, self.not_pruned = step, None, problem
             else:
-                reason = f"step {step} is not saved: {type(problem).__name__}: {problem}"
-                self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(reason)
+                text = f"step {step} is not saved: {type(problem).__name__}: {problem}"
+                self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(text)
 
 
 class Board:
-    """The messages of one save. All ranks save as often as each other, so they count alike which it is.
-
-    `hurried` tells whether to wait for the others no longer than a moment.
-    """
+    """The messages of one save, by its number; `hurried` tells whether to wait for others no longer than a moment."""
 
     def __init__(
         self, mail: Mail, *, save: int, patience_s: float = _PATIENCE_S, hurried: Callable[[], bool] = lambda: False

@@ -1,7 +1,7 @@
 """Several processes as one: started, watched, told to stop, ended together, and started again where one of them died.
 
-A rank is named as lost by whoever sees it first: this process, where the rank has ended, or the heartbeat of the others, where
-it is silent. The ranks that are left then end by themselves; what does not is killed.
+This process names a rank that has ended as lost, the heartbeat of the others one that is silent. The ranks that are left then
+end by themselves; what does not is killed.
 """
 
 import math
@@ -46,8 +46,7 @@ class Ended:
 def launch(command: Callable[[float], list[str]], *, places: Places, max_restarts: int = 0) -> int:
     """Run `command` in several processes; the exit status of the rank that caused their end, as a shell gives it.
 
-    command: the arguments for Python, given the seconds since the start. Raises `ConfigError` where no number of processes
-    that was asked for can be.
+    command: the arguments for Python, given the seconds since the start. Raises `ConfigError` as `places.size` does.
     """
     launcher = _Launcher()
     began, size, attempt = time.monotonic(), places.size(), 0

@@ -1,7 +1,6 @@
 """The ranks of one attempt: processes of their own, the store at which they meet, and what they say.
 
-A process is torch's own `SubprocessHandler`, from below torchrun's agent: environment, session and files of a rank. The agent
-itself is not used: it turns every exit status into 1, ends all others by the first that ends, and tells at length.
+A process is torch's own `SubprocessHandler`. torchrun's agent above it is not used: it turns every exit status into 1.
 """
 
 import os
@@ -30,10 +29,7 @@ _TRACEBACK, _IN_CRASH = "Traceback (most recent call last)", "its traceback is i
 
 
 class Group:
-    """Ranks 0 up to `size`, each of which runs `command`; rank 0 has the terminal, what the others say is in files in `logs`.
-
-    attempt: how often the group was started before. environment: what each has besides.
-    """
+    """Ranks 0 up to `size`, which run `command` after `attempt` others; rank 0 has the terminal, the others files in `logs`."""
 
     def __init__(
         self, command: Sequence[str], *, size: int, attempt: int, logs: Path, environment: Mapping[str, str]
