@@ -122,8 +122,9 @@ def write_tensors(contents: Contents, *, directory: Path, disk: Disk = DISK) -> 
     mine, entries = {} if pieces is None else pieces.files, Entries()
     for name in dict.fromkeys([*contents.files, *mine]):
         held = (contents.tensors(name) if name in contents.files else {}) | dict(mine.get(name, {}))
-        is_piece = pieces is not None and name in pieces.shapes
-        file = f"{piece_file(name, pieces.place, pieces.count) if pieces and is_piece else name}.safetensors"
+        file = (
+            f"{piece_file(name, pieces.place, pieces.count) if pieces and name in pieces.shapes else name}.safetensors"
+        )
         entries[file] = _put(_file_of(file, held), directory / file, disk=disk)
     return entries
 

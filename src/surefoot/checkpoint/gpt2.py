@@ -55,10 +55,7 @@ def is_gpt2_layout(names: Iterable[str]) -> bool:
 
 
 def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a `GPT` of the family gpt2, from tensors named as by transformers; raises `ValueError` for foreign names.
-
-    The head is given where it is saved, else it is the embedding.
-    """
+    """The state of a `GPT` of the family gpt2, from tensors named as by transformers; raises `ValueError` for foreign names."""
     plain = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if not _MASK.fullmatch(name)}
     names = _names(block[1] for name in plain if (block := _BLOCK.match(name)))
     if foreign := [name for name in plain if name not in names]:
@@ -127,8 +124,8 @@ def gpt2_settings(shape: GPTShape, *, end: int | None) -> bytes:
 def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     """A `GPT` with the weights of a GPT-2 that transformers saved: a .safetensors file, or the directory of one.
 
-    Its logits are those of transformers' GPT2LMHeadModel. The number of heads stands in the config.json beside the file, or
-    is given; without either there is one for 64 channels, as in all published sizes. Raises `CheckpointError` for anything else.
+    The number of heads stands in the config.json beside the file, or is given; without either there is one for 64 channels, as
+    in all published sizes. Raises `CheckpointError` for anything else.
     """
     path = local_path(path, setting="path")
     file = path / WEIGHTS if path.is_dir() else path

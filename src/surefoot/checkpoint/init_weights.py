@@ -1,6 +1,5 @@
 """Weights to start from, which need not fit whole: what was loaded, renamed, skipped and new is told in a table."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,8 +49,7 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path, *, world:
                 kind, shown = ("loaded", own) if own == saved_name else ("renamed", f"{saved_name} -> {own}")
                 rows[kind].append((shown, tensor))
         give_back(model, ModelState(fitting, {}, {}), where=f"init from {place}", partial=True)()
-    for live in states.values():
-        rows["new"] += [(own, value) for own, value in live.items() if id(value) not in filled]
+    rows["new"] = [entry for live in states.values() for entry in live.items() if id(entry[1]) not in filled]
     if not filled:
         names = [name for tensors in sources.values() for name in tensors]
         raise CheckpointError(
@@ -116,5 +114,5 @@ def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:
 
 def _row(kind: str, held: list[tuple[str, Tensor | Stored]]) -> str:
     shown = ", ".join(name for name, _ in held[:_NAMES]) + f", and {len(held) - _NAMES} more" * (len(held) > _NAMES)
-    numbers = sum(math.prod(tensor.shape) for _, tensor in held)
+    numbers = sum(tensor.shape.numel() for _, tensor in held)
     return f"  {kind:<8}{len(held):>5} tensors {numbers:>13,} numbers   {shown}"

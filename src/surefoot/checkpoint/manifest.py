@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # of whole tensors, by file and name
 _PIECE = re.compile(r"(?P<name>.+)\.(?P<number>\d{5,})-of-(?P<count>\d{5,})")
 
 
@@ -19,7 +18,7 @@ class Pieces:
 
     place: int
     count: int
-    shapes: Shapes
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]]  # of whole tensors, by file and name
     files: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
@@ -111,10 +110,7 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 
 def from_bytes(data: bytes) -> Manifest:
-    """What `to_bytes` wrote; a `ValueError` in one line for anything else, a single flipped bit included.
-
-    File names are checked here: none of them can lead out of the checkpoint's directory.
-    """
+    """What `to_bytes` wrote; a `ValueError` in one line for anything else, such as a name that leads out of the directory."""
     body = json.loads(data)
     if not isinstance(body, dict):
         raise ValueError(f"holds a {type(body).__name__}, not named values")

@@ -8,7 +8,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import is_not
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -232,7 +231,7 @@ def reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
 def reset(live: Any, before: Any) -> None:
     """Give a dict, list, deque or set back the entries that it had, unless they are the same."""
     flat = (lambda each: [*each, *each.values()]) if isinstance(live, dict) else list
-    if len(live) != len(before) or any(map(is_not, flat(live), flat(before))):
+    if len(live) != len(before) or any(new is not old for new, old in zip(flat(live), flat(before), strict=True)):
         live.clear()
         (live.extend if isinstance(live, list | deque) else live.update)(before)
 

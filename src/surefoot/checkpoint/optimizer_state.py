@@ -20,10 +20,7 @@ _OWN = "own"  # among an optimizer's plain state, whose other names have a slash
 def optimizer_tensors(
     optimizer: Optimizer, names: Mapping[Tensor, str], *, whole: bool = True
 ) -> tuple[Named, dict[str, Any], dict[str, Rows]]:
-    """Copies of the state of every parameter as PARAMETER/KEY, and all other state (`split_state`); `whole` as for a model.
-
-    The last are the rows of those tensors that lie over several ranks.
-    """
+    """Copies of the state of every parameter as PARAMETER/KEY, all other state, and the rows of shared tensors; `whole` as for a model."""
     # what an optimizer has there for all parameters together is by other keys
     states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
     entries = {f"{name_of(held, names)}/{key}": (held, state[key]) for held, state in states for key in state}

@@ -73,10 +73,7 @@ def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = D
 
 
 def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
-    """A checkpoint whose tensors stay on disk until they are asked for, whole or by rows.
-
-    Manifest and state are checked, the tensors' bytes are not: `check` does that. `only` as for `read`.
-    """
+    """A checkpoint whose tensors stay on disk, unchecked, until they are asked for, whole or by rows; `only` as for `read`."""
     return _contents(_Source(directory, disk), only, _stored)
 
 

@@ -1,11 +1,9 @@
 """A directory of checkpoints: which exist, how one more comes to be at once or not at all, which are let go.
 
-    step-00000600             complete: it got this name only after every byte of it was on the medium
-    .partial-step-00000600    being written
-    .replaced-step-00000600   the one whose place another of the same step is just taking
-    .deleted-step-00000300    being deleted
-
-A kill leaves names with a dot behind; the next save clears them. What one checkpoint holds is `format.py`.
+step-00000600             complete: it got this name only after every byte of it was on the medium
+.partial-step-00000600    being written
+.replaced-step-00000600   the one whose place another of the same step is just taking
+.deleted-step-00000300    being deleted; the next save clears what a kill left with a dot
 """
 
 import errno
@@ -118,7 +116,13 @@ class Store:
         target = self.path(contents.step)
         try:
             self._prepare(contents)
-            self._commit(contents, target, others)
+            write(contents, directory=self.partial(contents.step), disk=self.disk, others=others)
+            self.intact.discard(contents.step)
+            self.guard()  # writing took a while
+            if target.name in self.disk.names(self.directory):
+                self.disk.rename(target, target.with_name(f".replaced-{target.name}"))
+            self.disk.rename(self.partial(contents.step), target)
+            self.disk.flush_directory(self.directory)
         except Exception as problem:
             if others is not None:
                 others.abandon()  # before the ground is taken from under their feet
@@ -146,15 +150,6 @@ class Store:
         needed, free = size_bytes(contents), self.disk.free_bytes(self.directory)
         if free < needed:
             raise OSError(errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
-
-    def _commit(self, contents: Contents, target: Path, others: Others | None) -> None:
-        write(contents, directory=self.partial(contents.step), disk=self.disk, others=others)
-        self.intact.discard(contents.step)
-        self.guard()  # writing took a while
-        if target.name in self.disk.names(self.directory):
-            self.disk.rename(target, target.with_name(f".replaced-{target.name}"))
-        self.disk.rename(self.partial(contents.step), target)
-        self.disk.flush_directory(self.directory)
 
     def _clear(self) -> _Remains:
         """Remove what was left behind, or put it back where it is all there is; returns what resists."""

@@ -1,8 +1,7 @@
 """What a model, a loss or an optimizer remembers and no checkpoint holds: found by walking through them, compared, put back.
 
-A checkpoint holds parameters, persistent buffers, what optimizers remember of parameters and groups, and the objects of
-`run.register_state`. Lost with the process are other buffers, attributes, variables of closures, globals of functions, and generators. Of
-installed packages the walk enters modules, optimizers and the loss itself. It reads no tensor on the host.
+Lost with the process are buffers that are not persistent, attributes, variables of closures, globals of functions, and
+generators. Of installed packages the walk enters modules, optimizers and the loss itself. It reads no tensor on the host.
 """
 
 import random
@@ -102,10 +101,11 @@ class Observation:
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
         """Take note of one thing and of all that it refers to, as far as it lets itself be looked into."""
-        comes_later = is_saved and id(thing) in self.later
         if thing is None or isinstance(thing, _PLAIN):
             self._note(path, thing, is_saved)
-        elif id(thing) not in self.visited and not comes_later and len(self.visited) <= _MAX_OBJECTS:
+        elif not (
+            id(thing) in self.visited or (is_saved and id(thing) in self.later) or len(self.visited) > _MAX_OBJECTS
+        ):
             self.visited[id(thing)] = thing
             with suppress(Exception):
                 self._enter(path, thing, is_saved, is_root)

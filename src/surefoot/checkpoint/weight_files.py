@@ -4,7 +4,6 @@ The names are those of Hugging Face's libraries. No more than one tensor is in m
 """
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ class Written:
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.stored.shape) * self.stored.dtype.itemsize
+        return self.stored.shape.numel() * self.stored.dtype.itemsize
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """Its bytes as they are written; all of it is read at once only where it is turned."""

@@ -13,7 +13,7 @@ from surefoot.tracking.run_reader import began_with
 
 @dataclass(frozen=True)
 class Asked:
-    """So many processes at least, and so many at most; `text` is how that was given."""
+    """The least and the most processes; `text` is how that was given."""
 
     least: int
     most: int
@@ -22,10 +22,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What of a step processes share: its samples (or tokens), and the size of its micro-batches where that is settled.
-
-    A run that has `begun` keeps both.
-    """
+    """What of a step processes share: its samples (or tokens), and its micro-batches if settled. A `begun` run keeps both."""
 
     batch_size: int | str
     micro_batch_size: int | str | None
@@ -74,7 +71,7 @@ def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: 
 class Places:
     """Where ranks may be started, and how many are: on GPUs of this machine (`gpus`: their names), or anywhere (None).
 
-    sizes: of a step, asked anew for each start. Where a range of numbers was asked for, the place of a rank that died is not used again.
+    sizes: of a step, asked anew for each start; None if unknown. If a range was asked for, the place of a dead rank stays empty.
 
     >>> places = Places(asked("1:4"), sizes=lambda: Sizes(24, 2), gpus=["0", "1", "4", "5"])
     >>> places.size(), places.environment()
@@ -88,10 +85,7 @@ class Places:
         self.left = list(range(wanted.most if gpus is None else len(gpus)))
 
     def size(self) -> int:
-        """The number of ranks to start: the one asked for, or the largest in its range that divides a step and has devices.
-
-        Raises `ConfigError` where there is no such number.
-        """
+        """The ranks to start: as many as asked for, or as divide a step and have devices; `ConfigError` if no number does."""
         least, most, left = self.wanted.least, self.wanted.most, len(self.left)
         if least < most:
             most = max(least, min(most, left))
