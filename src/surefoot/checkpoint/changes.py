@@ -135,8 +135,9 @@ def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: boo
     if not elsewhere and batches[0] != batches[1]:
         return "its value cannot be compared: the first micro-batch is another one"
     is_other = any(before["machine"][name] != now["machine"][name] for name in ("torch", "device", "hardware"))
-    draws_others = "its value cannot be compared: another device draws other random numbers"
-    return draws_others if is_other and (before["draws"] or now["draws"]) else None
+    if is_other and (before["draws"] or now["draws"]):
+        return "its value cannot be compared: another device draws other random numbers"
+    return None
 
 
 def _may_compare_batches(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:

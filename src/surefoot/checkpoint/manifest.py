@@ -70,11 +70,10 @@ def from_json(told: Any) -> Pieces | None:
 
 
 def _shapes(file: str, held: Any) -> dict[str, tuple[int, ...]]:
-    match held:
-        case dict():
-            shapes = {name: tuple(shape) for name, shape in held.items() if isinstance(shape, list) and shape}
-            if len(shapes) == len(held) and all(isinstance(n, int) and n >= 0 for s in shapes.values() for n in s):
-                return shapes
+    if isinstance(held, dict):
+        shapes = {name: tuple(shape) for name, shape in held.items() if isinstance(shape, list) and shape}
+        if len(shapes) == len(held) and all(isinstance(n, int) and n >= 0 for s in shapes.values() for n in s):
+            return shapes
     raise ValueError(f"says of the pieces of {file} what cannot be")
 
 

@@ -7,7 +7,7 @@ generators. Of installed packages the walk enters modules, optimizers and the lo
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import cache, partial
@@ -39,8 +39,10 @@ _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length
 _MAX_BYTES = 1 << 28
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
-_OPTIMIZER_PROTOCOL = ("state_dict", "load_state_dict")
-_PROTOCOL = ("get_extra_state", "state_dict", "_save_to_state_dict")
+_PROTOCOLS = {
+    nn.Module: ("get_extra_state", "state_dict", "_save_to_state_dict"),
+    Optimizer: ("state_dict", "load_state_dict"),
+}
 
 
 class Observation:
@@ -190,7 +192,7 @@ class Observation:
     def _module(self, path: str, module: nn.Module, is_saved: bool) -> None:
         is_known = id(module) in self.saved_modules
         # one with a protocol of its own says itself which of its attributes are saved; but a metric's leaves out its numbers
-        says_itself = _overrides(module, nn.Module, _PROTOCOL) and module not in metrics_in(module)
+        says_itself = _overrides(module, nn.Module) and module not in metrics_in(module)
         all_saved = is_saved or (is_known and (says_itself or bool(module._state_dict_hooks)))
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
             self._note("", None, all_saved, reset, entries, entries.copy())
@@ -225,9 +227,7 @@ class Observation:
             rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
             self._attributes(f"{path}.param_groups[{index}]", rest)
         # one with a protocol of its own says itself what of it is saved
-        all_saved = _overrides(optimizer, Optimizer, _OPTIMIZER_PROTOCOL) or bool(
-            optimizer._optimizer_state_dict_post_hooks
-        )
+        all_saved = _overrides(optimizer, Optimizer) or bool(optimizer._optimizer_state_dict_post_hooks)
         own = _is_own(type(optimizer).__module__)  # what torch's and surefoot's remember besides is no state
         names = [name for name in vars(optimizer) if name not in _OF_OPTIMIZERS and (own or name.endswith("_hooks"))]
         self._attributes(path, {name: vars(optimizer)[name] for name in names}, all_saved)
@@ -248,5 +248,5 @@ def _is_own(module: str) -> bool:
     return not installed and module.partition(".")[0] not in {*sys.stdlib_module_names, "torch", "surefoot"}
 
 
-def _overrides(thing: object, base: type, names: Sequence[str]) -> bool:
-    return any(getattr(type(thing), name) is not getattr(base, name) for name in names)
+def _overrides(thing: object, base: type[nn.Module | Optimizer]) -> bool:
+    return any(getattr(type(thing), name) is not getattr(base, name) for name in _PROTOCOLS[base])

@@ -52,8 +52,9 @@ def launch(command: Callable[[float], list[str]], *, places: Places, max_restart
     began, size, attempt = time.monotonic(), places.size(), 0
     with launcher.signals():
         while True:
-            arguments = command(time.monotonic() - began)
-            ended = launcher.attempt(arguments, size=size, attempt=attempt, environment=places.environment())
+            ended = launcher.attempt(
+                command(time.monotonic() - began), size=size, attempt=attempt, environment=places.environment()
+            )
             over = ended.status in _NOT_AGAIN or launcher.stop is not None or attempt == max_restarts
             if ended.text:
                 _say(f"error: {ended.text}")
