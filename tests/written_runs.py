@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from surefoot.checkpoint.state_json import KEYS
+from surefoot.checkpoint.state_json import SavedState, hints_of
 from surefoot.tracking.jsonl import line
 
 HOSTILE = '</pre></style><script>alert("1")</script><img src=x onerror=alert(2)> & \x1b[31m \x00 \ud800'
@@ -55,7 +55,7 @@ def state_json(*, length: str = "600 steps") -> dict[str, Any]:
         "accepted": [],
         "not_looked_into": [],
     }
-    state: dict[str, Any] = {name: {} for name in KEYS}
+    state: dict[str, Any] = {name: {} for name in hints_of(SavedState)}
     state |= {"described": described, "machine": machine, "fingerprints": fingerprints, "watch": None, "plateau": None}
     state |= dict.fromkeys(("evaluation_due", "ended", "stopped_early"), False)
     state |= {"trainable": {"frozen": [], "in_no_optimizer": []}, "skipped_in_a_row": [0], "seen": []}

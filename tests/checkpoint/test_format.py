@@ -19,7 +19,7 @@ from in_one import in_one
 from surefoot.checkpoint import Contents, DamageError, Manifest, read, read_manifest, verify, write
 from surefoot.checkpoint.format import size_bytes
 from surefoot.checkpoint.manifest import from_bytes, to_bytes
-from surefoot.checkpoint.state_json import KEYS
+from surefoot.checkpoint.state_json import SavedState, hints_of
 from surefoot.errors import CheckpointError
 
 DTYPES = [
@@ -40,7 +40,9 @@ json_values = st.recursive(
 )
 
 
-other_keys = st.text().filter(lambda key: key not in {*KEYS, "sharded"})  # the values of these have shapes of their own
+other_keys = st.text().filter(
+    lambda key: key not in {*hints_of(SavedState), "sharded"}
+)  # the values of these have shapes of their own
 
 
 def small(**changes: Any) -> Contents:
@@ -77,7 +79,9 @@ def test_what_is_read_can_be_changed_in_place_without_changing_the_file(tmp_path
 
 @settings(max_examples=60)
 @given(
-    state=st.dictionaries(st.text().filter(lambda key: key not in {*KEYS, "sharded"}), json_values, max_size=5),
+    state=st.dictionaries(
+        st.text().filter(lambda key: key not in {*hints_of(SavedState), "sharded"}), json_values, max_size=5
+    ),
     step=st.integers(0, 10**9),
 )
 def test_state_and_step_come_back_exactly(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import small_runs
 import surefoot as sf
 from rank_processes import Ranks
-from surefoot.checkpoint.live_values import same
+from surefoot.checkpoint.nested_state import same
 from surefoot.checkpoint.unsaved import Observation, changes
 from surefoot.config.tree import layered
 from surefoot.recipes import images

@@ -17,7 +17,7 @@ from surefoot.cli.train import Nothing
 from surefoot.config.toml import to_toml
 from surefoot.errors import ConfigError
 from surefoot.launch import launcher
-from surefoot.launch.process_count import Asked, Places, Sizes, asked, chosen, sizes_of
+from surefoot.launch.process_count import Asked, Places, Sizes, asked, sizes_of
 from surefoot.recipes.program import find_program
 from written_runs import state_json
 
@@ -146,7 +146,7 @@ def test_nproc_under_another_launcher_is_refused(typed: Typed, monkeypatch: pyte
 
 def test_more_processes_than_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match="--nproc 4 on a machine with 2 GPUs: each process needs one of its own"):
-        chosen(asked(4), sizes=Sizes(64, 16), devices=2)
+        Places(asked(4), sizes=lambda: Sizes(64, 16), gpus=["0", "1"]).size()
 
 
 def test_places_of_ranks_that_died_are_not_used_again() -> None:

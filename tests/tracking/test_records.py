@@ -16,7 +16,7 @@ import torch
 import surefoot as sf
 from small_runs import Augmented, build
 from surefoot import memory
-from surefoot.checkpoint.json_shapes import misshapen
+from surefoot.checkpoint.state_json import misshapen
 from surefoot.tracking.jsonl import JsonLines, line, records
 from surefoot.tracking.record import KINDS
 

@@ -18,21 +18,19 @@ from surefoot.errors import CheckpointError
 def averaged(store: Store, count: int) -> Contents:
     """The newest checkpoint with the mean weights of the `count` newest ones, step 0 not among them.
 
-    Averaged are models and their moving averages, summed in float64; whole numbers (a batch norm's count of batches) and state
-    of a module's own (`get_extra_state`) are the newest one's. All else (optimizer, clock) is as in the newest, so it is for
-    scoring and use, and not for going on. Raises `CheckpointError` where there are not so many, or one is damaged, or they
-    are not of one model, or differ in codes of 8 bits (quantised weights).
+    Averaged are models and their moving averages, summed in float64; whole numbers, state of a module's own
+    (`get_extra_state`) and all else are the newest one's: it is for scoring, and not for going on. Raises `CheckpointError` if
+    there are fewer, one is damaged, or they are not of one model, or differ in codes of 8 bits (quantised weights).
     """
     steps = last_steps(store, count)
     if count < 1 or len(steps) < count:
-        there = ", ".join(str(step) for step in steps) or "none"
         raise CheckpointError(
-            f"the mean of the last {count} checkpoints: of steps above 0 there are {len(steps)} in {store.directory} ({there})\n"
+            f"the mean of the last {count} checkpoints: of steps above 0 there are {len(steps)} in {store.directory}"
+            f" ({', '.join(map(str, steps)) or 'none'})\n"
             f"  average fewer, or keep more while training: --keep-last {max(count, 1)} --save-every ..."
         )
     newest = store.at(steps[-1])
-    weights = [name for name in newest.files if name.partition("-")[0] in ("model", "ema")]
-    own = {name: newest.tensors(name) for name in weights}
+    own = {name: newest.tensors(name) for name in newest.files if name.partition("-")[0] in ("model", "ema")}
     sums = {
         name: {
             key: held.double() if held.is_floating_point() else held for key, held in of_fixed_shape(tensors).items()
@@ -40,12 +38,13 @@ def averaged(store: Store, count: int) -> Contents:
         for name, tensors in own.items()
     }
     for step in steps[:-1]:
-        other = store.at(step, only=weights)
-        for name in weights:
+        other = store.at(step, only=own)
+        for name in own:
             _add(sums[name], of_fixed_shape(other.tensors(name)), step=step)
     for name, totals in sums.items():
-        floats = {key: total for key, total in totals.items() if total.is_floating_point()}
-        own[name] |= {key: (total / count).to(own[name][key].dtype) for key, total in floats.items()}
+        own[name] |= {
+            key: (total / count).to(own[name][key].dtype) for key, total in totals.items() if total.is_floating_point()
+        }
     return replace(newest, files={**newest.files, **own})
 
 

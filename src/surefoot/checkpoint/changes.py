@@ -1,7 +1,6 @@
 """Does the program compute what it computed when its run began? What changed is named, and refused unless it is accepted.
 
-Compared are the fingerprints that `run/resume.py` takes: hashes of samples and of the first micro-batch, its loss with the weights
-of step 0, and hashes of the texts of the user's own code. Settings are compared in `train/run_identity.py`.
+Compared are the fingerprints that `run/resume.py` takes. Settings are compared in `train/run_identity.py`.
 """
 
 import math
@@ -15,7 +14,6 @@ from surefoot.errors import CheckpointError, ConfigError
 CHANGES = ("loss", "model", "collate", "data", "optimizer")
 _RELATIVE, _RELATIVE_IN_FEW_BITS = 1e-4, 2e-2  # the loss of another machine may differ by this, in fp32 and else
 _READERS = ("torch", "surefoot", "device", "hardware", "cpu")  # what samples are read by; neither threads nor ranks
-_NAMED = 3
 Fingerprints = Mapping[str, Any]
 
 
@@ -36,8 +34,9 @@ def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
     """
     names = accepted.split(",") if isinstance(accepted, str) else list(accepted or ())
     if unknown := [name for name in names if name not in CHANGES]:
-        known = ", ".join(CHANGES)
-        raise ConfigError(f"accept_change = {unknown[0]!r} names nothing that can change\n  give some of: {known}")
+        raise ConfigError(
+            f"accept_change = {unknown[0]!r} names nothing that can change\n  give some of: {', '.join(CHANGES)}"
+        )
     return tuple(names)
 
 
@@ -47,8 +46,7 @@ def find_changes(
     """What is computed otherwise than before, and notes on what else changed.
 
     On the machine of before values are compared bit for bit; on another one only losses are, to rounding. `steering` are the
-    splits whose scores change the run. Where no value can be compared a text that changed is a change by itself: always for an
-    optimizer, for loss and model where the run has no loss of its own, its weights are many, or its micro-batch is another one.
+    splits whose scores change the run. Where no value can be compared, a text that changed is a change by itself.
     """
     texts = {name: _changed_texts(before["sources"][name], now["sources"][name]) for name in CHANGES}
     elsewhere = is_elsewhere(before, now)
@@ -56,8 +54,7 @@ def find_changes(
     unlike = [(split, _unlike(before["splits"].get(split, {}), now["splits"].get(split, {}))) for split in steering]
     batches = before["micro_batch"], now["micro_batch"]
     other_batch = _may_compare_batches(*batches) and batches[0] != batches[1]
-    changes: list[Change] = []
-    notes: list[str] = []
+    changes, notes = list[Change](), list[str]()
     if elsewhere and (samples or other_batch):
         notes.append("samples are read to other bits than before, as another machine may do: only the loss is compared")
     elif not elsewhere:
@@ -137,8 +134,8 @@ def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: boo
         return "its value cannot be compared: the first micro-batch has another size"
     if not elsewhere and batches[0] != batches[1]:
         return "its value cannot be compared: the first micro-batch is another one"
-    own = ("torch", "device", "hardware")
-    if (before["draws"] or now["draws"]) and any(before["machine"][name] != now["machine"][name] for name in own):
+    is_other = any(before["machine"][name] != now["machine"][name] for name in ("torch", "device", "hardware"))
+    if is_other and (before["draws"] or now["draws"]):
         return "its value cannot be compared: another device draws other random numbers"
     return None
 
@@ -177,4 +174,4 @@ def _cause(texts: Sequence[str]) -> str:
 
 
 def _listed(texts: Sequence[str]) -> str:
-    return ", ".join(shortened(list(texts), _NAMED))
+    return ", ".join(shortened(list(texts), 3))

@@ -1,8 +1,4 @@
-"""Every operation on files that saving or reading a checkpoint performs, one method each.
-
-Nothing else in this package touches the file system. So a test can let each single operation fail, be the last
-before a kill, or be lost in a power cut, by methods of its own.
-"""
+"""Every operation on files that saving or reading a checkpoint performs, one method each, so that a test can let it fail."""
 
 import os
 import shutil
@@ -14,15 +10,12 @@ from pathlib import Path
 class Disk:
     """The real file system; a method fails with `OSError`. Only what is flushed is safe from a power cut.
 
-    On macOS a flush asks the drive too (`F_FULLFSYNC`). Windows cannot flush a directory: there a power cut
-    (not a kill) may take back the newest checkpoint.
+    Windows cannot flush a directory: there a power cut (not a kill) may take back the newest checkpoint.
     """
 
     make_directory = staticmethod(os.mkdir)  # make one directory, which must not exist yet, in one that does
     close = staticmethod(os.close)  # give the handle back, also where this fails
-    rename = staticmethod(
-        os.rename
-    )  # give a file or directory another name on the same file system, at once or not at all
+    rename = staticmethod(os.rename)  # on the same file system, at once or not at all
     remove = staticmethod(os.remove)  # remove a file
     remove_directory = staticmethod(os.rmdir)  # remove an empty directory
     is_directory = staticmethod(os.path.isdir)  # whether there is a directory of this name

@@ -5,8 +5,7 @@
     state.json               everything that is not a tensor
     manifest.json            written last: the step, and length and SHA-256 of all files (`manifest.py`)
 
-No byte of it is ever executed: there is no pickle here. How it is read and checked is `reader.py`; which checkpoints exist
-and which stay is `store.py`.
+No byte of it is ever executed: there is no pickle here. `reader.py` reads and checks it.
 """
 
 import json
@@ -25,7 +24,7 @@ from torch import Tensor
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, Pieces, as_json, piece_file, to_bytes
 from surefoot.checkpoint.state_json import SavedState, typed_state
-from surefoot.checkpoint.tensor_file import TYPES, Stored, file_of
+from surefoot.checkpoint.tensor_file import NAMES, Stored, file_of
 from surefoot.errors import CheckpointError, first_line
 
 Entries = dict[str, tuple[int, str]]  # length and SHA-256 by file
@@ -36,9 +35,9 @@ SHARDED = "sharded"  # in state.json, where there are pieces
 class Contents:
     """A run after `step` updates: named tensors by file ("model", "optimizer", ...), and JSON.
 
-    `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. To be written, tensors must be on the host,
+    `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to be written must be on the host,
     contiguous, share no memory, and not change until they are; `pieces` are this rank's rows of those that lie over several.
-    As they are read all tensors are whole, in memory or still on disk.
+    Tensors that were read are whole, in memory or still on disk.
     """
 
     step: int
@@ -54,8 +53,9 @@ class Contents:
         try:
             return typed_state(self.state)
         except ValueError as problem:
-            text = f"step-{self.step:08d}: its {STATE} {problem}: was it written by another version?"
-            raise CheckpointError(text) from problem
+            raise CheckpointError(
+                f"step-{self.step:08d}: its {STATE} {problem}: was it written by another version?"
+            ) from problem
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """All tensors of a file, in memory."""
@@ -97,8 +97,7 @@ class Others(Protocol):
 def write(contents: Contents, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
     """Write a checkpoint into a new directory and flush it; until the manifest is there, it is none.
 
-    What cannot be written as it is (a tuple or a NaN in `state`, tensors that share memory) is a
-    `CheckpointError`, a failing disk an `OSError`; either leaves a directory without a manifest.
+    Raises `CheckpointError` for what cannot be written as it is (a tuple or a NaN in `state`), `OSError` for a failing disk.
     """
     pieces = contents.pieces
     state = _state_bytes(contents.state if pieces is None else {**contents.state, SHARDED: as_json(pieces)})
@@ -109,9 +108,9 @@ def write(contents: Contents, *, directory: Path, disk: Disk = DISK, others: Oth
     if others is not None:
         entries |= others.entries()
     count, spread = (0, {}) if pieces is None else (pieces.count, pieces.shapes)
-    for file in [f"{piece_file(name, place, count)}.safetensors" for name in spread for place in range(count)]:
-        if file not in entries:
-            raise CheckpointError(f"nobody has written {file}")
+    files = [f"{piece_file(name, place, count)}.safetensors" for name in spread for place in range(count)]
+    if absent := [file for file in files if file not in entries]:
+        raise CheckpointError(f"nobody has written {absent[0]}")
     entries[STATE] = _put([memoryview(state)], directory / STATE, disk=disk)
     _put([memoryview(to_bytes(Manifest(contents.step, entries, contents.log)))], directory / MANIFEST, disk=disk)
     disk.flush_directory(directory)
@@ -120,12 +119,12 @@ def write(contents: Contents, *, directory: Path, disk: Disk = DISK, others: Oth
 def write_tensors(contents: Contents, *, directory: Path, disk: Disk = DISK) -> Entries:
     """Write the files of tensors that are this rank's into a directory, flushed each; their lengths and hashes."""
     pieces = contents.pieces
-    mine = {} if pieces is None else pieces.files
-    entries: Entries = {}
+    mine, entries = {} if pieces is None else pieces.files, Entries()
     for name in dict.fromkeys([*contents.files, *mine]):
         held = (contents.tensors(name) if name in contents.files else {}) | dict(mine.get(name, {}))
-        is_piece = pieces is not None and name in pieces.shapes
-        file = f"{piece_file(name, pieces.place, pieces.count) if pieces and is_piece else name}.safetensors"
+        file = (
+            f"{piece_file(name, pieces.place, pieces.count) if pieces and name in pieces.shapes else name}.safetensors"
+        )
         entries[file] = _put(_file_of(file, held), directory / file, disk=disk)
     return entries
 
@@ -136,8 +135,7 @@ def size_bytes(contents: Contents) -> int:
     if contents.pieces is not None:  # the first rank's rows are never fewer than another's
         files += contents.pieces.count * [*contents.pieces.files.values()]
     named = [named for held in files for named in held.items()]
-    once = sum(math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named)
-    return once + (1 << 20)
+    return sum(math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named) + (1 << 20)
 
 
 def _put(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
@@ -172,9 +170,8 @@ def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
     if not TENSORS.fullmatch(file):
         name = file.removesuffix(".safetensors")
         raise CheckpointError(f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in the name of a file")
-    for name, tensor in tensors.items():
-        if tensor.dtype not in TYPES:
-            raise CheckpointError(f"cannot save {file}: {name} is {tensor.dtype}, which safetensors has no name for")
+    if unknown := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in NAMES]:
+        raise CheckpointError(f"cannot save {file}: {unknown[0]}, which safetensors has no name for")
     try:
         return file_of(tensors)
     except (RuntimeError, ValueError, TypeError) as problem:

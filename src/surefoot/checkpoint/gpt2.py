@@ -16,7 +16,7 @@ from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import LAYER_EPSILON, GPTShape
 
-_SETTINGS = "config.json"
+SETTINGS = "config.json"
 _PREFIX = "transformer."
 _OUTSIDE = {
     "wte.weight": "embedding.weight",
@@ -55,10 +55,7 @@ def is_gpt2_layout(names: Iterable[str]) -> bool:
 
 
 def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a `GPT` of the family gpt2, from tensors named as by transformers; raises `ValueError` for foreign names.
-
-    The head is given where it is saved, else it is the embedding.
-    """
+    """The state of a `GPT` of the family gpt2, from tensors named as by transformers; raises `ValueError` for foreign names."""
     plain = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if not _MASK.fullmatch(name)}
     names = _names(block[1] for name in plain if (block := _BLOCK.match(name)))
     if foreign := [name for name in plain if name not in names]:
@@ -101,9 +98,9 @@ def _turned(tensor: Tensor, turned: bool) -> Tensor:
     return tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
 
 
-def gpt2_settings(shape: GPTShape, *, end: int | None) -> dict[str, Any]:
+def gpt2_settings(shape: GPTShape, *, end: int | None) -> bytes:
     """The config.json with which transformers builds the same model; `end` is the token between documents."""
-    return {
+    settings = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "activation_function": _ACTIVATIONS[0],
@@ -121,13 +118,14 @@ def gpt2_settings(shape: GPTShape, *, end: int | None) -> dict[str, Any]:
         "bos_token_id": end,
         "eos_token_id": end,
     }
+    return (json.dumps(settings, indent=2) + "\n").encode()
 
 
 def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     """A `GPT` with the weights of a GPT-2 that transformers saved: a .safetensors file, or the directory of one.
 
-    Its logits are those of transformers' GPT2LMHeadModel. The number of heads stands in the config.json beside the file, or
-    is given; without either there is one for 64 channels, as in all published sizes. Raises `CheckpointError` for anything else.
+    The number of heads stands in the config.json beside the file, or is given; without either there is one for 64 channels, as
+    in all published sizes. Raises `CheckpointError` for anything else.
     """
     path = local_path(path, setting="path")
     file = path / WEIGHTS if path.is_dir() else path
@@ -139,11 +137,10 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
         )
     noted = _noted_heads(file)
     if heads is not None and noted not in (None, heads):
-        raise CheckpointError(f"heads = {heads}, but {file.with_name(_SETTINGS)} says n_head = {noted}")
+        raise CheckpointError(f"heads = {heads}, but {file.with_name(SETTINGS)} says n_head = {noted}")
     state, shape = _translated(tensors, file, noted if heads is None else heads)
     model = GPT(shape)
-    if (misfit := _misfit(state, model)) is not None:
-        raise CheckpointError(f"{file} is no GPT-2: {misfit}")
+    _refuse_misfit(state, model, where=f"{file} is no GPT-2")
     model.load_state_dict(state)
     return model
 
@@ -151,9 +148,8 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
 def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
     """Write a model of the family gpt2 as transformers reads it: GPT2LMHeadModel.from_pretrained(directory).
 
-    `end` is the token between documents, at which its texts begin and end: `tokenizer.end`, None where there is none.
-    The directory is made; a model that is there already is replaced. Raises `CheckpointError` for another family, or a head
-    that is not the embedding, which a GPT-2 has no room for, and for an `end` outside the vocabulary.
+    `end` is the token between documents: `tokenizer.end`, or None. A model that is there already is replaced. Raises
+    `CheckpointError` for another family, a head that is not the embedding, and an `end` outside the vocabulary.
     """
     shape, directory = model.shape, local_path(directory, setting="directory")
     if end is not None and not 0 <= end < shape.vocabulary:
@@ -167,7 +163,7 @@ def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / WEIGHTS, file_of(tensors, {"format": "pt"}))
-        write_whole(directory / _SETTINGS, (json.dumps(gpt2_settings(shape, end=end), indent=2) + "\n").encode())
+        write_whole(directory / SETTINGS, gpt2_settings(shape, end=end))
     except OSError as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem}") from problem
 
@@ -184,28 +180,27 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> di
     if wrong := [name for name in sizes if getattr(found, name) != getattr(shape, name)]:
         told = ", ".join(f"{name} {getattr(found, name)} (here {getattr(shape, name)})" for name in wrong)
         flags = [f"--model.{name} {getattr(found, name)}" for name in wrong if name != "vocabulary"]
-        if "vocabulary" in wrong:
-            flags.append("--data.tokenizer with as many tokens (filled-up vocabularies are not cut)")
+        flags += ["--data.tokenizer with as many tokens (filled-up vocabularies are not cut)"] * ("vocabulary" in wrong)
         if "heads" in wrong and noted is None:
-            told += f"; without {_SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
+            told += f"; without {SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
         raise CheckpointError(f"{place} is a GPT-2 of another size: {told}\n  {' '.join(flags)}")
-    if (misfit := _misfit(state, model)) is not None:
-        raise CheckpointError(f"{place} does not fit whole: {misfit}")
+    _refuse_misfit(state, model, where=f"{place} does not fit whole")
     return state
 
 
-def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
-    """What of a state a model has not, or has otherwise; None where it fits whole."""
+def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> None:
+    """Raise `CheckpointError` for what of a state a model has not, or has otherwise."""
     own = model.state_dict()
     lacking, foreign = [name for name in own if name not in state], [name for name in state if name not in own]
     if lacking or foreign:
-        return f"it has no {', '.join(lacking[:3])}" if lacking else f"this model has no {', '.join(foreign[:3])}"
+        misfit = f"it has no {', '.join(lacking[:3])}" if lacking else f"this model has no {', '.join(foreign[:3])}"
+        raise CheckpointError(f"{where}: {misfit}")
     if unlike := [name for name in own if own[name].shape != state[name].shape]:
-        return f"its {unlike[0]} is {list(state[unlike[0]].shape)}, here {list(own[unlike[0]].shape)}"
+        was, here = list(state[unlike[0]].shape), list(own[unlike[0]].shape)
+        raise CheckpointError(f"{where}: its {unlike[0]} is {was}, here {here}")
     head, embedding = state["head.weight"], state["embedding.weight"]
     if model.shape.tied and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
-        return "its head is not its embedding, as GPT-2's is"
-    return None
+        raise CheckpointError(f"{where}: its head is not its embedding, as GPT-2's is")
 
 
 def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTShape]:
@@ -228,16 +223,15 @@ def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) ->
 
 def _noted_heads(file: Path) -> int | None:
     """The heads that the config.json beside a file names; None without one. Another network than GPT-2 is refused."""
-    place = file.with_name(_SETTINGS)
+    place = file.with_name(SETTINGS)
     try:
         settings: Any = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
     except (OSError, ValueError, RecursionError) as problem:
         raise CheckpointError(f"{place} cannot be read: {problem}") from problem
     if not isinstance(settings, dict):
         raise CheckpointError(f"{place} is a {type(settings).__name__}, not named values")
-    for name, right in _OF_GPT.items():
-        if name in settings and settings[name] not in right:
-            raise CheckpointError(
-                f"{place}: {name} = {settings[name]!r}, which the gpt2 of surefoot has not: its results would differ"
-            )
+    if wrong := [name for name, right in _OF_GPT.items() if name in settings and settings[name] not in right]:
+        raise CheckpointError(
+            f"{place}: {wrong[0]} = {settings[wrong[0]]!r}, which the gpt2 of surefoot has not: its results would differ"
+        )
     return settings["n_head"] if isinstance(settings.get("n_head"), int) else None

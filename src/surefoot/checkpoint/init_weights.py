@@ -1,6 +1,5 @@
 """Weights to start from, which need not fit whole: what was loaded, renamed, skipped and new is told in a table."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,9 +26,8 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path, *, world:
     """Copy every tensor of `place` that fits by name and shape; return a table of those that did and those that did not.
 
     `place` is a .safetensors file, a directory of such with their index, a checkpoint's directory, or a run's (its newest
-    intact checkpoint). Of several models each takes its own from a checkpoint, and what fits by name from a file. A file of
-    GPT-2's weights as transformers names them must fit a `GPT` whole. Raises `CheckpointError` where it cannot be read or
-    nothing fits. Several ranks start from the same checkpoint, and of its tensors each reads the rows that it holds; collective.
+    intact checkpoint). Of several models each takes its own from a checkpoint, and what fits by name from a file. GPT-2's
+    weights as transformers names them must fit a `GPT` whole. Raises `CheckpointError` if nothing can be read or fits. Collective.
     """
     sources, said = _sources(place, models, world)
     rows: dict[str, list[tuple[str, Tensor | Stored]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
@@ -48,15 +46,14 @@ def load_initial_weights(models: Mapping[str, nn.Module], place: Path, *, world:
             else:
                 fitting[own] = tensor
                 filled[id(live[own])] = own, tensor
-                renamed = own != saved_name
-                rows["renamed" if renamed else "loaded"].append((f"{saved_name} -> {own}" if renamed else own, tensor))
+                kind, shown = ("loaded", own) if own == saved_name else ("renamed", f"{saved_name} -> {own}")
+                rows[kind].append((shown, tensor))
         give_back(model, ModelState(fitting, {}, {}), where=f"init from {place}", partial=True)()
-    for live in states.values():
-        rows["new"] += [(own, value) for own, value in live.items() if id(value) not in filled]
+    rows["new"] = [entry for live in states.values() for entry in live.items() if id(entry[1]) not in filled]
     if not filled:
-        held = [name for tensors in sources.values() for name in tensors]
+        names = [name for tensors in sources.values() for name in tensors]
         raise CheckpointError(
-            f"none of the {len(held)} tensors in {place} fits this model\n  it holds {', '.join(held[:3])} ..."
+            f"none of the {len(names)} tensors in {place} fits this model\n  it holds {', '.join(names[:3])} ..."
         )
     return "\n".join([f"init    {said}", *(_row(kind, held) for kind, held in rows.items() if held)])
 
@@ -72,7 +69,7 @@ def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tupl
     if place.is_file() or (has_weights(place) and not (place / MANIFEST).exists()):
         tensors = read_weights(place) if place.is_dir() else _of_file(place)
         if len(models) == 1:
-            only = next(iter(models.values()))
+            (only,) = models.values()
             if isinstance(only, GPT) and is_gpt2_layout(tensors):
                 fitted = fitted_gpt2(tensors, only, place=place / WEIGHTS if place.is_dir() else place)
                 return dict.fromkeys(models, fitted), f"{place}, GPT-2's weights as transformers names them"
@@ -82,12 +79,11 @@ def _sources(place: Path, models: Mapping[str, nn.Module], world: World) -> tupl
     found, said = _checkpoint(place, world)
     sources: dict[str, Saved] = {}
     for name in models:
-        suffix = "" if name == "model" else f"-{name}"
-        is_averaged = f"ema{suffix}" in found.files
-        held = found.files.get(f"ema{suffix}" if is_averaged else f"model{suffix}", {})
+        trained, averaged = ("model", "ema") if name == "model" else (f"model-{name}", f"ema-{name}")
+        held = found.files.get(averaged, found.files.get(trained, {}))
         aliases = found.state.get("aliases", {}).get(name, {})  # of any checkpoint, also one that holds no run
         sources[name] = {**held, **{alias: held[first] for alias, first in aliases.items() if first in held}}
-        said += " (averaged weights)" * is_averaged
+        said += " (averaged weights)" * (averaged in found.files)
     return sources, said
 
 
@@ -106,8 +102,7 @@ def _checkpoint(place: Path, world: World) -> tuple[Contents, str]:
         raise CheckpointError(
             f"{place} holds neither model.safetensors nor checkpoints/: init takes a file, a checkpoint or a run"
         )
-    damaged = "".join(f"\n  warning: {damage}" for damage in newest[1])
-    return newest[0], f"{place}, step {newest[0].step}{damaged}"
+    return newest[0], f"{place}, step {newest[0].step}" + "".join(f"\n  warning: {damage}" for damage in newest[1])
 
 
 def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:
@@ -118,7 +113,6 @@ def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:
 
 
 def _row(kind: str, held: list[tuple[str, Tensor | Stored]]) -> str:
-    names = [name for name, _ in held]
-    shown = ", ".join(names[:_NAMES]) + (f", and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
-    numbers = sum(math.prod(tensor.shape) for _, tensor in held)
+    shown = ", ".join(name for name, _ in held[:_NAMES]) + f", and {len(held) - _NAMES} more" * (len(held) > _NAMES)
+    numbers = sum(tensor.shape.numel() for _, tensor in held)
     return f"  {kind:<8}{len(held):>5} tensors {numbers:>13,} numbers   {shown}"

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # of whole tensors, by file and name
 _PIECE = re.compile(r"(?P<name>.+)\.(?P<number>\d{5,})-of-(?P<count>\d{5,})")
 
 
@@ -19,7 +18,7 @@ class Pieces:
 
     place: int
     count: int
-    shapes: Shapes
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]]  # of whole tensors, by file and name
     files: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
@@ -54,8 +53,10 @@ def bounds(rows: int, place: int, count: int) -> tuple[int, int]:
 
 def as_json(pieces: Pieces) -> dict[str, Any]:
     """What a checkpoint says of its pieces."""
-    shapes = {file: {name: list(shape) for name, shape in held.items()} for file, held in pieces.shapes.items()}
-    return {"pieces": pieces.count, "shapes": shapes}
+    return {
+        "pieces": pieces.count,
+        "shapes": {file: {name: list(shape) for name, shape in held.items()} for file, held in pieces.shapes.items()},
+    }
 
 
 def from_json(told: Any) -> Pieces | None:
@@ -69,18 +70,16 @@ def from_json(told: Any) -> Pieces | None:
 
 
 def _shapes(file: str, held: Any) -> dict[str, tuple[int, ...]]:
-    match held:
-        case dict():
-            shapes = {name: tuple(shape) for name, shape in held.items() if isinstance(shape, list) and shape}
-            if len(shapes) == len(held) and all(isinstance(n, int) and n >= 0 for s in shapes.values() for n in s):
-                return shapes
+    if isinstance(held, dict):
+        shapes = {name: tuple(shape) for name, shape in held.items() if isinstance(shape, list) and shape}
+        if len(shapes) == len(held) and all(isinstance(n, int) and n >= 0 for s in shapes.values() for n in s):
+            return shapes
     raise ValueError(f"says of the pieces of {file} what cannot be")
 
 
 FORMAT_VERSION = 1
 FORMAT_OF_PIECES = 2  # where tensors lie over several files, which those who read the first would not find
-MANIFEST = "manifest.json"
-STATE = "state.json"
+MANIFEST, STATE = "manifest.json", "state.json"
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 
 
@@ -110,10 +109,7 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 
 def from_bytes(data: bytes) -> Manifest:
-    """What `to_bytes` wrote; a `ValueError` in one line for anything else, a single flipped bit included.
-
-    File names are checked here: none of them can lead out of the checkpoint's directory.
-    """
+    """What `to_bytes` wrote; a `ValueError` in one line for anything else, such as a name that leads out of the directory."""
     body = json.loads(data)
     if not isinstance(body, dict):
         raise ValueError(f"holds a {type(body).__name__}, not named values")
@@ -124,11 +120,9 @@ def from_bytes(data: bytes) -> Manifest:
         case {"format_version": int(version)} if version not in (FORMAT_VERSION, FORMAT_OF_PIECES):
             raise ValueError(f"is of format {version}, this surefoot reads format {FORMAT_OF_PIECES} and older ones")
         case {"files": dict(files), "metrics": log, "step": int(step)} if step >= 0 and STATE in files:
-            for file in files:
-                if file != STATE and not TENSORS.fullmatch(file):
-                    raise ValueError(f"{file!r} is no file of a checkpoint")
-            entries = {file: _entry(held) for file, held in files.items()}
-            return Manifest(step, entries, None if log is None else _entry(log))
+            if foreign := [file for file in files if file != STATE and not TENSORS.fullmatch(file)]:
+                raise ValueError(f"{foreign[0]!r} is no file of a checkpoint")
+            return Manifest(step, {file: _entry(files[file]) for file in files}, None if log is None else _entry(log))
     raise ValueError("names no step or no files")
 
 

@@ -20,36 +20,23 @@ _OWN = "own"  # among an optimizer's plain state, whose other names have a slash
 def optimizer_tensors(
     optimizer: Optimizer, names: Mapping[Tensor, str], *, whole: bool = True
 ) -> tuple[Named, dict[str, Any], dict[str, Rows]]:
-    """Copies of the state of every parameter as PARAMETER/KEY, and all other state (`split_state`); `whole` as for a model.
-
-    The last are the rows of those tensors that lie over several ranks.
-    """
-    tensors, lying, plain = Named(), dict[str, Rows](), _own_state(optimizer)
+    """Copies of the state of every parameter as PARAMETER/KEY, all other state, and the rows of shared tensors; `whole` as for a model."""
     # what an optimizer has there for all parameters together is by other keys
     states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
-    for parameter, key, value in [(parameter, *entry) for parameter, state in states for entry in state.items()]:
-        name = f"{name_of(parameter, names)}/{key}"
-        rows = rows_of_state(parameter, value) if isinstance(value, Tensor) else None
-        if rows is not None:
-            lying[name] = rows
-        if not isinstance(value, Tensor):
-            plain[name] = value
-        elif whole or rows is not None:
-            tensors[name] = copied(value)
-    return tensors, plain, lying
+    entries = {f"{name_of(held, names)}/{key}": (held, state[key]) for held, state in states for key in state}
+    held = {
+        name: (value, rows_of_state(of, value)) for name, (of, value) in entries.items() if isinstance(value, Tensor)
+    }
+    tensors = {name: copied(value) for name, (value, rows) in held.items() if whole or rows is not None}
+    plain = _own_state(optimizer) | {name: value for name, (_, value) in entries.items() if name not in held}
+    return tensors, plain, {name: rows for name, (_, rows) in held.items() if rows is not None}
 
 
-def load_optimizer(
-    optimizer: Optimizer,
-    tensors: Saved,
-    plain: Mapping[str, Any],
-    names: Mapping[Tensor, str],
-) -> None:
+def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
     """Put an optimizer's state back from whole tensors, through its own `load_state_dict` if its class has one."""
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # those that are frozen now too: what else is not as it was says more
     parameters = {name: held for held, name in names.items()}
-    parameters |= {name_of(parameter, names): parameter for parameter in trained}
+    parameters |= {name_of(held, names): held for group in optimizer.param_groups for held in group["params"]}
     own = plain[_OWN]
     optimizer.state.clear()
     optimizer.state.update(own["state"])
@@ -74,8 +61,7 @@ def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: 
             raise CheckpointError(
                 f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it"
             )
-        parameter = parameters[name]
-        held = value
+        parameter, held = parameters[name], value
         if isinstance(value, Tensor | Stored):
             read = taken(value, rows_of(parameter) if value.shape else None)  # a number is the same on every rank
             now = optimizer.state[parameter].get(entry)

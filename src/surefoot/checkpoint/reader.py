@@ -15,7 +15,6 @@ from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import SHARDED, Contents, DamageError, reason_of
-from surefoot.checkpoint.json_shapes import UNREADABLE
 from surefoot.checkpoint.manifest import (
     MANIFEST,
     STATE,
@@ -27,7 +26,7 @@ from surefoot.checkpoint.manifest import (
     logical_name,
     piece_file,
 )
-from surefoot.checkpoint.state_json import parse_state
+from surefoot.checkpoint.state_json import UNREADABLE, parse_state
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, stored_in
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, first_line, passed_others
@@ -39,10 +38,9 @@ _MANIFEST_BYTES = 16 << 20  # far more than a manifest needs; a larger one is no
 
 @contextmanager
 def interpreted(directory: Path | None) -> Iterator[None]:
-    """Make an error over the state of a checkpoint `DamageError`, unless it is one of ours: no value ends in a traceback.
+    """Make an error over the state of a checkpoint `DamageError`: no value ends in a traceback.
 
-    The cause is kept. Errors that came through the user's code, or a package's, stay what they are; and all if `directory` is
-    None, as it is for contents that were not read.
+    Errors that came through the user's code, or a package's, stay what they are; all do if `directory` is None (not read).
     """
     try:
         yield
@@ -68,17 +66,14 @@ def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
     """Read a checkpoint, every byte of it checked against the manifest; anything wrong is a `DamageError`.
 
-    `only` names the entries of `Contents.files` to read and to check; the others are not looked at. The state
-    always comes. A name that the checkpoint never had is a plain `CheckpointError`.
+    `only` names the entries of `Contents.files` to read and check; the state always comes. A name that the checkpoint never
+    had is a plain `CheckpointError`.
     """
     return _contents(_Source(directory, disk), only, _loaded)
 
 
 def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
-    """A checkpoint whose tensors stay on disk until they are asked for, whole or by rows.
-
-    Manifest and state are checked, the tensors' bytes are not: `check` does that. `only` as for `read`.
-    """
+    """A checkpoint whose tensors stay on disk, unchecked, until they are asked for, whole or by rows; `only` as for `read`."""
     return _contents(_Source(directory, disk), only, _stored)
 
 
@@ -112,10 +107,7 @@ def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
 def read_together(
     directory: Path, world: World, *, only: Collection[str] | None = None, step: int | None = None, disk: Disk = DISK
 ) -> Contents:
-    """A checkpoint whose every byte one of the ranks has checked, opened; what is wrong all raise alike. Collective.
-
-    `step` is that of its name.
-    """
+    """A checkpoint, named after `step`, whose every byte one of the ranks has checked, opened; all raise alike. Collective."""
     contents: Contents | None = None
     try:
         manifest = read_manifest(directory, disk=disk)
@@ -136,8 +128,7 @@ def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[st
     """The files of a checkpoint that hold what is asked for, the state among them; all where `only` is None."""
     if only is None:
         return list(manifest.files)
-    names = {file: logical_name(file.removesuffix(".safetensors")) for file in manifest.files}
-    return [file for file, name in names.items() if name in only or file == STATE]
+    return [file for file in manifest.files if file == STATE or logical_name(file.removesuffix(".safetensors")) in only]
 
 
 class _Source:
@@ -156,10 +147,10 @@ class _Source:
         """What in a file cannot be read is damage."""
         try:
             yield
+        except FileNotFoundError as problem:
+            raise DamageError(self.directory, f"{file}: missing") from problem
         except OSError as problem:
-            is_absent = isinstance(problem, FileNotFoundError)
-            reason = "missing" if is_absent else f"cannot be read: {problem.strerror or problem}"
-            raise DamageError(self.directory, f"{file}: {reason}") from problem
+            raise DamageError(self.directory, f"{file}: cannot be read: {problem.strerror or problem}") from problem
         except (ValueError, RecursionError) as problem:
             raise DamageError(self.directory, f"{file}: {reason_of(problem)}") from problem
 
@@ -186,9 +177,8 @@ def _contents(
     source: _Source, only: Collection[str] | None, parts_of: Callable[[_Source, str], Mapping[str, Tensor | Stored]]
 ) -> Contents:
     """A checkpoint, each tensor of which is joined from the parts that its files have."""
-    data = b"".join(source.chunks(STATE))
     with source.damage_in(STATE):
-        state = parse_state(data)
+        state = parse_state(b"".join(source.chunks(STATE)))
         _refuse_untold(state, source.manifest)
         pieces = from_json(state.pop(SHARDED, None))
     files: dict[str, dict[str, Tensor | Stored]] = {}
@@ -216,20 +206,18 @@ def _refuse_untold(state: Mapping[str, Any], manifest: Manifest) -> None:
 
 def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
     """The files of each entry of `Contents.files` that is wanted, in the order of their rows."""
-    directory = source.directory
     there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
-    held: dict[str, list[str]] = {}
-    for file in there:
-        name = logical_name(file) if logical_name(file) in spread else file
-        held[name] = [file] if name not in spread else [piece_file(name, place, count) for place in range(count)]
+    names = [logical_name(file) if logical_name(file) in spread else file for file in there]
+    pieces_of = {name: [piece_file(name, place, count) for place in range(count)] for name in spread}
+    held = {name: pieces_of.get(name, [name]) for name in names}
     if absent := [name for name in only or () if name not in held]:
-        said = ", ".join(sorted(held)) or "none"
         raise CheckpointError(
-            f"checkpoint {directory.name} has no tensors {absent[0]!r}; it has: {said}\n  {directory}"
+            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; it has: {', '.join(sorted(held)) or 'none'}\n"
+            f"  {source.directory}"
         )
     if lost := [name for name in spread if any(file not in there for file in held.get(name, [name]))]:
-        raise DamageError(directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
+        raise DamageError(source.directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
     return {
         name: [f"{file}.safetensors" for file in files] for name, files in held.items() if only is None or name in only
     }
@@ -244,13 +232,11 @@ def _loaded(source: _Source, file: str) -> dict[str, Tensor]:
 
 
 def _stored(source: _Source, file: str) -> dict[str, Stored]:
-    path = source.directory / file
     with source.damage_in(file):
-        return stored_in(path, disk=source.disk)
+        return stored_in(source.directory / file, disk=source.disk)
 
 
-def _joined(parts: list[Any]) -> Tensor | Stored:
-    first: Tensor | Stored = parts[0]
-    if len(parts) > 1:
-        first = torch.cat(parts) if isinstance(first, Tensor) else first.followed_by(parts[1:])
-    return first
+def _joined(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0].followed_by(parts[1:])

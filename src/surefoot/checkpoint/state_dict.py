@@ -1,7 +1,6 @@
-"""Between live objects and the named tensors and JSON of a checkpoint. Nothing here writes a file.
+"""Between live models and the named tensors and JSON of a checkpoint, through their `state_dict` and `load_state_dict`.
 
 Where tensors lie over several ranks, each takes and gives back the rows that it holds; on disk every tensor is whole.
-A model and an optimizer save what their `state_dict` gives, and take it back through their `load_state_dict`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,19 +13,6 @@ from surefoot.checkpoint.nested_state import Named, copied, join_state, split_st
 from surefoot.checkpoint.tensor_file import Stored, equal_bits
 from surefoot.distributed.shards import Rows, held_of, plain_tensors, saved_state
 from surefoot.errors import CheckpointError, first_line
-
-
-def tensor_differences(saved: Mapping[str, Tensor | Stored], live: Mapping[str, Tensor]) -> list[str]:
-    """One line for each name, shape or dtype in which two sets of tensors differ."""
-    absent, new = [name for name in saved if name not in live], [name for name in live if name not in saved]
-    problems = [f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in absent]
-    problems += [f"{name} {list(live[name].shape)} is in this model, but not saved" for name in new]
-    for name in live:
-        if name in saved and saved[name].shape != live[name].shape:
-            problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")
-        elif name in saved and saved[name].dtype != live[name].dtype:
-            problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
-    return problems
 
 
 def shortened(problems: list[str], most: int = 4) -> Iterable[str]:
@@ -58,29 +44,30 @@ def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
 
 
 def model_tensors(model: nn.Module, *, whole: bool = True) -> ModelState:
-    """Copies on the host of all that a model saves, tied tensors once.
-
-    Of what lies over several ranks these are this rank's rows; `whole` tells whether to copy also what each of them has.
-    """
+    """Copies on the host of all that a model saves, tied tensors once; without `whole` only this rank's rows of shared ones."""
     live, extra = live_state(model)
-    tensors, lying, first = Named(), dict[str, Rows](), dict[int, str]()
-    for name, value in live.items():
-        if first.setdefault(id(value), name) == name:
-            held, rows = held_of(value)
-            if rows is not None:
-                lying[name] = rows
-            if whole or rows is not None:
-                tensors[name] = copied(held)
-    aliases = {name: first[id(value)] for name, value in live.items() if first[id(value)] != name}
-    return ModelState(tensors, aliases, extra, lying)
+    first = {id(value): name for name, value in reversed(live.items())}
+    held = {name: held_of(live[name]) for name in live if first[id(live[name])] == name}
+    tensors = {name: copied(tensor) for name, (tensor, rows) in held.items() if whole or rows is not None}
+    aliases = {name: first[id(value)] for name, value in live.items() if name not in held}
+    return ModelState(tensors, aliases, extra, {name: rows for name, (_, rows) in held.items() if rows is not None})
 
 
 def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[], None]:
-    """Put a model's state back from whole tensors; every name, shape and dtype must agree, or all differences are named.
-
-    Returns the check of `give_back`.
-    """
-    if problems := tensor_differences(of_fixed_shape(_named(state)), of_fixed_shape(live_state(model)[0])):
+    """Put a model's state back from whole tensors, or name all differences; returns the check of `give_back`."""
+    saved, live = of_fixed_shape(_named(state)), of_fixed_shape(live_state(model)[0])
+    problems = [
+        f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
+    ]
+    problems += [
+        f"{name} {list(live[name].shape)} is in this model, but not saved" for name in live if name not in saved
+    ]
+    for name in [name for name in live if name in saved]:
+        if saved[name].shape != live[name].shape:
+            problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")
+        elif saved[name].dtype != live[name].dtype:
+            problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
+    if problems:
         raise CheckpointError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems)))
     return give_back(model, state, where=where)
 
@@ -90,10 +77,9 @@ def give_back(
 ) -> Callable[[], None]:
     """Copy saved tensors to where they lie in a model, cast to its number formats, then hand all to its `load_state_dict`.
 
-    So rows go into their shard one tensor at a time, and protocols of modules (clones, two keys for one weight) are followed.
     If `load_state_dict` refuses, as that of bitsandbytes does, the copies stand. `own_rows`: the tensors are `model_tensors`
     of this rank; `partial`: they are not all. Returns a check, to be called when all else is loaded too, that raises
-    `CheckpointError` if the model would save anything else. It compares on the host, and costs a second reading.
+    `CheckpointError` if the model would save anything else; it costs a second reading.
     """
     saved, refusal = _named(state), ""
 

@@ -1,20 +1,21 @@
 """The one schema of state.json, everything in a checkpoint that is no tensor: written from it, checked by it. Torch-free."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, TypedDict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from surefoot.checkpoint.json_shapes import hints_of, misshapen
 from surefoot.errors import first_line
+
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What code that meets a value of another shape than it expects may raise."""
 
 
 def _planned_steps(length: str) -> int:
     return int(length.removesuffix("s").removesuffix(" step"))
-
-
-def _check_number(text: str) -> None:
-    float(text)
 
 
 def _check_nested(value: Any) -> None:
@@ -29,8 +30,7 @@ def _check_nested(value: Any) -> None:
         case {"list": list(parts)} | {"tuple": list(parts)}:
             pass
         case {"float": str(text)}:
-            float(text)
-            return
+            parts = [{"value": float(text)}]
         case _:
             raise ValueError("no nested state")
     for part in parts:
@@ -39,8 +39,7 @@ def _check_nested(value: Any) -> None:
 
 def _check_optimizer(value: Any) -> None:
     _check_nested(value)
-    own = value["dict"]["own"]["dict"]
-    if not all({"dict", "pairs"} & own[name].keys() for name in ("state", "more")):
+    if not all({"dict", "pairs"} & value["dict"]["own"]["dict"][name].keys() for name in ("state", "more")):
         raise ValueError("no state of an optimizer")
 
 
@@ -50,8 +49,7 @@ def _check_groups(value: Any) -> None:
         group["dict"].items()
 
 
-Number = Annotated[str, _check_number]
-"""A float as text, whole, finite or not."""
+Number = Annotated[str, partial(float)]  # text of a float, finite or not; `float` itself would ask for a number
 Nested = Annotated[Mapping[str, Any], _check_nested]
 
 
@@ -199,9 +197,6 @@ class SavedState:
         return dict(json.loads(json.dumps(vars(self))))
 
 
-KEYS = tuple(field.name for field in fields(SavedState))
-
-
 def parse_state(data: bytes) -> dict[str, Any]:
     """Parse a state.json, of which any key may be missing; a `ValueError` in one line for anything else."""
     try:
@@ -218,6 +213,47 @@ def parse_state(data: bytes) -> dict[str, Any]:
 
 def typed_state(state: Mapping[str, Any]) -> SavedState:
     """The state of a run, typed; a `ValueError` that names the keys it lacks."""
-    if missing := sorted(set(KEYS) - state.keys()):
+    if missing := sorted(hints_of(SavedState).keys() - state.keys()):
         raise ValueError(f"lacks {', '.join(missing)}")
-    return SavedState(**{name: state[name] for name in KEYS})
+    return SavedState(**{name: state[name] for name in hints_of(SavedState)})
+
+
+@cache
+def hints_of(owner: type) -> dict[str, Any]:
+    return get_type_hints(owner, include_extras=True)
+
+
+def misshapen(value: Any, hint: Any, where: str) -> str | None:
+    """Say which part of a value is not of its type; None if all are. A TypedDict allows further keys.
+
+    >>> misshapen({"a": [1, "x"]}, dict[str, list[int]], "counts")
+    'counts/a/1 is "x", which does not belong there'
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:  # of TypedDicts, and functions that raise for what they do not take
+        return _first(misshapen(value, each, where) for each in (arguments[0], *hint.__metadata__))
+    if origin in (Union, UnionType):
+        problems = [misshapen(value, each, where) for each in arguments]
+        return None if None in problems else problems[0]
+    if is_typeddict(hint) and isinstance(value, dict):
+        lacks = (f"{where} lacks {name}" for name in hints_of(hint) if name in hint.__required_keys__ - value.keys())
+        named = hints_of(hint).items()
+        return _first(lacks) or _first(misshapen(value[k], each, f"{where}/{k}") for k, each in named if k in value)
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        return _first(misshapen(each, arguments[1], f"{where}/{name}") for name, each in value.items())
+    if origin is list and isinstance(value, list):
+        return _first(misshapen(each, arguments[0], f"{where}/{index}") for index, each in enumerate(value))
+    if hint is Any or (origin is Literal and value in arguments):
+        return None
+    if hint in (bool, int, str, float, NoneType):
+        if isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool)):
+            return None
+    elif origin is None and not is_typeddict(hint):
+        with suppress(*UNREADABLE):
+            hint(value)
+            return None
+    return f"{where} is {json.dumps(value)[:40]}, which does not belong there"
+
+
+def _first(problems: Iterable[str | None]) -> str | None:
+    return next((problem for problem in problems if problem is not None), None)

@@ -1,18 +1,16 @@
 """A directory of checkpoints: which exist, how one more comes to be at once or not at all, which are let go.
 
-    step-00000600             complete: it got this name only after every byte of it was on the medium
-    .partial-step-00000600    being written
-    .replaced-step-00000600   the one whose place another of the same step is just taking
-    .deleted-step-00000300    being deleted
-
-A kill leaves names with a dot behind; the next save clears them. What one checkpoint holds is `format.py`.
+step-00000600             complete: it got this name only after every byte of it was on the medium
+.partial-step-00000600    being written
+.replaced-step-00000600   the one whose place another of the same step is just taking
+.deleted-step-00000300    being deleted; the next save clears what a kill left with a dot
 """
 
 import errno
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,9 +35,9 @@ class NotPrunedError(CheckpointError):
 class Store:
     """The checkpoints under one directory; one process writes, any number read.
 
-    After a save the newest `keep_last` stay of those that this process wrote or read in full, so a damaged one
-    never counts, nor costs another its place. Besides them stay step 0, what `keep_every` is true for, and
-    what is `protected`. Before anything is renamed or removed `guard` is called, which may raise `OSError`.
+    After a save the newest `keep_last` stay of those that this process wrote or read in full, so a damaged one never counts.
+    Besides them stay step 0, what `keep_every` is true for, and what is `protected`. `guard` is called before anything is
+    renamed or removed, and may raise `OSError`.
     """
 
     def __init__(
@@ -47,7 +45,7 @@ class Store:
         directory: Path | str,
         *,
         keep_last: int = 3,
-        keep_every: Callable[[int], bool] | None = None,
+        keep_every: Callable[[int], bool] = lambda _: False,
         guard: Callable[[], None] = lambda: None,
         disk: Disk = DISK,
     ) -> None:
@@ -82,9 +80,8 @@ class Store:
     ) -> tuple[Contents, list[Damage]] | None:
         """The newest checkpoint of at most `up_to` steps that is whole, every byte of it checked, and the newer damaged ones.
 
-        `only` as for `read`: what is not read is not checked. The ranks of a `world` find the same, each checks a share of the
-        bytes, and tensors stay on disk until they are asked for; collective. None where there is no checkpoint; where all
-        are damaged that is a `CheckpointError`.
+        `only` as for `read`. The ranks of a `world` find the same, each checks a share of the bytes, and tensors stay on disk
+        until they are asked for; collective. None if there is no checkpoint, a `CheckpointError` if all are damaged.
         """
         damaged: list[Damage] = []
         for step, path in [each for each in self._seen_by_all(world) if each[0] <= up_to]:
@@ -92,15 +89,11 @@ class Store:
                 return self._read(step, path, only, world), damaged
             except DamageError as error:
                 damaged.append(error.damage)
-        if damaged:
-            raise self.nothing_intact(damaged)
-        return None
-
-    def nothing_intact(self, damaged: Sequence[Damage]) -> CheckpointError:
-        """The error where every checkpoint is damaged: to start afresh must be somebody's decision."""
+        if not damaged:
+            return None
         more = [f"and {len(damaged) - 1} more"] if len(damaged) > 2 else map(str, damaged[1:])
         lines = [f"no checkpoint in {self.directory} is intact; nothing was changed", str(damaged[0]), *more]
-        return CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --out DIR"]))
+        raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --out DIR"]))
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Contents:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""
@@ -110,20 +103,26 @@ class Store:
                 return self._read(step, path, only, world)
             except DamageError as damage:
                 error = error or damage
-        there = ", ".join(str(step) for step in self.steps()) or "none"
-        raise error or CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are: {there}")
+        raise error or CheckpointError(
+            f"no checkpoint of step {step} in {self.directory}; there are: {', '.join(map(str, self.steps())) or 'none'}"
+        )
 
     def save(self, contents: Contents, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
 
-        One of the same step is replaced. `others` are the ranks that write pieces of it. A `CheckpointError` says that
-        nothing was saved and no other checkpoint touched; `NotPrunedError`, that all is saved but something old resists
-        removal. After either, just save again.
+        One of the same step is replaced. `others` are the ranks that write pieces of it. After a `CheckpointError` nothing is
+        saved and no other checkpoint touched; after `NotPrunedError` all is saved, but something old resists removal.
         """
         target = self.path(contents.step)
         try:
             self._prepare(contents)
-            self._commit(contents, target, others)
+            write(contents, directory=self.partial(contents.step), disk=self.disk, others=others)
+            self.intact.discard(contents.step)
+            self.guard()  # writing took a while
+            if target.name in self.disk.names(self.directory):
+                self.disk.rename(target, target.with_name(f".replaced-{target.name}"))
+            self.disk.rename(self.partial(contents.step), target)
+            self.disk.flush_directory(self.directory)
         except Exception as problem:
             if others is not None:
                 others.abandon()  # before the ground is taken from under their feet
@@ -134,10 +133,9 @@ class Store:
             raise
         self.intact.add(contents.step)
         if remains := self._prune(contents.step, protected):
-            raise NotPrunedError(
-                f"{target} is saved, but what is no longer needed cannot be removed\n  "
-                + "\n  ".join(f"{path}: {problem.strerror or problem}" for path, problem in remains[:3])
-            )
+            lines = [f"{target} is saved, but what is no longer needed cannot be removed"]
+            lines += [f"{path}: {problem.strerror or problem}" for path, problem in remains[:3]]
+            raise NotPrunedError("\n  ".join(lines))
         return target
 
     def _prepare(self, contents: Contents) -> None:
@@ -152,15 +150,6 @@ class Store:
         needed, free = size_bytes(contents), self.disk.free_bytes(self.directory)
         if free < needed:
             raise OSError(errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
-
-    def _commit(self, contents: Contents, target: Path, others: Others | None) -> None:
-        write(contents, directory=self.partial(contents.step), disk=self.disk, others=others)
-        self.intact.discard(contents.step)
-        self.guard()  # writing took a while
-        if target.name in self.disk.names(self.directory):
-            self.disk.rename(target, target.with_name(f".replaced-{target.name}"))
-        self.disk.rename(self.partial(contents.step), target)
-        self.disk.flush_directory(self.directory)
 
     def _clear(self) -> _Remains:
         """Remove what was left behind, or put it back where it is all there is; returns what resists."""
@@ -188,8 +177,7 @@ class Store:
         counted = sorted(self.intact.intersection(steps) - {0})
         remains = _Remains()
         for step in steps if len(counted) >= self.keep_last else []:
-            wanted = self.keep_every is not None and self.keep_every(step)
-            if wanted or step >= counted[-self.keep_last] or step in {0, saved, *protected}:
+            if self.keep_every(step) or step >= counted[-self.keep_last] or step in {0, saved, *protected}:
                 continue
             try:
                 self.guard()
@@ -223,7 +211,7 @@ class Store:
     def _seen_by_all(self, world: World | None) -> list[tuple[int, Path]]:
         """What `all` gives, on every rank as rank 0 sees the directory."""
         if world is None:
-            return list(self.all())
+            return self.all()
         listing: Any = None
         if world.is_main:
             try:
@@ -235,18 +223,17 @@ class Store:
             raise CheckpointError(listing)
         return [(step, self.directory / name) for step, name in listing]
 
-    def all(self) -> Iterator[tuple[int, Path]]:
+    def all(self) -> list[tuple[int, Path]]:
         """Every checkpoint by its name, the newest first; one being replaced comes after its replacement."""
         if not self.disk.is_directory(self.directory):
-            return
+            return []
         try:
             names = self.disk.names(self.directory)
         except OSError as problem:
             raise CheckpointError(f"cannot list {self.directory}: {problem.strerror or problem}") from problem
         found = [(int(match[2]), match[1] is not None, name) for name in names if (match := _NAME.fullmatch(name))]
-        for step, _, name in sorted(found, key=lambda each: (-each[0], each[1])):
-            if name.endswith(self.path(step).name):  # "step-000000600" is nobody's
-                yield step, self.directory / name
+        found.sort(key=lambda each: (-each[0], each[1]))  # "step-000000600" is nobody's
+        return [(step, self.directory / name) for step, _, name in found if name.endswith(self.path(step).name)]
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
         """What to say where the file system has failed a save."""

@@ -1,13 +1,11 @@
 """A file of tensors (safetensors) read by rows and written piece by piece: in memory is only what is asked for.
 
-It is eight bytes with the length of its header, the header as JSON (of each tensor type, shape and the bytes it takes), and
-the numbers, row after row, so that rows lie in one stretch: https://huggingface.co/docs/safetensors#format. A file that is
-read whole is the library's business; to write one it would first copy it.
+The format: https://huggingface.co/docs/safetensors#format. The library reads whole files; to write one it would first copy it.
 """
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -42,9 +40,10 @@ _TYPES = {
     "I64": torch.int64,
     "U64": torch.uint64,
 }
-_NAMES = {held: name for name, held in _TYPES.items()}
+NAMES = {
+    held: name for name, held in _TYPES.items()
+}  # of numbers that come back; the library writes some that it does not read
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes; faster to compare than single bytes
-TYPES = frozenset(_NAMES)  # of numbers that come back; the library writes some that it does not read
 
 
 class Stretch(NamedTuple):
@@ -67,8 +66,9 @@ class Stored:
     def followed_by(self, others: Iterable["Stored"]) -> "Stored":
         """One whose next rows are in other files."""
         stretches = tuple(stretch for each in (self, *others) for stretch in each.stretches)
-        rows = sum(stretch.rows for stretch in stretches)
-        return replace(self, shape=torch.Size((rows, *self.shape[1:])), stretches=stretches)
+        return replace(
+            self, shape=torch.Size((sum(each.rows for each in stretches), *self.shape[1:])), stretches=stretches
+        )
 
     def whole(self) -> Tensor:
         return self.rows(0, self.shape[0] if self.shape else 1).view(self.shape)
@@ -106,8 +106,7 @@ class Stored:
 
 def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
     """The tensors of a file, by its header alone; a `ValueError` in one line for what is no such file."""
-    size = disk.size(path)
-    length = int.from_bytes(disk.read(path, start=0, length=8), "little")
+    size, length = disk.size(path), int.from_bytes(disk.read(path, start=0, length=8), "little")
     if not 2 <= length <= min(size - 8, _HEADER_BYTES):
         raise ValueError("not safetensors: its header has no length that can be")
     try:
@@ -120,21 +119,18 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
     return {name: _stored(path, disk, name, entry, begin=8 + length, size=size) for name, entry in header.items()}
 
 
-def laid_out(tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]], metadata: Mapping[str, str]) -> bytes:
+def laid_out(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
     """The beginning of a file that holds tensors of these types and shapes, whose bytes follow in this order.
 
-    The widest types come first, as the library wants it: then every number lies at a multiple of its width. Raises
-    `ValueError` where they do not.
+    Raises `ValueError` unless the widest types come first: then every number lies at a multiple of its width.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start, narrowest = 0, math.inf
-    for name, (dtype, lengths) in tensors.items():
-        shape = list(lengths)
+    for name, (dtype, shape) in tensors.items():
         if dtype.itemsize > narrowest:
             raise ValueError(f"{name}: wider than what lies before it")
-        narrowest = dtype.itemsize
-        stop = start + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [start, stop]}
+        narrowest, stop = dtype.itemsize, start + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -155,13 +151,11 @@ def _stored(path: Path, disk: Disk, name: str, entry: Any, *, begin: int, size: 
 def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
     """A file that holds these tensors, stretch after stretch: small ones put together, large ones where they lie in memory.
 
-    They must not change until it is written. Raises `ValueError` or `TypeError` for a tensor that is not in one stretch on the
-    host, or shares memory with another, which would be two when it is read.
+    Raises `ValueError` or `TypeError` for a tensor that is not in one stretch on the host, or shares memory with another.
     """
     in_order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    for name in in_order:
-        if tensors[name].layout != torch.strided or not tensors[name].is_contiguous():
-            raise ValueError(f"{name} does not lie in one stretch: use tensor.contiguous()")
+    if apart := [k for k in in_order if tensors[k].layout != torch.strided or not tensors[k].is_contiguous()]:
+        raise ValueError(f"{apart[0]} does not lie in one stretch: use tensor.contiguous()")
     in_memory = sorted((name for name in tensors if tensors[name].numel()), key=lambda name: tensors[name].data_ptr())
     for before, name in pairwise(in_memory):
         if tensors[name].data_ptr() < tensors[before].data_ptr() + tensors[before].nbytes:

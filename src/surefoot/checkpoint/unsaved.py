@@ -1,14 +1,13 @@
 """What a model, a loss or an optimizer remembers and no checkpoint holds: found by walking through them, compared, put back.
 
-A checkpoint holds parameters, persistent buffers, what optimizers remember of parameters and groups, and the objects of
-`run.register_state`. Lost with the process are other buffers, attributes, variables of closures, globals of functions, and generators. Of
-installed packages the walk enters modules, optimizers and the loss itself. It reads no tensor on the host.
+Lost with the process are buffers that are not persistent, attributes, variables of closures, globals of functions, and
+generators. Of installed packages the walk enters modules, optimizers and the loss itself. It reads no tensor on the host.
 """
 
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import cache, partial
@@ -21,8 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.live_values import Counted, NotPutBackError, generator_state, reset, reset_tensor, same
-from surefoot.checkpoint.nested_state import metrics_in
+from surefoot.checkpoint.nested_state import (
+    Counted,
+    NotPutBackError,
+    generator_state,
+    metrics_in,
+    reset,
+    reset_tensor,
+    same,
+)
 from surefoot.checkpoint.optimizer_state import group_numbers
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import first_line
@@ -33,15 +39,17 @@ _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length
 _MAX_BYTES = 1 << 28
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
-_OPTIMIZER_PROTOCOL = ("state_dict", "load_state_dict")
-_PROTOCOL = ("get_extra_state", "state_dict", "_save_to_state_dict")
+_PROTOCOLS = {
+    nn.Module: ("get_extra_state", "state_dict", "_save_to_state_dict"),
+    Optimizer: ("state_dict", "load_state_dict"),
+}
 
 
 class Observation:
     """A walk through a run's models, `with_weights` and persistent buffers or without, its loss and optimizers.
 
-    What is reached twice is visited once, under the first name. `user_state` are the objects of `run.register_state`, by name. Tensors
-    are copied on their device, or to the host `with_weights`: there is room for one model on the device.
+    What is reached twice is visited once, under the first name. `user_state` are the objects of `run.register_state`, by name.
+    Tensors are copied on their device, or to the host `with_weights`.
     """
 
     def __init__(
@@ -57,14 +65,13 @@ class Observation:
         self.undo: list[tuple[bool, Callable[[], None]]] = []  # whether a checkpoint holds it, and the way back
         self.visited: dict[int, Any] = {}  # holds what it names: no other object gets its address meanwhile
         self.copied_bytes = 0  # of what no checkpoint holds
-        self.with_weights, own = with_weights, [module for model in models.values() for module in model.modules()]
-        of_user = [module for each in user_state.values() if isinstance(each, nn.Module) for module in each.modules()]
-        self.saved_modules = {id(module) for module in [*own, *of_user]}
+        self.with_weights, of_user = with_weights, [each for each in user_state.values() if isinstance(each, nn.Module)]
+        self.saved_modules = {id(module) for each in [*models.values(), *of_user] for module in each.modules()}
         # not entered from an object of `run.register_state`, which may refer to all of the run
         self.later = self.saved_modules | {id(optimizer) for optimizer in (optimizers or {}).values()}
         metrics = {name: metrics_in(each) for name, each in user_state.items()}  # all of them is saved
         self.later -= {id(metric) for of_object in metrics.values() for metric in of_object}
-        for module in () if with_weights else own:
+        for module in () if with_weights else (module for model in models.values() for module in model.modules()):
             tensors = (module._parameters | module._buffers).items()
             self.visited |= {id(each): each for name, each in tensors if name not in module._non_persistent_buffers_set}
         for name, each in user_state.items():  # first, so that what else refers to them finds them visited
@@ -79,10 +86,7 @@ class Observation:
 
     @torch.no_grad()
     def put_back(self, *, only_saved: bool = False) -> None:
-        """Make everything that was visited what it was, or only what a checkpoint holds; reads tensors on the host.
-
-        Raises `NotPutBackError` after all else is put back, if something does not let itself be changed back.
-        """
+        """Make everything visited what it was, or only what a checkpoint holds; raises `NotPutBackError` after all it can do."""
         problems = []
         for is_saved, undo in self.undo:
             if is_saved or not only_saved:
@@ -99,10 +103,11 @@ class Observation:
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
         """Take note of one thing and of all that it refers to, as far as it lets itself be looked into."""
-        comes_later = is_saved and id(thing) in self.later
         if thing is None or isinstance(thing, _PLAIN):
             self._note(path, thing, is_saved)
-        elif id(thing) not in self.visited and not comes_later and len(self.visited) <= _MAX_OBJECTS:
+        elif not (
+            id(thing) in self.visited or (is_saved and id(thing) in self.later) or len(self.visited) > _MAX_OBJECTS
+        ):
             self.visited[id(thing)] = thing
             with suppress(Exception):
                 self._enter(path, thing, is_saved, is_root)
@@ -117,8 +122,7 @@ class Observation:
                 pass
             case torch.Generator() | random.Random() | np.random.Generator() | np.random.RandomState():
                 state, set_state = generator_state(thing)
-                numbers = state if isinstance(state, Tensor) else repr(state)
-                self._note(path, numbers, is_saved, set_state, state)
+                self._note(path, state if isinstance(state, Tensor) else repr(state), is_saved, set_state, state)
             case dict() | list() | tuple() | deque() | set():
                 self._container(path, thing, is_saved)
             case partial():
@@ -188,7 +192,7 @@ class Observation:
     def _module(self, path: str, module: nn.Module, is_saved: bool) -> None:
         is_known = id(module) in self.saved_modules
         # one with a protocol of its own says itself which of its attributes are saved; but a metric's leaves out its numbers
-        says_itself = _overrides(module, nn.Module, _PROTOCOL) and module not in metrics_in(module)
+        says_itself = _overrides(module, nn.Module) and module not in metrics_in(module)
         all_saved = is_saved or (is_known and (says_itself or bool(module._state_dict_hooks)))
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
             self._note("", None, all_saved, reset, entries, entries.copy())
@@ -223,8 +227,7 @@ class Observation:
             rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
             self._attributes(f"{path}.param_groups[{index}]", rest)
         # one with a protocol of its own says itself what of it is saved
-        says_itself = _overrides(optimizer, Optimizer, _OPTIMIZER_PROTOCOL)
-        all_saved = says_itself or bool(optimizer._optimizer_state_dict_post_hooks)
+        all_saved = _overrides(optimizer, Optimizer) or bool(optimizer._optimizer_state_dict_post_hooks)
         own = _is_own(type(optimizer).__module__)  # what torch's and surefoot's remember besides is no state
         names = [name for name in vars(optimizer) if name not in _OF_OPTIMIZERS and (own or name.endswith("_hooks"))]
         self._attributes(path, {name: vars(optimizer)[name] for name in names}, all_saved)
@@ -232,8 +235,8 @@ class Observation:
 
 def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
     """Names of the values that differ, the outer of two nested ones; floats to rounding unless `exact`."""
-    one, other = before.values, after.values
-    differ = sorted(name for name in one.keys() & other.keys() if not same(one[name], other[name], exact=exact))
+    names = before.values.keys() & after.values.keys()
+    differ = sorted(name for name in names if not same(before.values[name], after.values[name], exact=exact))
     return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
 
 
@@ -245,5 +248,5 @@ def _is_own(module: str) -> bool:
     return not installed and module.partition(".")[0] not in {*sys.stdlib_module_names, "torch", "surefoot"}
 
 
-def _overrides(thing: object, base: type, names: Sequence[str]) -> bool:
-    return any(getattr(type(thing), name) is not getattr(base, name) for name in names)
+def _overrides(thing: object, base: type[nn.Module | Optimizer]) -> bool:
+    return any(getattr(type(thing), name) is not getattr(base, name) for name in _PROTOCOLS[base])

@@ -1,14 +1,12 @@
 """Weights in files as others load them, written tensor by tensor: model.safetensors, or several and an index beside them.
 
-The names of several and the index are those of Hugging Face's libraries. No more than one tensor is in memory at a time, and
-of one that is not turned only a few megabytes.
+The names are those of Hugging Face's libraries. No more than one tensor is in memory at a time.
 """
 
 import json
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -40,7 +38,7 @@ class Written:
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.stored.shape) * self.stored.dtype.itemsize
+        return self.stored.shape.numel() * self.stored.dtype.itemsize
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """Its bytes as they are written; all of it is read at once only where it is turned."""
@@ -54,16 +52,26 @@ class Written:
 
 
 def write_weights(
-    tensors: Sequence[Written], directory: Path, *, max_bytes: int, aliases: Mapping[str, str]
+    tensors: Sequence[Written],
+    directory: Path,
+    *,
+    max_bytes: int,
+    aliases: Mapping[str, str],
+    beside: Iterable[tuple[str, bytes]] = (),
 ) -> list[str]:
-    """Write tensors into a directory, one file or several of at most `max_bytes`; the names of the files.
+    """Write tensors into a directory, one file or several of at most `max_bytes`, and files `beside` them; their names.
 
-    A larger tensor has a file of its own. `aliases` are further names of tied ones, by name; they stand in the files'
-    metadata, where `safetensors.torch.load_model` looks for them. Weights that are there already are replaced: their index is
-    removed first and the new one written last, so that a directory cut off in between is not taken for whole.
+    A larger tensor has a file of its own. `aliases` are further names of tied ones, for the files' metadata, where
+    `safetensors.torch.load_model` looks for them. Weights that are there are replaced: their index is removed first and the
+    new one written after all weights, so that a directory cut off in between is not taken for whole.
     """
-    groups = _grouped(tensors, max_bytes)
-    count, metadata = len(groups), {"total_size": sum(tensor.size_bytes for tensor in tensors)}
+    groups, filled = [list[Written]()], 0  # in their order, each file as full as it may be
+    for tensor in tensors:
+        if groups[-1] and filled + tensor.size_bytes > max_bytes:
+            groups, filled = [*groups, []], 0
+        groups[-1].append(tensor)
+        filled += tensor.size_bytes
+    count = len(groups)
     files = [WEIGHTS] if count == 1 else [f"model-{place + 1:05d}-of-{count:05d}.safetensors" for place in range(count)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -74,12 +82,16 @@ def write_weights(
             _write(group, directory / file, aliases)
         if count > 1:
             where = {tensor.name: file for file, group in zip(files, groups, strict=True) for tensor in group}
-            tied = {"tied": dict(aliases)} if aliases else {}
-            index = {"metadata": metadata | tied, "weight_map": where}
+            metadata = {"total_size": sum(tensor.size_bytes for tensor in tensors)}
+            index = {"metadata": metadata | ({"tied": dict(aliases)} if aliases else {}), "weight_map": where}
             write_whole(directory / INDEX, (json.dumps(index, indent=2) + "\n").encode())
+            files.append(INDEX)
+        for name, data in beside:
+            write_whole(directory / name, data)
+            files.append(name)
     except OSError as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem.strerror or problem}") from problem
-    return [*files, INDEX] if count > 1 else files
+    return files
 
 
 def read_weights(place: Path) -> dict[str, Tensor]:
@@ -103,20 +115,8 @@ def has_weights(directory: Path) -> bool:
     return (directory / WEIGHTS).is_file() or (directory / INDEX).is_file()
 
 
-def _grouped(tensors: Sequence[Written], max_bytes: int) -> list[list[Written]]:
-    """Tensors by file: in their order, each file as full as it may be."""
-    groups, filled = [list[Written]()], 0
-    for tensor in tensors:
-        if groups[-1] and filled + tensor.size_bytes > max_bytes:
-            groups, filled = [*groups, []], 0
-        groups[-1].append(tensor)
-        filled += tensor.size_bytes
-    return groups
-
-
 def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> None:
     in_order = sorted(group, key=lambda tensor: -tensor.stored.dtype.itemsize)
-    names = {tensor.name for tensor in group}
-    metadata = {"format": "pt", **{alias: name for alias, name in aliases.items() if name in names}}
-    begin = laid_out({tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}, metadata)
+    layout = {tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}
+    begin = laid_out(layout, {"format": "pt", **{alias: name for alias, name in aliases.items() if name in layout}})
     write_whole(path, chain([begin], *(tensor.chunks() for tensor in in_order)))

@@ -1,9 +1,7 @@
-"""Saving beside the training: one thread for each save, so that none idles or has to be stopped at exit, and several ranks.
+"""Saving beside the training: one thread for each save, which several ranks agree on by messages, without a process group.
 
-Of one checkpoint that several ranks write, rank 0 makes the directory and says "begin"; the ranks that hold pieces write theirs
-and report lengths and hashes, or that they failed; rank 0 commits when all have reported, or gives up, and says to all what came
-of it. So a rank that is killed, or whose disk is full, leaves no checkpoint behind. They leave messages that threads wait for,
-and touch no process group: training goes on beside.
+Rank 0 makes the directory and says "begin"; the ranks that hold pieces write theirs and report lengths and hashes, or that they
+failed; rank 0 commits when all have reported, or gives up, and tells all the outcome.
 """
 
 import json
@@ -30,10 +28,9 @@ _PAUSE_S = 0.2  # at most, between two looks
 class Writer:
     """Saves into a store in the background, one checkpoint at a time, and outlives saves that fail.
 
-    The thread is not a daemon: an interpreter that ends waits for the save in flight, and for nothing else.
-    As long as one is in flight the store belongs to it: call `wait` before using the store. `saved` is the
-    last step that was saved. Of several ranks each has one, with a `mail`box between them: they submit the same steps, and
-    learn the same of each.
+    The thread is not a daemon: an interpreter that ends waits for the save in flight. The store belongs to that save: call
+    `wait` before using it. `saved` is the last step that was saved. Each of several ranks has one, with a `mail`box between
+    them: they submit the same steps, and learn the same of each.
     """
 
     def __init__(self, store: Store, *, rank: int = 0, mail: Mail | None = None) -> None:
@@ -87,15 +84,12 @@ class Writer:
             if isinstance(problem, NotPrunedError):
                 self.saved, self.failure, self.not_pruned = step, None, problem
             else:
-                reason = f"step {step} is not saved: {type(problem).__name__}: {problem}"
-                self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(reason)
+                text = f"step {step} is not saved: {type(problem).__name__}: {problem}"
+                self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(text)
 
 
 class Board:
-    """The messages of one save. All ranks save as often as each other, so they count alike which it is.
-
-    `hurried` tells whether to wait for the others no longer than a moment.
-    """
+    """The messages of one save, by its number; `hurried` tells whether to wait for others no longer than a moment."""
 
     def __init__(
         self, mail: Mail, *, save: int, patience_s: float = _PATIENCE_S, hurried: Callable[[], bool] = lambda: False
@@ -141,17 +135,16 @@ class Writers:
         self.board.say("begin", {"step": self.step})
 
     def entries(self) -> Entries:
-        found, failed = Entries(), list[str]()
+        found, failed = Entries(), ""
         while self.awaited:
             place = self.awaited.pop(0)
             report = self.board.heard(f"piece-{place}", of=f"the rank of piece {place + 1}")[1]
             with suppress(RuntimeError):  # nobody else will look for it
                 self.board.mail.delete_key(f"{self.board.save}/piece-{place}")
             found |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
-            if report["failed"] is not None:
-                failed.append(report["failed"])
+            failed = failed or report["failed"]
         if failed:
-            raise CheckpointError(failed[0])
+            raise CheckpointError(failed)
         for file in found:
             try:
                 self.store.disk.size(self.store.partial(self.step) / file)
@@ -167,14 +160,13 @@ class Writers:
 
 def save_leading(store: Store, contents: Contents, board: Board, *, protected: Collection[int]) -> None:
     """Rank 0's part of a save, and its outcome to all; raises as `Store.save` does."""
-    outcome: dict[str, str | None] = {"problem": None, "not_pruned": None}
     try:
         store.save(contents, protected=protected, others=Writers(board, store, contents))
     except Exception as problem:
         kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
-        board.say("outcome", outcome | {kind: str(problem) or type(problem).__name__})
+        board.say("outcome", {kind: str(problem) or type(problem).__name__})
         raise
-    board.say("outcome", outcome)
+    board.say("outcome", {})
 
 
 def save_following(store: Store, contents: Contents, board: Board, *, rank: int) -> None:
@@ -184,9 +176,9 @@ def save_following(store: Store, contents: Contents, board: Board, *, rank: int)
     if pieces is not None and said == "begin":
         board.say(f"piece-{pieces.place}", _written(store, contents, begun=message["step"], rank=rank))
         message = board.heard("outcome", of="rank 0")[1]
-    if message["problem"] is not None:
+    if "problem" in message:
         raise CheckpointError(message["problem"])
-    if message["not_pruned"] is not None:
+    if "not_pruned" in message:
         raise NotPrunedError(message["not_pruned"])
 
 
@@ -197,7 +189,7 @@ def _written(store: Store, contents: Contents, *, begun: int, rank: int) -> dict
         if begun != step:
             raise CheckpointError(f"step {begun} is not saved: {where} stands after step {step}")
         store.guard()
-        return {"files": write_tensors(contents, directory=store.partial(step), disk=store.disk), "failed": None}
+        return {"files": write_tensors(contents, directory=store.partial(step), disk=store.disk), "failed": ""}
     except FileNotFoundError as problem:
         failed = _apart(step, where, problem.filename or store.partial(step))
     except OSError as problem:

@@ -1,21 +1,21 @@
 """The weights of a run in files that others load: made from a checkpoint without the program that made the run."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
 from surefoot.checkpoint.format import Contents, Damage
-from surefoot.checkpoint.gpt2 import gpt2_settings, named_in_gpt2
+from surefoot.checkpoint.gpt2 import SETTINGS, gpt2_settings, named_in_gpt2
 from surefoot.checkpoint.manifest import MANIFEST, logical_name
 from surefoot.checkpoint.reader import read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.checkpoint.weight_files import Written, write_weights
-from surefoot.config.paths import local_path, write_whole
+from surefoot.config.paths import local_path
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.memory import parsed_bytes
@@ -24,7 +24,6 @@ from surefoot.tokenizers.bpe import tokenizer_from_json
 
 Weights = Literal["auto", "averaged", "trained"]
 Layout = Literal["own", "gpt2"]
-_SETTINGS = "config.json"
 
 
 @dataclass(frozen=True)
@@ -64,25 +63,20 @@ def export(
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
     found, damaged = _newest_or_best(Store(run / "checkpoints"), str(checkpoint), weights, model)
     ((file, tensors_of_model),) = found.files.items()
-    stored = [(name, each) for name, each in tensors_of_model.items() if isinstance(each, Stored)]
-    tensors = [Written(name, each) for name, each in stored if not name.startswith("extra/")]
+    tensors = [
+        Written(name, each)
+        for name, each in tensors_of_model.items()
+        if isinstance(each, Stored) and not name.startswith("extra/")
+    ]
     aliases: Mapping[str, str] = found.saved.aliases.get(model, {})
-    settings = None
+    beside = list[tuple[str, bytes]]()
     if layout == "gpt2":
-        settings, aliases = _settings_of_gpt2(found, run), {}
+        aliases, beside = {}, [(SETTINGS, _settings_of_gpt2(found, run))]
         named = [(*named_in_gpt2(each.name), each.stored) for each in tensors]
         tensors = [Written(name, each, turned and len(each.shape) == 2) for name, turned, each in named if name]
-    files = write_weights(tensors, out, max_bytes=limit, aliases=aliases)
-    try:
-        if settings is not None:
-            write_whole(out / _SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())
-            files.append(_SETTINGS)
-        for tokenizer in sorted(run.glob("*tokenizer*.json")):
-            if tokenizer.is_file() and not tokenizer.is_symlink():
-                write_whole(out / tokenizer.name, tokenizer.read_bytes())
-                files.append(tokenizer.name)
-    except OSError as problem:
-        raise CheckpointError(f"cannot write into {out}: {problem.strerror or problem}") from problem
+    copied = [each for each in sorted(run.glob("*tokenizer*.json")) if each.is_file() and not each.is_symlink()]
+    contents = chain(beside, ((each.name, each.read_bytes()) for each in copied))
+    files = write_weights(tensors, out, max_bytes=limit, aliases=aliases, beside=contents)
     return Exported(out, tuple(files), found.step, file.partition("-")[0] == "ema", tuple(damaged))
 
 
@@ -101,8 +95,9 @@ def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: 
     except ConfigError as problem:
         problems.append(str(problem))
     if any((out / name).exists() for name in (MANIFEST, "config.toml", "checkpoints")):
-        cure = f"choose a directory of its own, such as {run}/export"
-        problems.append(f"out = {str(out)!r} is a run or a checkpoint: {cure}")
+        problems.append(
+            f"out = {str(out)!r} is a run or a checkpoint: choose a directory of its own, such as {run}/export"
+        )
     if problems:
         raise ConfigError("\n  ".join(problems))
     if not (run / "checkpoints").is_dir():
@@ -145,11 +140,10 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
     return trained if weights == "trained" or averaged not in there else averaged
 
 
-def _settings_of_gpt2(found: Contents, run: Path) -> dict[str, Any]:
+def _settings_of_gpt2(found: Contents, run: Path) -> bytes:
     """The config.json of the network that a run of the recipe gpt has trained; `ConfigError` for any other network."""
-    told = found.saved.described["settings"].get("model")
     try:
-        shape = GPTShape(**told)
+        shape = GPTShape(**found.saved.described["settings"].get("model"))
     except (TypeError, ValueError) as problem:
         raise ConfigError(
             f"layout = gpt2: {run} is no run of surefoot train gpt, so it has no network that transformers would call so"

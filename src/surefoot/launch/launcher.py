@@ -1,9 +1,10 @@
 """Several processes as one: started, watched, told to stop, ended together, and started again where one of them died.
 
-A rank is named as lost by whoever sees it first: this process, where the rank has ended, or the heartbeat of the others, where
-it is silent. The ranks that are left then end by themselves; what does not is killed.
+This process names a rank that has ended as lost, the heartbeat of the others one that is silent. The ranks that are left then
+end by themselves; what does not is killed.
 """
 
+import math
 import os
 import shutil
 import signal
@@ -45,15 +46,15 @@ class Ended:
 def launch(command: Callable[[float], list[str]], *, places: Places, max_restarts: int = 0) -> int:
     """Run `command` in several processes; the exit status of the rank that caused their end, as a shell gives it.
 
-    command: the arguments for Python, given the seconds since the start. Raises `ConfigError` where no number of processes
-    that was asked for can be.
+    command: the arguments for Python, given the seconds since the start. Raises `ConfigError` as `places.size` does.
     """
     launcher = _Launcher()
     began, size, attempt = time.monotonic(), places.size(), 0
     with launcher.signals():
         while True:
-            arguments = command(time.monotonic() - began)
-            ended = launcher.attempt(arguments, size=size, attempt=attempt, environment=places.environment())
+            ended = launcher.attempt(
+                command(time.monotonic() - began), size=size, attempt=attempt, environment=places.environment()
+            )
             over = ended.status in _NOT_AGAIN or launcher.stop is not None or attempt == max_restarts
             if ended.text:
                 _say(f"error: {ended.text}")
@@ -73,13 +74,13 @@ def launch(command: Callable[[float], list[str]], *, places: Places, max_restart
             _say(f"starting again on {size} process{'es' * (size != 1)} (restart {attempt} of {max_restarts})")
 
 
+@dataclass
 class _Launcher:
     """What lives as long as the launcher: signals that came, and the group that is running."""
 
-    def __init__(self) -> None:
-        self.stop: int | None = None
-        self.again_at: float | None = None
-        self.group: Group | None = None
+    stop: int | None = None
+    again_at: float = math.inf  # when a second signal came
+    group: Group | None = None
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -88,7 +89,8 @@ class _Launcher:
             signal.SIGTERM: self.on_stop,
         }
         if sys.platform != "win32":
-            handlers |= {signal.SIGUSR1: self.on_save, signal.SIGTSTP: self.on_pause}
+            # one rank is told to save: they agree on the step
+            handlers |= {signal.SIGUSR1: lambda number, _: self._pass_on(number, 0), signal.SIGTSTP: self.on_pause}
         previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
@@ -98,11 +100,9 @@ class _Launcher:
 
     def attempt(self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]) -> Ended:
         """Start a group and see it through; afterwards nothing of it is left but what it said, where something failed."""
-        logs = Path(tempfile.mkdtemp(prefix="surefoot-"))
-        group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
-        kept = False
+        logs, kept = Path(tempfile.mkdtemp(prefix="surefoot-")), False
+        self.group = group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
         try:
-            self.group = group
             if self.stop is None:
                 group.start()
             ended = self._watched(group)
@@ -122,7 +122,7 @@ class _Launcher:
     def _watched(self, group: Group) -> Ended:
         """Wait until every rank has ended, and see to it that it does where one of them has."""
         order = list[int]()  # in which they ended
-        first_at: float | None = None  # when one ended that should not have
+        first_at = math.inf  # when one ended that should not have
         named = terminated = False
         stopped_s, before = dict[int, float](), time.monotonic()
         while group.running:
@@ -131,24 +131,23 @@ class _Launcher:
             elapsed_s, before = min(now - before, 2 * _LOOK_S), now  # this process may have been stopped too
             stopped_s = {rank: stopped_s.get(rank, 0.0) + elapsed_s for rank in group.stopped()}
             for rank, seconds in stopped_s.items():
-                if seconds > _STOPPED_S and first_at is None:
+                if seconds > _STOPPED_S and first_at == math.inf:
                     first_at = now
                     group.name_lost(group.beat(rank).lost(f"has been stopped for {_STOPPED_S:.0f} s"))
             wrong = [rank for rank in order if group.statuses[rank] not in _BY_DECISION]
-            first_at = now if wrong and first_at is None else first_at
+            first_at = min(first_at, now) if wrong else first_at
             causes = [rank for rank in wrong if group.statuses[rank] != _LOST]
-            if causes and not named and (group.statuses[causes[0]] < 0 or now - (first_at or now) > _ALIKE_S):
+            if causes and not named and (group.statuses[causes[0]] < 0 or now - first_at > _ALIKE_S):
                 named = True
                 if group.running:
                     _say(f"{group.in_short(causes[0])}; ending the others")
                 group.name_lost(group.what_happened(causes[0]))
-            if first_at is not None and now - first_at > _TERMINATED_S and not terminated:
+            if now - first_at > _TERMINATED_S and not terminated:
                 terminated = True
                 group.signal(signal.SIGTERM)
-            too_long = first_at is not None and now - first_at > _KILLED_S
-            if too_long or (self.again_at is not None and now - self.again_at > _AGAIN_S):
+            if now - first_at > _KILLED_S or now - self.again_at > _AGAIN_S:
                 break
-            if first_at is not None and (lost := group.named_lost()) is not None and group.running == [lost.rank]:
+            if first_at < math.inf and (lost := group.named_lost()) is not None and group.running == [lost.rank]:
                 break  # it is stopped, or it hangs
             time.sleep(_LOOK_S)
         order += [] if terminated else group.look()
@@ -161,37 +160,29 @@ class _Launcher:
         causes = [rank for rank in order if statuses[rank] not in (0, _LOST)]
         first = statuses[causes[0]] if causes else 0
         if self.stop is not None and (first <= 0 or first in _BY_DECISION):
-            done = bool(order) and not left and not any(statuses.values())  # before the signal could do anything
-            return Ended(0 if done else 128 + self.stop)
+            is_done = order and not left and not any(statuses.values())  # before the signal could do anything
+            return Ended(0 if is_done else 128 + self.stop)
         if first in _BY_DECISION and not (left or _LOST in statuses.values()):
             return Ended(first)
         if causes:
             alike = not left and set(statuses.values()) == {first}
-            said = (
-                (causes[0] == 0 or alike)
-                and first > 0
-                and (bool(group.beat(0).error) or not group.mailbox.check(["0"]))
-            )
+            by_first = first > 0 and (causes[0] == 0 or alike)
+            said = by_first and (group.beat(0).error or not group.mailbox.check(["0"]))
             text = "" if said else group.what_happened(causes[0]).beside(group.furthest()).text
-            died = [rank for rank in causes if statuses[rank] < 0 or rank == causes[0]]
-            return Ended(128 - first if first < 0 else first, tuple(died), text)  # as a shell gives it
+            died = tuple(rank for rank in causes if statuses[rank] < 0 or rank == causes[0])
+            return Ended(128 - first if first < 0 else first, died, text)  # as a shell gives it
         lost = group.named_lost()
         if lost is None:
             return Ended(_LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else "")
         lines = group.last_lines(lost.rank) if lost.doing else ""
         return Ended(_LOST, (lost.rank,), lost.beside(group.furthest()).text + lines)
 
-    # --- signals -------------------------------------------------------------------------------------------------
-
     def on_stop(self, number: int, _: FrameType | None) -> None:
         """Pass it on: ranks save and end. A second time they end at once, and are killed where they do not."""
         if self.stop is not None:
-            self.again_at = self.again_at or time.monotonic()
+            self.again_at = min(self.again_at, time.monotonic())
         self.stop = self.stop or number
         self._pass_on(number)
-
-    def on_save(self, number: int, _: FrameType | None) -> None:
-        self._pass_on(number, 0)  # one of them is enough: they agree on the step
 
     def on_pause(self, _number: int, _: FrameType | None) -> None:
         """Ctrl-Z: stop the ranks, which do not belong to the terminal, and this process; and go on together."""
@@ -209,8 +200,8 @@ def _advice(ended: Ended, max_restarts: int) -> str:
     how = "goes on from the newest checkpoint" if ended.saved else "begins anew"
     if max_restarts:
         return f"  it was started again {max_restarts} times (--max-restarts); the same command {how}"
-    by_itself = ended.status == _LOST or ended.status > 128
-    return f"  the same command {how}" + ("; --max-restarts 3 does that by itself" if by_itself else "")
+    by_itself = "; --max-restarts 3 does that by itself" * (ended.status == _LOST or ended.status > 128)
+    return f"  the same command {how}{by_itself}"
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.config.batch_size import batching, one_each
@@ -13,7 +13,7 @@ from surefoot.tracking.run_reader import began_with
 
 @dataclass(frozen=True)
 class Asked:
-    """So many processes at least, and so many at most; `text` is how that was given."""
+    """The least and the most processes; `text` is how that was given."""
 
     least: int
     most: int
@@ -22,10 +22,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What of a step processes share: its samples (or tokens), and the size of its micro-batches where that is settled.
-
-    A run that has `begun` keeps both.
-    """
+    """What of a step processes share: its samples (or tokens), and its micro-batches if settled. A `begun` run keeps both."""
 
     batch_size: int | str
     micro_batch_size: int | str | None
@@ -41,6 +38,15 @@ class Sizes:
             pieces = batching(self.batch_size, self.micro_batch_size).pieces
             refuse_ranks(processes, pieces=pieces, batch_size=self.batch_size, begun=self.begun)
 
+    def largest(self, least: int, most: int) -> int:
+        """The largest number of processes in a range that `refuse` takes; raises as it does where there is none."""
+        for number in range(most, least - 1, -1):
+            with suppress(ConfigError):
+                self.refuse(number)
+                return number
+        self.refuse(most)  # once more, and raises
+        return most
+
 
 def asked(nproc: int | str) -> Asked:
     """What `--nproc 4`, or `--nproc 1:4`, asks for.
@@ -48,45 +54,12 @@ def asked(nproc: int | str) -> Asked:
     >>> asked(4), asked("1:4")
     (Asked(least=4, most=4, text='4'), Asked(least=1, most=4, text='1:4'))
     """
-    text = str(nproc)
-    ends = text.split(":")
+    text, ends = str(nproc), str(nproc).split(":")
     if len(ends) <= 2 and all(end.isascii() and end.isdigit() for end in ends):
         least, most = int(ends[0]), int(ends[-1])
         if 1 <= least <= most:
             return Asked(least, most, text)
     raise ConfigError(f"nproc = {nproc!r} is no number of processes\n  write --nproc 4, or --nproc 1:4 for one to four")
-
-
-def chosen(wanted: Asked, *, sizes: Sizes | None, devices: int | None) -> int:
-    """How many processes to start: the number asked for, or the largest in its range that divides a step and has devices.
-
-    sizes: None where nobody knows them before the run is built. devices: GPUs; None where processes need none.
-    Raises `ConfigError` where there is no such number.
-
-    >>> chosen(asked("1:4"), sizes=Sizes(24, 2), devices=None), chosen(asked("1:4"), sizes=Sizes(24, 2), devices=3)
-    (4, 3)
-    """
-    if devices is not None and wanted.least > devices:
-        raise ConfigError(
-            f"--nproc {wanted.text} on a machine with {devices} GPU{'s' * (devices != 1)}: each process needs one of its own\n"
-            f"  try: --nproc {max(devices, 1)}, or --device cpu"
-        )
-    if wanted.least == wanted.most:
-        if sizes is not None:
-            sizes.refuse(wanted.most)
-        return wanted.most
-    if sizes is None:
-        raise ConfigError(
-            f"--nproc {wanted.text}: build() has no setting batch_size, so nobody knows beforehand which numbers divide a step\n"
-            f"  give one number: --nproc {wanted.most}"
-        )
-    most = wanted.most if devices is None else min(wanted.most, devices)
-    for number in range(most, wanted.least - 1, -1):
-        with suppress(ConfigError):
-            sizes.refuse(number)
-            return number
-    sizes.refuse(most)  # once more, and raises
-    return most
 
 
 def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None) -> Sizes:
@@ -98,7 +71,7 @@ def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: 
 class Places:
     """Where ranks may be started, and how many are: on GPUs of this machine (`gpus`: their names), or anywhere (None).
 
-    sizes: of a step, asked anew for each start. Where a range of numbers was asked for, the place of a rank that died is not used again.
+    sizes: of a step, asked anew for each start; None if unknown. If a range was asked for, the place of a dead rank stays empty.
 
     >>> places = Places(asked("1:4"), sizes=lambda: Sizes(24, 2), gpus=["0", "1", "4", "5"])
     >>> places.size(), places.environment()
@@ -112,15 +85,27 @@ class Places:
         self.left = list(range(wanted.most if gpus is None else len(gpus)))
 
     def size(self) -> int:
-        """How many ranks to start; `ConfigError` where no number that was asked for can be."""
-        devices = None if self.gpus is None else len(self.left)
-        most = min(self.wanted.most, len(self.left)) if self.wanted.least < self.wanted.most else self.wanted.most
-        if most < self.wanted.least and devices is None:
-            raise ConfigError(f"--nproc {self.wanted.text}: only {most} of them are left")
-        found = chosen(replace(self.wanted, most=max(most, self.wanted.least)), sizes=self.sizes(), devices=devices)
+        """The ranks to start: as many as asked for, or as divide a step and have devices; `ConfigError` if no number does."""
+        least, most, left = self.wanted.least, self.wanted.most, len(self.left)
+        if least < most:
+            most = max(least, min(most, left))
+            if left < least and self.gpus is None:
+                raise ConfigError(f"--nproc {self.wanted.text}: only {left} of them are left")
+        sizes = self.sizes()
+        if self.gpus is not None and left < least:
+            raise ConfigError(
+                f"--nproc {self.wanted.text} on a machine with {left} GPU{'s' * (left != 1)}: each process needs one of its own\n"
+                f"  try: --nproc {max(left, 1)}, or --device cpu"
+            )
+        if sizes is None and least < most:
+            raise ConfigError(
+                f"--nproc {self.wanted.text}: build() has no setting batch_size, so nobody knows beforehand which numbers divide"
+                f" a step\n  give one number: --nproc {most}"
+            )
+        size = most if sizes is None else sizes.largest(least, most)
         if self.gpus is None:
-            self.left = self.left[:found]  # what is no device is there as long as a rank is
-        return found
+            self.left = self.left[:size]  # what is no device is there as long as a rank is
+        return size
 
     def died(self, ranks: Sequence[int]) -> None:
         """Take notice of ranks that died, by their numbers at the last start."""

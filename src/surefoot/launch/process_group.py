@@ -1,7 +1,6 @@
 """The ranks of one attempt: processes of their own, the store at which they meet, and what they say.
 
-A process is torch's own `SubprocessHandler`, from below torchrun's agent: environment, session and files of a rank. The agent
-itself is not used: it turns every exit status into 1, ends all others by the first that ends, and tells at length.
+A process is torch's own `SubprocessHandler`. torchrun's agent above it is not used: it turns every exit status into 1.
 """
 
 import os
@@ -30,15 +29,12 @@ _TRACEBACK, _IN_CRASH = "Traceback (most recent call last)", "its traceback is i
 
 
 class Group:
-    """Ranks 0 up to `size`, each of which runs `command`; rank 0 has the terminal, what the others say is in files in `logs`.
-
-    attempt: how often the group was started before. environment: what each has besides.
-    """
+    """Ranks 0 up to `size`, which run `command` after `attempt` others; rank 0 has the terminal, the others files in `logs`."""
 
     def __init__(
         self, command: Sequence[str], *, size: int, attempt: int, logs: Path, environment: Mapping[str, str]
     ) -> None:
-        self.command, self.size, self.attempt, self.logs = list(command), size, attempt, logs
+        self.command, self.size, self.attempt, self.logs = tuple(command), size, attempt, logs
         self.environment = dict(environment)
         self.statuses: dict[int, int] = {}  # of those that have ended; negative for a signal
         self.processes: dict[int, SubprocessHandler] = {}
@@ -51,10 +47,23 @@ class Group:
 
     def start(self) -> None:
         for rank in range(self.size):
+            values = {  # what torchrun would give this rank, and whom it must not outlive
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", cores_each(self.size)),
+                "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+                "RANK": rank,
+                "WORLD_SIZE": self.size,
+                "LOCAL_RANK": rank,
+                "LOCAL_WORLD_SIZE": self.size,
+                "MASTER_ADDR": _HOST,
+                "MASTER_PORT": self.store.port,
+                "TORCHELASTIC_RESTART_COUNT": self.attempt,
+                "TORCHELASTIC_USE_AGENT_STORE": True,
+                LAUNCHER: os.getpid(),
+            }
             self.processes[rank] = SubprocessHandler(
                 entrypoint=sys.executable,
-                args=tuple(self.command),
-                env=self._environment(rank),
+                args=self.command,
+                env={name: str(value) for name, value in values.items()} | self.environment,
                 stdout=str(self.logs / f"rank-{rank}.stdout") if rank else None,
                 stderr=str(self.logs / f"rank-{rank}.stderr") if rank else None,
                 local_rank_id=rank,
@@ -77,8 +86,10 @@ class Group:
         found = []
         for rank in self.running:
             with suppress(ChildProcessError):  # a signal has just found it ended
-                process = self.processes[rank].proc.pid
-                if os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+                if (
+                    os.waitid(os.P_PID, self.processes[rank].proc.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+                    is not None
+                ):
                     found.append(rank)
         return found
 
@@ -96,9 +107,8 @@ class Group:
         return Lost.read(self.mailbox.get(VERDICT)) if self.mailbox.check([VERDICT]) else None
 
     def beat(self, rank: int) -> Beat:
-        if self.mailbox.check([str(rank)]):
-            return Beat.read(self.mailbox.get(str(rank)))
-        return Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)
+        own = Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)  # of one that has not met the others
+        return Beat.read(self.mailbox.get(str(rank))) if self.mailbox.check([str(rank)]) else own
 
     def beats(self) -> list[Beat]:
         return [self.beat(rank) for rank in self.processes]
@@ -109,11 +119,10 @@ class Group:
     def unsaid(self, text: str) -> bool:
         """Whether the ranks above 0 said anything that is not in a text; nor in crash/, where that is named in it."""
         with suppress(OSError):
-            for file in self.logs.iterdir():
-                said = file.read_text(encoding="utf-8", errors="replace")
-                told = said.partition(_TRACEBACK)[0] if _IN_CRASH in text else said
-                if any(line.strip().removeprefix("error: ")[:_LINE] not in text for line in told.splitlines()):
-                    return True
+            said = [file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()]
+            told = [each.partition(_TRACEBACK)[0] for each in said] if _IN_CRASH in text else said
+            lines = [line.strip().removeprefix("error: ")[:_LINE] for each in told for line in each.splitlines()]
+            return any(line not in text for line in lines)
         return False
 
     def in_short(self, rank: int) -> str:
@@ -151,20 +160,3 @@ class Group:
                 while time.monotonic() < until:
                     os.killpg(process.proc.pid, 0)
                     time.sleep(0.01)
-
-    def _environment(self, rank: int) -> dict[str, str]:
-        """What torchrun would give this rank, and whom it must not outlive."""
-        values = {
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", cores_each(self.size)),
-            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-            "RANK": rank,
-            "WORLD_SIZE": self.size,
-            "LOCAL_RANK": rank,
-            "LOCAL_WORLD_SIZE": self.size,
-            "MASTER_ADDR": _HOST,
-            "MASTER_PORT": self.store.port,
-            "TORCHELASTIC_RESTART_COUNT": self.attempt,
-            "TORCHELASTIC_USE_AGENT_STORE": True,
-            LAUNCHER: os.getpid(),
-        }
-        return {**{name: str(value) for name, value in values.items()}, **self.environment}

@@ -16,8 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from surefoot.checkpoint.json_shapes import misshapen
-from surefoot.checkpoint.state_json import SavedState, parse_state, typed_state
+from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, typed_state
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import ConfigError, first_line

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from surefoot.checkpoint.live_values import NotPutBackError, refuse_unsaved, same
+from surefoot.checkpoint.nested_state import NotPutBackError, refuse_unsaved, same
 from surefoot.checkpoint.unsaved import Observation, changes
 from surefoot.config.user_code import text_hashes
 from surefoot.data.dataset_checks import rows
