@@ -246,7 +246,7 @@ def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
     run.train()
     shown = capsys.readouterr().out
     assert shown.count("ERROR loss-not-falling") == 1
-    command = diagnose_command(RunDirectory(tmp_path / "a"))
+    command = diagnose_command(tmp_path / "a")
     assert f"More: {command}\n" in shown
     assert shown.splitlines()[-1].endswith(f": {command}")  # as it is said at the end
     quiet = build(tmp_path / "b", **settings)

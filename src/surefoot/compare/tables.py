@@ -9,8 +9,7 @@ from typing import Any
 from surefoot.compare.results import Comparison
 from surefoot.compare.trained import Row
 from surefoot.compare.variants import flags, short_names
-from surefoot.tracking.format import as_typed, duration, in_line, number
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import as_typed, duration, in_line, number, text_table
 
 _ALIKE = 4  # variants named that are no worse than the best
 

@@ -16,8 +16,7 @@ from surefoot.plan.network_model import Machine, ring_bandwidth, windows
 from surefoot.plan.summary import Section, parameters_by_module
 from surefoot.plan.workload import Spread, workload
 from surefoot.run.components import RunComponents
-from surefoot.tracking.format import counted, measured_time, three_digits, with_unit
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import counted, measured_time, text_table, three_digits, with_unit
 
 _PURPOSES = {  # what a field of `Memory` is for, and whether FSDP alone has it
     "parameters": "parameters",

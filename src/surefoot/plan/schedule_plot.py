@@ -16,8 +16,7 @@ from surefoot.errors import ConfigError
 from surefoot.report.charts import Chart, Line, Mark
 from surefoot.report.figures import draw
 from surefoot.schedules.lr_schedule import Joined, Schedule
-from surefoot.tracking.format import shortened
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import shortened, text_table
 
 _LOOKED_AT = 1_000_000  # steps of one schedule; of a longer run every second, third ...
 

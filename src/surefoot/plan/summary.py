@@ -15,8 +15,7 @@ from surefoot.optim.param_groups import first_and_last
 from surefoot.plan.measure import Measured, evaluation_time, measure, memory_and_time
 from surefoot.run.components import RunComponents
 from surefoot.seeding import untouched
-from surefoot.tracking.format import counted
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import counted, text_table
 from surefoot.train.auto_precision import Chosen, settle_choices
 from surefoot.train.state_dict import parameter_names
 

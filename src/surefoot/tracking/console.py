@@ -48,6 +48,15 @@ class Said:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def can_redraw(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that can redraw a line.
+
+    A program that a notebook starts (`!python train.py`) has a pseudo-terminal, and the notebook keeps every redrawn line.
+    """
+    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
+    return stream is not None and stream.isatty() and not plain
+
+
 class Console:
     """Lines on a stream: of training at most one in ten seconds, and always the first and the last; of all else each.
 
@@ -101,8 +110,9 @@ class Console:
         if record is None:
             return
         self.printed_at = self.now()
-        there = [name for name in _SHOWN if name in record and (name != "skipped" or record[name])]
-        shown = [f"{name}={number(record[name])}" for name in there]
+        shown = [
+            f"{name}={number(record[name])}" for name in _SHOWN if name in record and (name != "skipped" or record[name])
+        ]
         users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
         left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
         self._print(" ".join([f"step={record['step']}/{self.length}", *shown, *users, *left]))

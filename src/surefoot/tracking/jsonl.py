@@ -169,18 +169,13 @@ def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
         steps[place] = min(steps[place], steps[place + 1])
     end = 0
     with open_regular(path) as file:
-        while end < size:
-            text = file.readline(_LONGEST)
-            if not text:
-                return
+        while end < size and (text := file.readline(_LONGEST)):
             end += len(text)
-            record = parse_record(text)
+            record, later = parse_record(text), bisect_right(ends, end)
             if record is None:
                 continue
-            later = bisect_right(ends, end)
-            if later < len(steps) and record["step"] > steps[later] and record["kind"] != "event":
-                continue
-            yield record
+            if later == len(steps) or record["step"] <= steps[later] or record["kind"] == "event":
+                yield record
 
 
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
@@ -202,9 +197,7 @@ def parse_record(text: bytes) -> Record | None:
         record = _decoded(text.decode())
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-        return None
-    step = record.get("step")
+    step = record.get("step") if isinstance(record, dict) and isinstance(record.get("kind"), str) else None
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         return None
     strange = record.pop("nonfinite", None)

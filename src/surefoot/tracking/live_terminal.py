@@ -14,7 +14,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from surefoot.tracking.console import Console, Said, Screen
+from surefoot.tracking.console import Console, Said, Screen, can_redraw
 from surefoot.tracking.format import compact, duration, in_line, number, visible
 from surefoot.tracking.record import OWN, Record, scores_in
 
@@ -48,7 +48,11 @@ class Terminal:
         self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self.said = Said(self.stream)
         self.guests = ExitStack()  # standard output and error as others have them while the line stands
-        self.bar = ("━", "─") if _can_write("━─", self.stream) else ("#", "-")
+        self.bar = ("━", "─")
+        try:
+            "━─".encode(self.stream.encoding or "utf-8")
+        except UnicodeEncodeError:
+            self.bar = ("#", "-")
         self.train: Record | None = None  # the last one
         self.phrase = ""  # what is being done, where that takes long
         self.columns: list[str] | None = None  # scores in the table
@@ -161,22 +165,15 @@ class Terminal:
             lines.append(Text(_GAP.join(["step".rjust(step), "train loss", *scores, "time".rjust(_TIME)]), "bold"))
             if len(shown) < len(values):
                 lines.append(Text(f"not shown for lack of room: {', '.join(list(values)[len(shown) :])}", "dim"))
-        loss = "" if self.train is None or "loss" not in self.train else _loss(self.train)
+        loss = _loss(self.train or {})
         cells = [str(record["step"]).rjust(step), loss.rjust(len("train loss"))]
         cells += [values[name].rjust(wide[name]) for name in shown]
         return [*lines, _GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME)])]
 
 
 def screen(length: int, stream: TextIO | None = None) -> Screen:
-    """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines.
-
-    A program that a notebook starts (`!python train.py`) has a pseudo-terminal, and the notebook keeps every redrawn line.
-    """
-    shown = stream or sys.stdout
-    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
-    if shown is None or not shown.isatty() or plain:
-        return Console(length, stream)
-    return Terminal(length, stream)
+    """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines."""
+    return Terminal(length, stream) if can_redraw(stream or sys.stdout) else Console(length, stream)
 
 
 class _Guest:
@@ -200,15 +197,16 @@ class _Guest:
 def _values(record: Record) -> list[tuple[str, str]]:
     """What the live line shows of a record beside its step, with the style of each."""
     values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
-    if "loss" in record:
-        values.append((f"loss {_loss(record)}", ""))
+    if loss := _loss(record):
+        values.append((f"loss {loss}", ""))
     values += [(write(record[name]), "") for name, write in _WRITTEN.items() if name in record]
     return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
 
 
 def _loss(record: Record) -> str:
-    """Of the steps that were applied."""
-    return number(record["loss_of_applied"] if "loss_of_applied" in record else record["loss"])
+    """Of the steps that were applied; "" where there is none."""
+    loss = record.get("loss_of_applied", record.get("loss"))
+    return "" if loss is None else number(loss)
 
 
 def _cell(value: float) -> str:
@@ -229,9 +227,3 @@ def _titles(names: list[str]) -> dict[str, str]:
     """
     last = {name: name.rpartition("/")[2] for name in names}
     return last if len(set(last.values())) == len(names) else {name: name for name in names}
-
-
-def _can_write(text: str, stream: TextIO) -> bool:
-    with suppress(UnicodeEncodeError):
-        return bool(text.encode(stream.encoding or "utf-8"))
-    return False

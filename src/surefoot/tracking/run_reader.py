@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -103,8 +104,7 @@ def read_run(path: Path) -> RunFiles:
         except ConfigError as problem:
             problems.append(first_line(problem))
         except (OSError, ValueError) as problem:
-            reason = problem.strerror if isinstance(problem, OSError) else problem
-            problems.append(f"{name} cannot be read: {reason}")
+            problems.append(f"{name} cannot be read: {problem.strerror if isinstance(problem, OSError) else problem}")
 
     config, sessions = Settings({}, {}, {}, {}), tuple[Session, ...]()
     with reading("config.toml"):
@@ -125,9 +125,9 @@ def read_settings(path: Path) -> Settings:
     """Read config.toml; `OSError`, `UnicodeDecodeError` or `ConfigError` if it is missing or damaged."""
     file = path / "config.toml"
     text = read_regular(file).decode()
-    flat, made_by = values(text, where=str(file)), program(text, where=str(file))
-    noted = tomllib.loads(text).get("run") if made_by.get("kind") == "script" else None
+    flat, made_by, noted = values(text, where=str(file)), program(text, where=str(file)), None
     if made_by.get("kind") == "script":
+        noted = tomllib.loads(text).get("run")
         flat = {name.removeprefix("run."): value for name, value in flat.items()}
     return Settings(flat, origins(text), made_by, noted if isinstance(noted, dict) else {})
 
@@ -193,6 +193,7 @@ def is_running(run: Path) -> bool:
     return standing_of(run) == "running"
 
 
+@cache
 def surefoot_version() -> str:
     """The version that is installed."""
     try:

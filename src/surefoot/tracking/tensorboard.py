@@ -1,7 +1,5 @@
 """Records as TensorBoard scalars, texts, images and hparams; what a resume supersedes is purged."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import os

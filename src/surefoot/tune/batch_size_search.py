@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.memory import in_words
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import text_table
 
 _CLOSE = 0.97  # of the best throughput: what is gained beyond is less than what other sizes cost in memory
 

@@ -42,8 +42,7 @@ class Tracker:
         self.told = False  # of the problem
         self.until = math.inf  # when it must have finished
         self.process: subprocess.Popen[bytes] | None = None
-        about = About(name, project, run, str(self.directory.resolve()), settings)
-        self._append(json.dumps(asdict(about), default=str))
+        self._append(asdict(About(name, project, run, str(self.directory.resolve()), settings)))
         try:
             self.process = self._started()
         except OSError as problem:
@@ -53,7 +52,7 @@ class Tracker:
         """Hand a record over as far as the tracker takes it now; the rest waits here for the next call."""
         if record["kind"] == "resumed":  # a tracker's run just goes on
             return
-        self._append(json.dumps(record, default=str))
+        self._append(record)
         if len(self.waiting) > WAITING:
             self.waiting.popleft()
             self.problem = self.problem or f"it is more than {WAITING:,} records behind"
@@ -65,7 +64,7 @@ class Tracker:
         """Tell the tracker that there will be no more records; from now on it has its time to finish."""
         if self.until == math.inf:
             self.until = time.monotonic() + CLOSING_S
-            self._append(json.dumps({"kind": "close"}))
+            self._append({"kind": "close"})
             self._push()
 
     def close(self) -> None:
@@ -73,8 +72,7 @@ class Tracker:
         self.ask_to_close()
         process = self.process
         if process is None:
-            self._tell()
-            return
+            return self._tell()
         while process.poll() is None and time.monotonic() < self.until:
             self._push()
             self._hear()
@@ -111,8 +109,8 @@ class Tracker:
             os.set_blocking(pipe.fileno(), False)
         return process
 
-    def _append(self, line: str) -> None:
-        self.waiting.append(line.encode(errors="backslashreplace") + b"\n")
+    def _append(self, values: dict[str, Any]) -> None:
+        self.waiting.append(json.dumps(values, default=str).encode(errors="backslashreplace") + b"\n")
 
     def _push(self) -> None:
         if self.process is None or self.process.stdin is None:

@@ -132,7 +132,7 @@ def numbers_in(record: Record) -> dict[str, float]:
     prefix = "" if record["kind"] == "scores" else f"{record['kind']}/"
     return {
         prefix + name: value
-        for name, value in flat_settings(record, separator="/").items()
+        for name, value in _flat(record).items()
         if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
     }
 
@@ -147,17 +147,9 @@ def text_in(record: Record) -> str | None:
     return None if text is None else str(text)
 
 
-def flat_settings(settings: Mapping[str, Any], *, separator: str = ".") -> dict[str, Any]:
-    """Nested settings as one level with dotted names; lists stay whole.
-
-    >>> flat_settings({"seed": 0, "optimizer": {"name": "adamw", "betas": [0.9, 0.95]}})
-    {'seed': 0, 'optimizer.name': 'adamw', 'optimizer.betas': [0.9, 0.95]}
-    """
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            nested = flat_settings(value, separator=separator)
-            flat |= {f"{name}{separator}{inner}": part for inner, part in nested.items()}
-        else:
-            flat[name] = value
-    return flat
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dictionaries in a record as one level, with slashes in the names: those of parameters have dots."""
+    by_name: dict[str, Any] = {}
+    for name, value in nested.items():
+        by_name |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return by_name
