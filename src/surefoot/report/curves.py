@@ -1,7 +1,5 @@
 """A curve of any length in bounded room: what is drawn of it, its least and largest values, and it without its noise."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -23,11 +21,12 @@ class Stretch:
     total: float
     count: int
 
-    def with_next(self, later: Stretch) -> Stretch:
-        """This stretch and the one after it as one; of equal values the first stands."""
-        low = (later.low_at, later.low) if later.low < self.low else (self.low_at, self.low)
-        high = (later.high_at, later.high) if later.high > self.high else (self.high_at, self.high)
-        return Stretch(*low, *high, self.steps + later.steps, self.total + later.total, self.count + later.count)
+
+def _together(one: Stretch, later: Stretch) -> Stretch:
+    """A stretch and the one after it as one; of equal values the first stands."""
+    low = (later.low_at, later.low) if later.low < one.low else (one.low_at, one.low)
+    high = (later.high_at, later.high) if later.high > one.high else (one.high_at, one.high)
+    return Stretch(*low, *high, one.steps + later.steps, one.total + later.total, one.count + later.count)
 
 
 class Curve:
@@ -60,8 +59,7 @@ class Curve:
         if self.first is None:
             self.first = self.last
         held = self.held
-        if held and held[-1].count < self.size:
-            stretch = held[-1]
+        if held and (stretch := held[-1]).count < self.size:
             if value < stretch.low:
                 stretch.low_at, stretch.low = step, value
             if value > stretch.high:
@@ -71,7 +69,7 @@ class Curve:
             stretch.count += 1
             return
         if len(held) == self.most:
-            self.held = held = [one.with_next(other) for one, other in zip(held[::2], held[1::2], strict=True)]
+            self.held = held = [_together(one, other) for one, other in zip(held[::2], held[1::2], strict=True)]
             self.size *= 2
         held.append(Stretch(step, value, step, value, float(step), value, 1))
 
@@ -82,24 +80,19 @@ class Curve:
         """
         held = _joined(self.held, stretches)
         points = [point for each in held for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
-        ends = [end for end in (self.first, self.last) if end is not None]
-        return sorted(dict([*points, *ends]).items())  # of two values at one step the later one
+        points += [end for end in (self.first, self.last) if end is not None]
+        return sorted(dict(points).items())  # of two values at one step the later one
 
     def means(self) -> list[tuple[float, float, int]]:
         """Mean step, mean value and number of values of each stretch."""
         return [(held.steps / held.count, held.total / held.count, held.count) for held in self.held]
 
-    @property
-    def least(self) -> tuple[int, float] | None:
-        """The step of the least value, the first of equals, and that value; None where there is none."""
-        low = min(self.held, key=lambda held: (held.low, held.low_at), default=None)
-        return None if low is None else (low.low_at, low.low)
-
-    @property
-    def largest(self) -> tuple[int, float] | None:
-        """The step of the largest value, the first of equals, and that value; None where there is none."""
-        high = min(self.held, key=lambda held: (-held.high, held.high_at), default=None)
-        return None if high is None else (high.high_at, high.high)
+    def best(self, direction: str) -> tuple[int, float] | None:
+        """The step of the largest ("max") or the least value, the first of equals, and that value; None where there is none."""
+        if direction == "max":
+            highs = ((held.high_at, held.high) for held in self.held)
+            return min(highs, key=lambda point: (-point[1], point[0]), default=None)
+        return min(((held.low_at, held.low) for held in self.held), key=lambda point: (point[1], point[0]), default=None)
 
 
 def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
@@ -126,6 +119,6 @@ def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]
 
 def _joined(held: list[Stretch], stretches: int | None) -> list[Stretch]:
     while stretches is not None and len(held) > max(1, stretches):
-        joined = [one.with_next(other) for one, other in zip(held[::2], held[1::2], strict=False)]
+        joined = [_together(one, other) for one, other in zip(held[::2], held[1::2], strict=False)]
         held = joined + held[2 * len(joined) :]
     return held

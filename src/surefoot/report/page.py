@@ -5,12 +5,10 @@ their size on a phone; the lines stand in an inner one that is stretched to the 
 Nothing runs: what a chart shows at a step appears where the pointer is, by style alone.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from itertools import groupby, pairwise
@@ -69,8 +67,8 @@ def shaded(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool
     rows = []
     for place, (name, counts) in enumerate(zip(matrix.classes, matrix.counts, strict=True)):
         tints = [round(_DARKEST * (count / (sum(counts) or 1)) ** 0.5) for count in counts]
-        right = [place == other for other in range(len(counts))]
-        rows.append((name, list(zip(counts, tints, right, strict=True))))
+        cells = enumerate(zip(counts, tints, strict=True))
+        rows.append((name, [(count, tint, place == other) for other, (count, tint) in cells]))
     return rows
 
 
@@ -153,12 +151,11 @@ def run_page(
     *,
     findings: Sequence[Finding] = (),
     panels: Panels | None = None,
-    running: bool = False,
     script: str = "",
     policy: str = POLICY,
 ) -> str:
     """The page of one run. `script` runs in it and must be allowed by `policy`, its Content-Security-Policy."""
-    recorded, state, surroundings = run.recorded, state_of(run, running=running), tables.surroundings(run)
+    recorded, state, surroundings = run.recorded, state_of(run), tables.surroundings(run)
     whole = {
         "run": run,
         "title": run.files.name,
@@ -177,12 +174,12 @@ def run_page(
         "script": script,
         "policy": policy,
     }
-    page = ""
-    for stretches, samples, rows, letters, left_out in _ROOMS:
+
+    def fitted(stretches: int | None, samples: int, rows: int, letters: int, left_out: str) -> dict[str, Any]:
         kinds: dict[str, list[Chart]] = {"loss": [], "scores": [], "optimizer": [], "machine": [], "users": []}
         for chart in charts(run, stretches=stretches):
             kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
-        cut = {
+        return kinds | {
             "panels": panels.panels if panels is not None and samples > 1 else (),
             "samples": recorded.samples[-samples:],
             "settings": tables.settings(run, most=rows, longest=letters),
@@ -190,22 +187,16 @@ def run_page(
             "more_events": recorded.more_events + len(recorded.events[rows:]),
             "left_out": left_out,
         }
-        page = _rendered("run.html", whole | kinds | cut)
-        if len(page.encode()) <= MOST_BYTES:
-            break
-    return page
+
+    return _rendered("run.html", whole, (fitted(*room) for room in _ROOMS))
 
 
-def runs_page(runs: Sequence[ReportedRun], *, running: Sequence[bool], script: str = "", policy: str = POLICY) -> str:
+def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
     """The page of several runs: what differs between them, their scores, and their curves over each other."""
-    states = [state_of(run, running=one) for run, one in zip(runs, running, strict=True)]
+    states = [state_of(run) for run in runs]
     whole = {"states": states, "script": script, "policy": policy, "state": "", "left_out": ""}
-    page = ""
-    for stretches in (max(20, 300 // len(runs)), 40, 20):
-        page = _rendered("runs.html", whole | page_values(runs, stretches=stretches))
-        if len(page.encode()) <= MOST_BYTES:
-            break
-    return page
+    rooms = (max(20, 300 // len(runs)), 40, 20)
+    return _rendered("runs.html", whole, (page_values(runs, stretches=stretches) for stretches in rooms))
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
@@ -221,13 +212,19 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
     return {"error": str(newest.get("words") or newest.get("error", ""))[:12000], "trace": text[-8000:]}
 
 
-def _rendered(name: str, held: dict[str, Any]) -> str:
-    page = environment().get_template(name).render(**held, made=time.strftime("%Y-%m-%d %H:%M:%S %z"))
-    return _TURNING.sub("�", visible(page)).encode(errors="replace").decode()  # a model may write anything
+def _rendered(name: str, whole: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
+    """The page with the first of `parts` that leaves it small enough, else with the last."""
+    page, made = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
+    for fitted in parts:
+        text = environment().get_template(name).render(**whole, **fitted, made=made)
+        page = _TURNING.sub("�", visible(text)).encode(errors="replace")  # a model may write anything
+        if len(page) <= MOST_BYTES:
+            break
+    return page.decode()
 
 
 @cache
-def environment() -> Environment:
+def environment() -> "Environment":
     """Templates beside this file; what is put into them is escaped. Imported here: a run that writes no page needs none."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from surefoot.checkpoint.state_json import Watched
 from surefoot.errors import ConfigError
 from surefoot.report.curves import Curve
 from surefoot.report.heatmap import Layers
 from surefoot.tracking.record import OWN, Record, scores_in
-from surefoot.tracking.run_reader import RunFiles, read_records, read_run
+from surefoot.tracking.run_reader import RunFiles, is_running, read_records, read_run
 
 PHASES = {
     "starting": "first steps",
@@ -112,11 +111,8 @@ class Recorded:
             self._tell(Event(step, f"{told} skipped, for a gradient or loss that was not finite{which}{more}"))
 
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
-        if name not in curves:
-            if len(curves) >= _MOST_CURVES:
-                return
-            curves[name] = Curve()
-        curves[name].add(step, value)
+        if name in curves or len(curves) < _MOST_CURVES:
+            curves.setdefault(name, Curve()).add(step, value)
 
     def _add_sample(self, step: int, text: str) -> None:
         """Samples at even distances; where there are too many, every second one is dropped."""
@@ -150,17 +146,13 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run's directory as a report shows it; `data` is the last record of the look at the data."""
+    """A run's directory as a report shows it; `running`: a process trained into it as it was read."""
 
     files: RunFiles
     recorded: Recorded
-    data: Mapping[str, Any]
+    data: Mapping[str, Any]  # the last record of the look at the data
     problems: tuple[str, ...]
-
-    @property
-    def watch(self) -> Watched | None:
-        """The score that the run watches, as the newest checkpoint has it."""
-        return None if self.files.state is None else self.files.state.watch
+    running: bool
 
 
 def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
@@ -180,7 +172,7 @@ def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda r
             also(record)
     except OSError as problem:
         problems.insert(0, f"metrics.jsonl cannot be read: {problem.strerror or problem}")
-    return ReportedRun(files, recorded, data, tuple(problems))
+    return ReportedRun(files, recorded, data, tuple(problems), is_running(path))
 
 
 def _added(spent_s: dict[str, float], record: Record) -> dict[str, float]:

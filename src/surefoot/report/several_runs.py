@@ -85,7 +85,7 @@ def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = Fals
 
 def _best_of_all(curves: Sequence[Curve | None], direction: str) -> tuple[Mark, ...]:
     """The best value of any run."""
-    ends = [(place, _best(curve, direction)) for place, curve in enumerate(curves)]
+    ends = [(place, curve.best(direction)) for place, curve in enumerate(curves) if curve is not None]
     known = [(place, *best) for place, best in ends if best is not None]
     if not known:
         return ()
@@ -93,23 +93,19 @@ def _best_of_all(curves: Sequence[Curve | None], direction: str) -> tuple[Mark, 
     return (Mark("best", step, value, f"best {written(value)}", place % 7),)
 
 
-def _best(curve: Curve | None, direction: str) -> tuple[int, float] | None:
-    return None if curve is None else curve.largest if direction == "max" else curve.least
-
-
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:
     """Of each run the best value of a score, its step where that was not the last, and whether no other run was better."""
     direction = direction_of(name)
-    bests = [_best(run.recorded.scores.get(name), direction) for run in runs]
+    curves = [run.recorded.scores.get(name, Curve()) for run in runs]
+    bests = [curve.best(direction) for curve in curves]
     winner = (max if direction == "max" else min)((best[1] for best in bests if best is not None), default=None)
     cells = []
-    for run, best in zip(runs, bests, strict=True):
-        if best is None:
+    for curve, best in zip(curves, bests, strict=True):
+        if best is None or curve.last is None:
             cells.append(("\u2013", "", False))
-            continue
-        last = run.recorded.scores[name].last
-        at = "" if last is not None and last[1] == best[1] else f"at {best[0]:,}"
-        cells.append((written(best[1]), at, best[1] == winner))
+        else:
+            at = "" if curve.last[1] == best[1] else f"at {best[0]:,}"
+            cells.append((written(best[1]), at, best[1] == winner))
     return cells
 
 

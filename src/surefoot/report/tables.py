@@ -23,9 +23,7 @@ def settings(run: ReportedRun, *, most: int, longest: int) -> list[tuple[str, st
 def differing(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """The settings in which runs differ, with each run's value; where they are written does not make runs differ."""
     settings = [run.files.config.flat for run in runs]
-    names = [
-        name for name in dict.fromkeys(name for each in settings for name in each) if name not in ("out", "preset")
-    ]
+    names = dict.fromkeys(name for each in settings for name in each if name not in ("out", "preset"))
     rows = [(name, [shown(each.get(name)) for each in settings]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1][:_MOST]
 

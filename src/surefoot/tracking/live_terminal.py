@@ -4,8 +4,6 @@ Rows are ordinary text and scroll away; only the last line is drawn again, in on
 hidden cursor: whatever ends the process leaves the terminal as it was. What the user prints takes the live line's place.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -109,7 +107,7 @@ class Terminal:
         """What brings the cursor to an empty line."""
         return "\n" if self.unfinished else _ERASE
 
-    def _above(self, *lines: str | Text) -> None:
+    def _above(self, *lines: "str | Text") -> None:
         with self.rich.capture() as captured:
             for line in lines:
                 self.rich.print(line)
@@ -128,7 +126,7 @@ class Terminal:
                 self.guests.enter_context(redirect_stderr(cast(TextIO, _Guest(sys.stderr, self.give_way))))
         self.drawn, self.unfinished = True, False
 
-    def _line(self) -> Text:
+    def _line(self) -> "Text":
         """As much of it as there is room for, in the order of what one wants to know."""
         from rich.text import Text
 
@@ -147,7 +145,7 @@ class Terminal:
         line.truncate(room, overflow="crop")
         return line
 
-    def _row(self, record: Record) -> list[str | Text]:
+    def _row(self, record: Record) -> "list[str | Text]":
         from rich.cells import cell_len
         from rich.text import Text
 

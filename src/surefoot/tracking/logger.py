@@ -1,7 +1,5 @@
 """Where the records of a sitting go: the console, metrics.jsonl, TensorBoard, trackers. One that cannot take them ends no run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any

@@ -26,6 +26,7 @@ from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_
 
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of a server, perhaps: nobody can lock it
 _REPLACED = ("config.toml", "environment.json", "panels.json")  # whole, so that links are not followed
 
 
@@ -66,8 +67,9 @@ class RunDirectory:
                 f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --out DIR"
             ) from problem
         if locked is False:
-            text = f"another process is training into {self.path} right now: wait for it, or choose another --out"
-            raise ConfigError(text)
+            raise ConfigError(
+                f"another process is training into {self.path} right now: wait for it, or choose another --out"
+            )
         self.lock, self.is_locked = lock, locked is not None
         HELD.add(place)
 
@@ -113,7 +115,7 @@ class RunDirectory:
             raise OSError(errno.ELOOP, words, str(link))
 
     def _link(self) -> Path | None:
-        directories = [self.path / name for name in _DIRECTORIES]
+        directories = (self.path / name for name in _DIRECTORIES)
         return next((path for path in (*directories, *self._files()) if path.is_symlink()), None)
 
     def _files(self) -> list[Path]:
@@ -124,16 +126,15 @@ class RunDirectory:
         ]
 
     def _refuse_other_kinds(self) -> None:
-        files = [*self._files(), *(self.path / name for name in _REPLACED)]
-        directories = [self.path / name for name in _DIRECTORIES]
-        strange = [(path, "directory") for path in directories if path.exists() and not path.is_dir()]
-        strange += [(path, "regular file") for path in files if path.exists() and not path.is_file()]
-        for path, kind in strange:
-            raise ConfigError(
-                f"{path} is not a {kind}\n"
-                "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
-                f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
-            )
+        kinds = dict.fromkeys((self.path / name for name in _DIRECTORIES), "directory")
+        kinds |= dict.fromkeys((*self._files(), *(self.path / name for name in _REPLACED)), "regular file")
+        for path, kind in kinds.items():
+            if path.exists() and not (path.is_dir() if kind == "directory" else path.is_file()):
+                raise ConfigError(
+                    f"{path} is not a {kind}\n"
+                    "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
+                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
+                )
 
     def _locked(self) -> tuple[IO[bytes], bool | None]:
         """Lock the directory for as long as this process lives; False if another has it, None if the file system locks nothing.
@@ -148,11 +149,7 @@ class RunDirectory:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:
-            if problem.errno in (
-                errno.ENOLCK,
-                errno.EOPNOTSUPP,
-                errno.ENOSYS,
-            ):  # of a server, perhaps: nobody can lock it
+            if problem.errno in _NO_LOCKS:
                 return lock, None
             lock.close()
             return lock, False
