@@ -22,7 +22,6 @@ from surefoot.run import live_findings
 from surefoot.run.live_findings import Remarks
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.record import Record
-from surefoot.tracking.run_directory import RunDirectory
 
 
 class Ticking:

@@ -30,9 +30,9 @@ from surefoot.config.paths import open_no_follow, read_regular, write_whole
 from surefoot.distributed.heartbeat import Heartbeat
 from surefoot.distributed.liveness import Lost
 from surefoot.report.series import read_reported_run
+from surefoot.tracking.console import RankLog
 from surefoot.tracking.jsonl import JsonLines, records
 from surefoot.tracking.logger import Journal
-from surefoot.tracking.console import RankLog
 from surefoot.tracking.run_directory import RunDirectory, directory_of_start
 from surefoot.tracking.tensorboard import TensorBoard
 from surefoot.verify.files import checked

@@ -1,12 +1,11 @@
 """A run on many GPUs as numbers: how many bytes each holds under a strategy, and what for, and what fits on it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.data.buckets import Lengthy
 from surefoot.memory import in_words
 from surefoot.plan.network_model import Machine, Timing, timing
-from surefoot.plan.workload import Spread, Weight, Workload
+from surefoot.plan.workload import Spread, Workload
 from surefoot.run.components import RunComponents
 
 _SPARE = 0.9  # of a GPU's memory: CUDA, NCCL and fragments take their part of the rest
@@ -72,7 +71,7 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
 
 
 def _gathered_bytes(work: Workload, strategy: Spread) -> int:
-    outside, *blocks = (_unit_bytes(unit, strategy) for unit in (work.outside, *work.blocks))
+    outside, *blocks = (strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks))
     if not strategy.reshard:
         return outside + sum(blocks) + max(blocks, default=0)
     return outside + max((sum(blocks[place : place + 2]) for place in range(len(blocks))), default=0)
@@ -80,13 +79,8 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
 
 def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
     """A block's gradients as the pass makes them, and in float32 as they are sent."""
-    units = [tuple(weight for weight in unit if weight.trained) for unit in (work.outside, *work.blocks)]
-    as_sent = replace(strategy, gather="fp32")
-    return max(_unit_bytes(unit, strategy) + _unit_bytes(unit, as_sent) for unit in units)
-
-
-def _unit_bytes(unit: Sequence[Weight], strategy: Spread) -> int:
-    return sum(weight.gathered_bytes(strategy.shards, strategy.gather) for weight in unit)
+    units = [[weight for weight in unit if weight.trained] for unit in (work.outside, *work.blocks)]
+    return max(strategy.unit_bytes(unit) + replace(strategy, gather="fp32").unit_bytes(unit) for unit in units)
 
 
 @dataclass(frozen=True)

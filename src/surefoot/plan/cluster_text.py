@@ -36,11 +36,9 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     """The machine that is assumed, the step, and memory, bytes and time of the run's strategy and of others."""
     if parts.task.loss is None:
         raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
-    world = parts.world.on_paper
+    world, tokens, refused = parts.world.on_paper, tokens_each(parts), refusal(parts)
     rows, micro_batches, note = shared(parts, ranks=world)
-    tokens = tokens_each(parts)
     own = spread(parts, ranks=world)
-    refused = refusal(parts)
     if refused is not None and own.kind == "fsdp":
         raise refused
     gathers = dict.fromkeys((own.gather, "fp32"))
@@ -53,16 +51,17 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     ]
     mine = next(found for found in cases if found.strategy == own)
     unshardable = [] if refused is None else [first_line(refused)]
-    return [
-        *([Section("data", list(parts.settings.about_data))] if parts.settings.about_data else []),
+    found = [
+        Section("data", list(parts.settings.about_data)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(machine, world=world)),
         Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),
         Section(f"memory of a GPU, {mine.name}", held(parts, mine)),
-        *([Section(f"sent by each GPU in a step, {mine.name}", sent(mine))] if world > 1 else []),
+        Section(f"sent by each GPU in a step, {mine.name}", sent(mine) if world > 1 else []),
         Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
-        *([Section("strategies", [*table(cases), *unshardable])] if world > 1 else []),
+        Section("strategies", [*table(cases), *unshardable] if world > 1 else []),
     ]
+    return [section for section in found if section.lines]
 
 
 def refusal(parts: RunComponents) -> ConfigError | None:

@@ -117,8 +117,9 @@ def _passed(
         del result
         # as `loss.backward()`, which would itself be handed to the mode, and leave it: checkpoints compute again in it
         engine: Any = torch.autograd.Variable._execution_engine
-        ones = (torch.ones_like(loss),)
-        engine.run_backward((loss,), ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
+        engine.run_backward(
+            (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
     read = tensor_bytes(tensor for tensor in tree_iter(batch) if isinstance(tensor, Tensor))
     return kept_bytes, found.memory_bytes + read, forward, counted.flops, mode.casts
 
@@ -167,9 +168,7 @@ class OnPaper(TorchFunctionMode):
 
     def __init__(self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None) -> None:
         super().__init__()
-        self.narrow = narrow
-        self.casts = dict(casts or {})
-        self.keeping = True
+        self.narrow, self.casts, self.keeping = narrow, dict(casts or {}), True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -186,13 +185,11 @@ class OnPaper(TorchFunctionMode):
     def _narrowed(self, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.float32:
             return tensor
-        if not (tensor.is_leaf and tensor.requires_grad):
-            return tensor.to(self.narrow)
-        if tensor in self.casts:
-            return self.casts[tensor]
-        made = tensor.to(self.narrow)
-        if self.keeping:
-            self.casts[tensor] = made
+        made = self.casts.get(tensor)
+        if made is None:
+            made = tensor.to(self.narrow)
+            if self.keeping and tensor.is_leaf and tensor.requires_grad:
+                self.casts[tensor] = made
         return made
 
     def _widened(self, tensor: Tensor) -> Tensor:
@@ -220,10 +217,11 @@ def _attention(
     if not query.is_meta or query.ndim != 4 or others.get("enable_gqa"):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
     aten: Any = torch.ops.aten
+    made: tuple[Tensor, ...]
     if attn_mask is None:
-        made: Tensor = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)[0]
-        return made
-    bias = torch.zeros_like(attn_mask, dtype=query.dtype) if attn_mask.dtype is torch.bool else attn_mask
-    wide = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    found: Tensor = aten._scaled_dot_product_efficient_attention(query, key, value, wide, True, dropout_p, is_causal)[0]
-    return found
+        made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)
+    else:
+        bias = torch.zeros_like(attn_mask, dtype=query.dtype) if attn_mask.dtype is torch.bool else attn_mask
+        wide = bias.expand(*query.shape[:3], key.shape[2])
+        made = aten._scaled_dot_product_efficient_attention(query, key, value, wide, True, dropout_p, is_causal)
+    return made[0]

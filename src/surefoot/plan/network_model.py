@@ -71,9 +71,7 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     """
     shards, copies = strategy.shards, strategy.copies
     sums = float(sum(weight.gathered_bytes(shards, "fp32") for weight in work.weights if weight.trained))
-    units = [
-        sum(weight.gathered_bytes(shards, strategy.gather) for weight in unit) for unit in (work.outside, *work.blocks)
-    ]
+    units = [strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks)]
     forward = ring_gathered(sum(units), shards)
     backward = ring_gathered(sum(units[1:]), shards) if strategy.reshard else 0.0
     scattered, added = ring_gathered(sums, shards), ring_reduced(sums / shards, copies)

@@ -109,14 +109,12 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
     """Ranks, accumulation and micro-batch; steps and passes; targets a step, as the first micro-batch has them."""
     length, sizes, plan = parts.length, parts.supply.sizes, parts.supply.plan
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
-    each = pieces // ranks
-    per_epoch = length.samples_per_epoch / length.batch_size
+    each, per_epoch = pieces // ranks, length.samples_per_epoch / length.batch_size
     padded = [f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []
     together = (
         f"batch normalisation is over the micro-batches of {counted(ranks, 'rank')} together:"
         " with another number of ranks it is another run"
     )
-    targets = "" if measured is None else f"{measured.targets * pieces:,} targets a step"
     return [
         f"{sizes.batch_size:,} {unit} a step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
@@ -124,7 +122,11 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
         *([together] if parts.settings.sync_batch_norm else []),
-        *([f"{targets}, as many as the loss counts in the first micro-batch"] if targets else []),
+        *(
+            [f"{measured.targets * pieces:,} targets a step, as many as the loss counts in the first micro-batch"]
+            if measured
+            else []
+        ),
     ]
 
 
@@ -140,7 +142,6 @@ def learning_rates(parts: RunComponents) -> list[str]:
     near = max(range(0, steps, stride), key=factors)
     fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
     feedback = parts.whole.feedback
-    lower = [] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]
     shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
     rows = [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in shown.items()]
     settings = parts.schedule.described()
@@ -149,7 +150,7 @@ def learning_rates(parts: RunComponents) -> list[str]:
         settings["shape"] + "".join(plain),
         *text_table(rows, left=(0, 3)),
         *([f"these are of group 0; groups have of it: {of_base}"] if len(factors_of_base) > 1 else []),
-        *lower,
+        *([] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]),
     ]
 
 
@@ -183,9 +184,8 @@ def _shown(names: Iterable[str]) -> str:
     """
     blocks = defaultdict[tuple[str, str], list[str]](list)
     for name in names:
-        found = re.search(r"\.(\d+)\.", name)
-        key = (name[: found.start()], name[found.end() :]) if found else (name, "")
-        blocks[key].append(found[1] if found else "")
+        before, place, after = [*re.split(r"\.(\d+)\.", name, maxsplit=1), "", ""][:3]
+        blocks[before, after].append(place)
     return ", ".join(
         before + (f".{places[0]}{f'-{places[-1]}' if len(places) > 1 else ''}.{after}" if places[0] else "")
         for (before, after), places in blocks.items()

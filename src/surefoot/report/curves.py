@@ -92,7 +92,9 @@ class Curve:
         if direction == "max":
             highs = ((held.high_at, held.high) for held in self.held)
             return min(highs, key=lambda point: (-point[1], point[0]), default=None)
-        return min(((held.low_at, held.low) for held in self.held), key=lambda point: (point[1], point[0]), default=None)
+        return min(
+            ((held.low_at, held.low) for held in self.held), key=lambda point: (point[1], point[0]), default=None
+        )
 
 
 def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:

@@ -143,9 +143,8 @@ def _trend(found: Headline, curve: Curve) -> str:
     points = smoothed(curve, width=0.03)
     if len(points) < 4:
         return ""
-    values = [value for _, value in points]
-    moved = max(values) - min(values)
-    late_at = points[0][0] + _LATE * (points[-1][0] - points[0][0])
+    steps, values = zip(*points, strict=True)
+    moved, late_at = max(values) - min(values), steps[0] + _LATE * (steps[-1] - steps[0])
     late = [value for step, value in points if step <= late_at][-1]
     change = values[-1] - late
     if abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late):

@@ -70,8 +70,7 @@ def heat_map(
         low, high = low / 2, high * 2
     axis = Axis(low, high, logarithmic)
     cells = [[_cell(value, axis) for value in row] for row in table.values()]
-    between = [place / 4 for place in range(5)]
-    scale = [low * (high / low) ** part if logarithmic else low + (high - low) * part for part in between]
+    scale = (np.geomspace if logarithmic else np.linspace)(low, high, 5).tolist()
     places = sorted({0, len(steps) // 2, len(steps) - 1})
     return HeatMap(
         name=name,
@@ -152,8 +151,7 @@ class Layers:
         table["ratio"] = {
             name: update / weights[name] for name, update in updates.items() if weights.get(name, 0.0) > 0
         }
-        step = record.get("watched_step", record["step"])
-        never = record.get("never_updated")
+        step, never = record.get("watched_step"), record.get("never_updated")
         self.never_updated = [str(name) for name in never] if isinstance(never, list) else []
         if self.tables and self.in_last < self.size:
             self.tables[-1] = _larger(self.tables[-1], table)
@@ -170,26 +168,26 @@ class Layers:
     def maps(self) -> list[HeatMap]:
         """Gradient norm, update to weight, and what is saturated, as far as they were recorded."""
         several = f" Each column is the largest of {self.size} watched steps." if self.size > 1 else ""
-        kinds = [
-            ("gradient_norm", "Gradient norm of each layer", "Before clipping. Light is large."),
-            ("ratio", "Update to weight", "How large a step is against what it changes: about 0.001 is usual."),
+        usual = "How large a step is against what it changes: about 0.001 is usual."
+        kinds: list[tuple[str, str, Unit, str]] = [
+            ("gradient_norm", "Gradient norm of each layer", "number", "Before clipping. Light is large."),
+            ("ratio", "Update to weight", "number", usual),
         ]
         if any(value > 0 for table in self.tables for value in table["saturated"].values()):
             note = "Of activations that saturate or rectify; 100 % passes no gradient."
-            kinds.append(("saturated", "Outputs at their flat end", note))
-        units: dict[str, Unit] = {"saturated": "fraction"}
-        maps = [
-            heat_map(kind, title, self._table(kind), self.steps, unit=units.get(kind, "number"), note=note + several)
-            for kind, title, note in kinds
-        ]
+            kinds.append(("saturated", "Outputs at their flat end", "fraction", note))
+        maps = (
+            heat_map(kind, title, self._table(kind), self.steps, unit=unit, note=note + several)
+            for kind, title, unit, note in kinds
+        )
         return [one for one in maps if one is not None]
 
     def _table(self, kind: str) -> dict[str, Sequence[float | None]]:
         names = list(dict.fromkeys(name for table in self.tables for name in table[kind]))
+        together = math.hypot if kind == "gradient_norm" else _largest
         rows: dict[str, Sequence[float | None]] = {}
         for group, members in grouped(names).items():
             columns = [[table[kind][name] for name in members if name in table[kind]] for table in self.tables]
-            together = math.hypot if kind == "gradient_norm" else _largest
             rows[group] = [together(*values) if values else None for values in columns]
         return rows
 

@@ -204,10 +204,9 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
     if not run.files.crashes or state in ("finished", "running"):
         return None
     newest = run.files.crashes[0]
-    step = newest.get("step")
+    step, trace = newest.get("step"), newest.get("traceback")
     if state not in ("failed", "diverged") and not (isinstance(step, int) and step >= run.recorded.last_step):
         return None
-    trace = newest.get("traceback")
     text = "".join(str(line) for line in trace) if isinstance(trace, list) else ""
     return {"error": str(newest.get("words") or newest.get("error", ""))[:12000], "trace": text[-8000:]}
 
@@ -229,8 +228,8 @@ def environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    loader, strict = PackageLoader("surefoot", "report"), StrictUndefined
-    made = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
+    loader = PackageLoader("surefoot", "report")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     functions = (axes, bands, chart_of, on_axis, shaded, summary, ticks, tinted, traced, written)
     made.globals |= {function.__name__: function for function in functions}
     css = (resources.files("surefoot.report") / "page.css").read_text(encoding="utf-8")

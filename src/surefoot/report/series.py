@@ -57,8 +57,7 @@ class Recorded:
     more_events: int = 0
     trained_spent_s: dict[str, float] = field(default_factory=dict)  # by the records of training
     ending_spent_s: dict[str, float] = field(default_factory=dict)  # after the last of them; a resume counts it anew
-    targets: float = 0.0
-    starting_targets: float = 0.0
+    targets: float = 0.0  # without those of the first steps
     skipped: int = 0
     last_step: int = 0
     count: int = 0
@@ -99,8 +98,7 @@ class Recorded:
         if _is_number(applied) and applied and not math.isfinite(record.get("loss") or 0.0):
             self._add(self.train, "loss", step, applied)  # 0 where no step was
         _added(self.trained_spent_s, record)
-        self.targets += _number_in(record, "targets") or 0.0
-        self.starting_targets += _number_in(record, "starting_targets") or 0.0
+        self.targets += (_number_in(record, "targets") or 0.0) - (_number_in(record, "starting_targets") or 0.0)
         self.left_s = _number_in(record, "left_s")
         skipped, steps = record.get("skipped"), record.get("skipped_steps")
         if isinstance(skipped, int) and skipped > 0:

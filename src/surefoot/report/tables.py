@@ -77,11 +77,10 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     spent, total = recorded.spent_s, sum(recorded.spent_s.values())
     if total > 0:
         row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} of it training"))
-    trained, counted = spent["training"] + spent["waiting"], recorded.targets - recorded.starting_targets
-    if counted > 0 and trained > 0:
-        row.append(("targets a second", written(float(f"{counted / trained:.3g}")), "while training"))
-    resumed = sum(event.resumed for event in recorded.events)
-    if resumed:
+    trained = spent["training"] + spent["waiting"]
+    if recorded.targets > 0 and trained > 0:
+        row.append(("targets a second", written(float(f"{recorded.targets / trained:.3g}")), "while training"))
+    if resumed := sum(event.resumed for event in recorded.events):
         row.append(("resumed", "once" if resumed == 1 else f"{resumed:,} times", ""))
     if recorded.skipped:
         row.append(("steps skipped", f"{recorded.skipped:,}", "not finite"))
@@ -92,12 +91,13 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
     """Where the run was made: versions, hardware, when each sitting began. Of several sittings, what the last one had."""
     if not run.files.sessions:
         return []
-    first, last = run.files.sessions[0], run.files.sessions[-1]
+    first, *later = run.files.sessions
+    last = later[-1] if later else first
     machine = last.get("machine", {})
     rows = [
         ("began", _time(first)),
-        ("last resumed", _time(last) if len(run.files.sessions) > 1 else None),
-        ("sittings", str(len(run.files.sessions)) if len(run.files.sessions) > 1 else None),
+        ("last resumed", _time(last) if later else None),
+        ("sittings", str(1 + len(later)) if later else None),
         *((name, machine.get(name)) for name in ("surefoot", "torch")),
         *((name, last.get(name)) for name in ("python", "numpy", "platform")),
         ("device", ", ".join(str(machine[name]) for name in ("device", "hardware", "cpu") if machine.get(name))),

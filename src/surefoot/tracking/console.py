@@ -118,7 +118,9 @@ class Console:
             return
         self.printed_at = self.now()
         shown = [
-            f"{name}={number(record[name])}" for name in _SHOWN if name in record and (name != "skipped" or record[name])
+            f"{name}={number(record[name])}"
+            for name in _SHOWN
+            if name in record and (name != "skipped" or record[name])
         ]
         users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
         left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []

@@ -197,8 +197,9 @@ def parse_record(text: bytes) -> Record | None:
         record = _decoded(text.decode())
     except (ValueError, RecursionError):
         return None
-    step = record.get("step") if isinstance(record, dict) and isinstance(record.get("kind"), str) else None
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    if type(record.get("step")) is not int or record["step"] < 0:  # true is no step
         return None
     strange = record.pop("nonfinite", None)
     for name, written in strange.items() if isinstance(strange, dict) else ():

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -163,8 +163,7 @@ class Terminal:
             lines.append(Text(_GAP.join(["step".rjust(step), "train loss", *scores, "time".rjust(_TIME)]), "bold"))
             if len(shown) < len(values):
                 lines.append(Text(f"not shown for lack of room: {', '.join(list(values)[len(shown) :])}", "dim"))
-        loss = _loss(self.train or {})
-        cells = [str(record["step"]).rjust(step), loss.rjust(len("train loss"))]
+        cells = [str(record["step"]).rjust(step), _loss(self.train or {}).rjust(len("train loss"))]
         cells += [values[name].rjust(wide[name]) for name in shown]
         return [*lines, _GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME)])]
 

@@ -31,13 +31,13 @@ class Journal:
         """Go on with the files of a directory after `step` steps; `found` is the checkpoint that they are gone on from."""
         from surefoot.tracking.tensorboard import TensorBoard
 
-        noted_bytes = 0 if found is None or found.log is None else found.log[0]
-        self.directory, self.metrics = directory, JsonLines(directory.metrics, noted_bytes=noted_bytes)
+        noted = None if found is None else found.log
+        self.directory, self.metrics = directory, JsonLines(directory.metrics, noted_bytes=noted[0] if noted else 0)
         self.board = TensorBoard(directory.path / "tensorboard", from_step=step)
         self.sinks += [self.metrics, self.board]
         if found is None:
             return
-        if found.log is not None and not self.metrics.holds(*found.log):
+        if noted is not None and not self.metrics.holds(*noted):
             self._say(f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost")
         self.write({"kind": "resumed", "step": step})
 

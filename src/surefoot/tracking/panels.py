@@ -89,9 +89,8 @@ class TintedText:
         check_texts(self.title, self.legend, *(text for text, _ in self.pieces))
         check(self.unit in ("nats", "fraction"), f"unit is {self.unit!r}: nats or fraction")
         check_count(self.pieces, "pieces")
-        most = math.inf if self.unit == "nats" else 1.0
         for text, value in self.pieces:
-            check_number(value, f"the number of {text!r}", least=0.0, most=most)
+            check_number(value, f"the number of {text!r}", least=0.0, most=math.inf if self.unit == "nats" else 1.0)
 
     @property
     def text(self) -> str:

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,19 +115,17 @@ class RunDirectory:
             raise OSError(errno.ELOOP, words, str(link))
 
     def _link(self) -> Path | None:
-        directories = (self.path / name for name in _DIRECTORIES)
-        return next((path for path in (*directories, *self._files()) if path.is_symlink()), None)
+        return next((path for path in (*self._named(_DIRECTORIES), *self._files()) if path.is_symlink()), None)
 
     def _files(self) -> list[Path]:
-        return [
-            *(self.path / name for name in _APPENDED_TO),
-            *self.path.glob("logs/*"),
-            *self.path.glob("trackers/*.lo*"),
-        ]
+        return [*self._named(_APPENDED_TO), *self.path.glob("logs/*"), *self.path.glob("trackers/*.lo*")]
+
+    def _named(self, names: Iterable[str]) -> list[Path]:
+        return [self.path / name for name in names]
 
     def _refuse_other_kinds(self) -> None:
-        kinds = dict.fromkeys((self.path / name for name in _DIRECTORIES), "directory")
-        kinds |= dict.fromkeys((*self._files(), *(self.path / name for name in _REPLACED)), "regular file")
+        kinds = dict.fromkeys(self._named(_DIRECTORIES), "directory")
+        kinds |= dict.fromkeys([*self._files(), *self._named(_REPLACED)], "regular file")
         for path, kind in kinds.items():
             if path.exists() and not (path.is_dir() if kind == "directory" else path.is_file()):
                 raise ConfigError(
@@ -205,12 +203,11 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
 
 def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
     """What bit-equal results depend on besides the configuration."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "surefoot": surefoot_version(),
         "torch": torch.__version__,
         "device": device.type,
-        "hardware": name,
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "deterministic": deterministic,

@@ -206,12 +206,10 @@ def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
     """What the run died of; a file that cannot be read is left out."""
     crashes = []
     for file in sorted((path / "crash").glob("step-*.json"), reverse=True)[:_MAX_CRASHES]:
-        try:
+        with suppress(OSError, ValueError, RecursionError):
             crash, words = json.loads(read_regular(file)), None
-        except (OSError, ValueError, RecursionError):
-            continue
-        with suppress(OSError, UnicodeDecodeError):
-            words = read_regular(file.with_suffix(".txt")).decode()
-        if isinstance(crash, dict):
-            crashes.append({**crash, "words": words})
+            with suppress(OSError, UnicodeDecodeError):
+                words = read_regular(file.with_suffix(".txt")).decode()
+            if isinstance(crash, dict):
+                crashes.append({**crash, "words": words})
     return tuple(crashes)

@@ -120,12 +120,11 @@ class TensorBoard:
     def _add_pictures(self, record: Record) -> None:
         values = []
         for panel in record["panels"]:
-            drawn = pictured(panel)
-            if drawn is not None:
+            if (drawn := pictured(panel)) is not None:
                 file = BytesIO()
                 drawn.save(file, "png")
-                held = {"width": drawn.width, "height": drawn.height, "colorspace": 3}
-                image = self.summary.Image(encoded_image_string=file.getvalue(), **held)
+                size = {"width": drawn.width, "height": drawn.height}
+                image = self.summary.Image(encoded_image_string=file.getvalue(), colorspace=3, **size)
                 values.append(self.summary.Value(tag=f"panels/{panel['title']}", image=image))
         self._add(values, record)
 
@@ -139,8 +138,8 @@ class TensorBoard:
             for name, value in record["settings"].items()
             if value is not None
         }
-        parts = hparams(settings, dict.fromkeys(scores, 0.0))  # type: ignore[no-untyped-call]  # values: those of the scalars
-        for part in parts:
+        # the values are those of the scalars
+        for part in hparams(settings, dict.fromkeys(scores, 0.0)):  # type: ignore[no-untyped-call]
             self._add(part.value, record)
 
     def _add(self, values: Any, record: Record) -> None:

@@ -44,8 +44,8 @@ class FoundBatch:
 
     @property
     def flags(self) -> str:
-        written = f"{self.batch_size}", f"{self.recommended.size}"
-        batch, micro_batch = written if self.unit == "samples" else (f'"{size} tokens"' for size in written)
+        sizes = (self.batch_size, self.recommended.size)
+        batch, micro_batch = (f"{size}" if self.unit == "samples" else f'"{size} tokens"' for size in sizes)
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"
 
     def __str__(self) -> str:
@@ -56,11 +56,11 @@ class FoundBatch:
     @property
     def reason(self) -> str:
         """Why the recommended size, and which are the fastest and the largest, in words."""
-        unit, best, taken = self.unit, self.fastest, self.recommended
+        unit, best = self.unit, self.fastest
         size = "the whole batch" if self.largest.size == self.batch_size else f"{self.largest.size} {unit}"
         rated = "samples" if unit == "samples" else "targets"
         limit = f"the largest that was found to fit {in_words(self.limit_bytes)} is {size}"
-        if taken.size == best.size:
+        if self.recommended.size == best.size:
             return f"the fastest; {limit}"
         return (
             f"the smallest within 3 % of the fastest, {best.size} {unit} ({_rate(best, unit):,.4g} {rated}/s); {limit}"

@@ -38,10 +38,10 @@ class RangeTest:
     smoothed: Curve
     end: End
     diverged_at: float | None
-    steepest: float | None
-    minimum: float | None
-    suggested: float | None
     reason: str
+    steepest: float | None = None
+    minimum: float | None = None
+    suggested: float | None = None
 
     @property
     def ended(self) -> str:
@@ -49,9 +49,8 @@ class RangeTest:
             return f"the test went to the highest rate, {written(float(self.rates[-1]))}"
         if self.diverged_at is None:
             return "the test stopped before any rate: a loss or gradient was not finite"
-        why = "a loss or gradient was not finite"
-        if self.end == "diverged":
-            why = "the running average of the losses went past four times its best"
+        averaged = "the running average of the losses went past four times its best"
+        why = averaged if self.end == "diverged" else "a loss or gradient was not finite"
         return f"the test stopped at {written(self.diverged_at)}: {why}"
 
     def __str__(self) -> str:
@@ -78,18 +77,17 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
     (0.01, 0.01)
     """
     if len(losses) < _FEW:
-        return RangeTest(rates, losses, losses, end, diverged_at, None, None, None, _too_few(len(losses), diverged_at))
+        return RangeTest(rates, losses, losses, end, diverged_at, _too_few(len(losses), diverged_at))
     curve = smoothed(rates, without_spikes(losses))
     lowest = int(curve.argmin())
     if not _falls(rates, losses, curve, lowest):
-        return RangeTest(rates, losses, curve, end, diverged_at, None, None, None, _without_fall(rates, end))
+        return RangeTest(rates, losses, curve, end, diverged_at, _without_fall(rates, end))
     slope = np.gradient(curve, np.log10(rates))[: lowest + 1]
     steepest, minimum = float(rates[slope.argmin()]), float(rates[lowest])
     near = diverged_at is not None and steepest * _ROOM > diverged_at
     suggested = minimum / 10 if near else steepest
-    this = "" if near else ", which is suggested"
     told = (
-        f"the smoothed loss falls steepest at {written(steepest)}{this};"
+        f"the smoothed loss falls steepest at {written(steepest)}{'' if near else ', which is suggested'};"
         f" it is least, {curve[lowest]:.4g}, at {written(minimum)}"
     )
     if diverged_at is not None and near:
@@ -104,7 +102,7 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
         )
     else:
         told += f"\n  a tenth of that, the other usual choice, is {written(minimum / 10)}"
-    return RangeTest(rates, losses, curve, end, diverged_at, steepest, minimum, float(f"{suggested:.1e}"), told)
+    return RangeTest(rates, losses, curve, end, diverged_at, told, steepest, minimum, float(f"{suggested:.1e}"))
 
 
 def check_range(low: float, high: float, steps: int) -> None:

@@ -67,11 +67,11 @@ class Trial:
     def standing_bytes(self) -> int:
         """Models, averages and optimizer state, as they are kept between steps; before the first update as far as known."""
         models = [*self.state.models.values(), *(average.model for average in self.state.averages.values())]
-        held: list[Tensor] = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-        for trained in self.state.trained.values():
-            states = trained.optimizer.state.values()
-            held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return tensor_bytes(held)
+        states = [held for trained in self.state.trained.values() for held in trained.optimizer.state.values()]
+        weights = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+        return tensor_bytes(
+            [*weights, *(held for state in states for held in state.values() if isinstance(held, Tensor))]
+        )
 
     def attempt(self, size: int, *, limit_bytes: int) -> Tried:
         """Make steps with micro-batches of one size, and measure; what is in the way of that is told in the row."""
@@ -119,17 +119,16 @@ class Trial:
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
         """Micro-batches of one size to be timed, and to measure memory with: the same, or the fullest where they differ."""
-        supply, state = self.parts.supply, self.state
+        supply = self.parts.supply
         sizes = Batching(size, size, self.target.unit)
         plan = data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=sizes)
         if isinstance(plan, Buckets):
             longest = plan.longest
             looked_at = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]
             by_places = max(looked_at, key=lambda held: len(held[0]) * int(longest[held[0]].max()))
-            by_length = max(looked_at, key=lambda held: int(longest[held[0]].max()))
-            ids = [*looked_at[:4], by_places, by_length]
+            ids = [*looked_at[:4], by_places, max(looked_at, key=lambda held: int(longest[held[0]].max()))]
         else:
-            ids = [plan.micro_batches(state.step)[0]]
+            ids = [plan.micro_batches(self.state.step)[0]]
         feed = replace(supply, plan=_Chosen(ids, plan.samples), sizes=sizes).feed(workers=0)
         feed.start(0, stop=1)
         made = feed.micro_batches(0)

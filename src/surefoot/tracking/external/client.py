@@ -70,25 +70,21 @@ class Tracker:
     def close(self) -> None:
         """Hand over what waits and let the tracker finish, for `CLOSING_S` seconds at most."""
         self.ask_to_close()
-        process = self.process
-        if process is None:
-            return self._tell()
-        while process.poll() is None and time.monotonic() < self.until:
-            self._push()
-            self._hear()
-            time.sleep(0.01)
-        if process.poll() is None:
-            self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end, and was ended"
-            with suppress(OSError):
-                if sys.platform != "win32":
-                    os.killpg(process.pid, signal.SIGKILL)  # with those that it started
-            process.kill()
-        process.wait()
-        self._hear()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self.process = None
+        if self.process is not None:
+            with self.process as process:  # which closes its pipes
+                while process.poll() is None and time.monotonic() < self.until:
+                    self._push()
+                    self._hear()
+                    time.sleep(0.01)
+                if process.poll() is None:
+                    self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end, and was ended"
+                    with suppress(OSError):
+                        if sys.platform != "win32":
+                            os.killpg(process.pid, signal.SIGKILL)  # with those that it started
+                    process.kill()
+                process.wait()
+                self._hear()
+            self.process = None
         self._tell()
 
     def _started(self) -> subprocess.Popen[bytes]:

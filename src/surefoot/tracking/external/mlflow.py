@@ -34,7 +34,10 @@ class Mlflow:
             self.client.update_run(kept.id, status="RUNNING")
         else:
             project = os.environ.get("MLFLOW_EXPERIMENT_NAME", about.project)
-            found, artifacts = self.client.get_experiment_by_name(project), (place / "mlflow").as_uri() if here else None
+            found, artifacts = (
+                self.client.get_experiment_by_name(project),
+                (place / "mlflow").as_uri() if here else None,
+            )
             experiment = found.experiment_id if found else self.client.create_experiment(project, artifacts)
             kept.id = self.client.create_run(str(experiment), run_name=about.name).info.run_id
         self.id = kept.id
