@@ -104,15 +104,12 @@ class Case:
 
 def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
     """Samples of a micro-batch, micro-batches of each rank, and what `train` would refuse of that."""
-    sizes = parts.supply.sizes
-    first = len(parts.supply.again(0)[0].ids)
+    sizes, rows, each = parts.supply.sizes, len(parts.supply.again(0)[0].ids), 1
     if sizes.pieces == 1:  # without a size of its own each rank makes one
-        rows, each = max(1, round(first / ranks)), 1
-        fits = sizes.batch_size % ranks == 0
+        rows, shared_by_all = max(1, round(rows / ranks)), sizes.batch_size
     else:
-        rows, each = first, max(1, round(sizes.pieces / ranks))
-        fits = sizes.pieces % ranks == 0
-    if fits:
+        each, shared_by_all = max(1, round(sizes.pieces / ranks)), sizes.pieces
+    if shared_by_all % ranks == 0:
         return rows, each, None
     cut = "" if sizes.pieces == 1 else f" in {sizes.pieces} micro-batches"
     refused = f"train would refuse that: {ranks:,} ranks cannot share {sizes.batch_size:,} {sizes.unit}{cut} evenly"

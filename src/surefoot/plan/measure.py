@@ -97,6 +97,6 @@ def evaluation_time(parts: RunComponents) -> list[str]:
             " (measured with a few batches)"
         )
     if end:
-        end_s = measured_time(sum(took_s[name] for name in end))
-        lines.append(f"about {end_s} for {', '.join(end)}, scored once, at the end")
+        end_s = sum(took_s[name] for name in end)
+        lines.append(f"about {measured_time(end_s)} for {', '.join(end)}, scored once, at the end")
     return lines

@@ -175,7 +175,9 @@ class OnPaper(TorchFunctionMode):
         if self.narrow is not None and func in _NARROW:
             args, kwargs = tree_map_only(Tensor, self._narrowed, (args, kwargs))
         elif self.narrow is not None and func in _WIDE:
-            args, kwargs = tree_map_only(Tensor, self._widened, (args, kwargs))
+            args, kwargs = tree_map_only(
+                Tensor, lambda held: held.float() if held.dtype == self.narrow else held, (args, kwargs)
+            )
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
         if func is F.dropout:
@@ -191,9 +193,6 @@ class OnPaper(TorchFunctionMode):
             if self.keeping and tensor.is_leaf and tensor.requires_grad:
                 self.casts[tensor] = made
         return made
-
-    def _widened(self, tensor: Tensor) -> Tensor:
-        return tensor.float() if tensor.dtype == self.narrow else tensor
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

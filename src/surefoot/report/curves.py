@@ -1,7 +1,7 @@
 """A curve of any length in bounded room: what is drawn of it, its least and largest values, and it without its noise."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,6 +29,7 @@ def _together(one: Stretch, later: Stretch) -> Stretch:
     return Stretch(*low, *high, one.steps + later.steps, one.total + later.total, one.count + later.count)
 
 
+@dataclass(eq=False)
 class Curve:
     """Values by step, added in order. Up to `stretches` of them are kept as they are; of more, pairs of neighbours are joined.
 
@@ -39,14 +40,13 @@ class Curve:
     ([(0, 3.0), (1, 1.0), (2, 2.0), (3, 9.0), (4, 2.0), (5, 2.0)], True)
     """
 
-    def __init__(self, stretches: int = STRETCHES) -> None:
-        self.most = 2 * stretches
-        self.held: list[Stretch] = []
-        self.size = 1  # points of each stretch but the last
-        self.count = 0  # finite values
-        self.first: tuple[int, float] | None = None
-        self.last: tuple[int, float] | None = None
-        self.strange: list[int] = []  # the first steps with a value that is not finite
+    stretches: int = STRETCHES
+    held: list[Stretch] = field(default_factory=list)
+    size: int = 1  # points of each stretch but the last
+    count: int = 0  # finite values
+    first: tuple[int, float] | None = None
+    last: tuple[int, float] | None = None
+    strange: list[int] = field(default_factory=list)  # the first steps with a value that is not finite
 
     def add(self, step: int, value: float) -> None:
         """One more value, of a later step than those before."""
@@ -56,10 +56,9 @@ class Curve:
             return
         self.count += 1
         self.last = (step, value)
-        if self.first is None:
-            self.first = self.last
+        self.first = self.first or self.last
         held = self.held
-        if held and (stretch := held[-1]).count < self.size:
+        if held and (stretch := held[-1]).count < self.size:  # in place: a log may have millions of records
             if value < stretch.low:
                 stretch.low_at, stretch.low = step, value
             if value > stretch.high:
@@ -68,7 +67,7 @@ class Curve:
             stretch.total += value
             stretch.count += 1
             return
-        if len(held) == self.most:
+        if len(held) == 2 * self.stretches:
             self.held = held = [_together(one, other) for one, other in zip(held[::2], held[1::2], strict=True)]
             self.size *= 2
         held.append(Stretch(step, value, step, value, float(step), value, 1))

@@ -109,8 +109,10 @@ class Recorded:
             self._tell(Event(step, f"{told} skipped, for a gradient or loss that was not finite{which}{more}"))
 
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
-        if name in curves or len(curves) < _MOST_CURVES:
-            curves.setdefault(name, Curve()).add(step, value)
+        if name not in curves and len(curves) < _MOST_CURVES:
+            curves[name] = Curve()
+        if name in curves:
+            curves[name].add(step, value)
 
     def _add_sample(self, step: int, text: str) -> None:
         """Samples at even distances; where there are too many, every second one is dropped."""

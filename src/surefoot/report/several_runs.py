@@ -21,8 +21,9 @@ def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any
     """What the page shows of runs next to each other, in the order in which they are given."""
     names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_SCORES]
     called = labels(runs)
+    title = " · ".join(called)
     return {
-        "title": _title(called),
+        "title": title if len(title) <= _LONGEST_TITLE else f"{len(runs)} runs",
         "verdict": _verdict(called, runs),
         "runs": runs,
         "labels": called,
@@ -107,16 +108,6 @@ def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]
             at = "" if curve.last[1] == best[1] else f"at {best[0]:,}"
             cells.append((written(best[1]), at, best[1] == winner))
     return cells
-
-
-def _title(names: Sequence[str]) -> str:
-    """All names where that is short, else how many there are.
-
-    >>> _title(["a", "b"]), _title(["x" * 50, "y" * 50])
-    ('a · b', '2 runs')
-    """
-    title = " · ".join(names)
-    return title if len(title) <= _LONGEST_TITLE else f"{len(names)} runs"
 
 
 def _verdict(labels: Sequence[str], runs: Sequence[ReportedRun]) -> str:

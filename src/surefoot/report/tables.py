@@ -1,7 +1,7 @@
 """Settings, surroundings and times of a run as rows of tables."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from surefoot.report.charts import written
@@ -94,6 +94,11 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
     first, *later = run.files.sessions
     last = later[-1] if later else first
     machine = last.get("machine", {})
+    data = [
+        f"{name} {str(value)[:16] if name == 'sha256' else value}"
+        for name, value in (last.get("data") or {}).items()
+        if isinstance(value, str | int | float) and name != "seed"
+    ]
     rows = [
         ("began", _time(first)),
         ("last resumed", _time(last) if later else None),
@@ -106,7 +111,7 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
         ("ranks", machine.get("ranks") if machine.get("ranks") not in (None, 1) else None),
         ("deterministic", "yes" if machine.get("deterministic") else None),
         ("git commit", last.get("git_commit")),
-        ("data", _data(last.get("data"))),
+        ("data", ", ".join(data)),
     ]
     return [(name, shown(value)) for name, value in rows if value not in (None, "")]
 
@@ -121,10 +126,3 @@ def _of_headline(found: Headline) -> tuple[str, str, str]:
 
 def _time(session: Session) -> str:
     return session.get("time", "").replace("T", " ", 1)
-
-
-def _data(data: Mapping[str, Any] | None) -> str:
-    plain = {name: value for name, value in (data or {}).items() if isinstance(value, str | int | float)}
-    return ", ".join(
-        f"{name} {str(value)[:16] if name == 'sha256' else value}" for name, value in plain.items() if name != "seed"
-    )

@@ -11,7 +11,7 @@ from surefoot.diagnose.reading import Collected, described_in
 from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.report.figures import write_file
 from surefoot.report.page import POLICY, run_page, runs_page
-from surefoot.report.series import read_reported_run
+from surefoot.report.series import ReportedRun, read_reported_run
 from surefoot.tracking.panels_file import read_panels
 from surefoot.tracking.record import Record
 
@@ -48,14 +48,12 @@ def page_of(places: Sequence[Path], *, script: str = "", policy: str = POLICY) -
             raise ConfigError(f"{place} is no directory of a run: it has neither config.toml nor metrics.jsonl")
     if len(places) > 1:
         return runs_page([read_reported_run(place) for place in places], script=script, policy=policy)
-    looked, panels = _Findings(), None
-    run = read_reported_run(places[0], also=looked.add)
-    found, notes = looked.at(run.files.path)
+    run, found = _with_findings(places[0])
+    panels = None
     try:
         panels = read_panels(run.files.path)
     except DataError as problem:
-        notes.insert(0, first_line(problem))
-    run = replace(run, problems=(*run.problems, *notes))
+        run = replace(run, problems=(*run.problems, first_line(problem)))
     return run_page(run, findings=found, panels=panels, script=script, policy=policy)
 
 
@@ -68,25 +66,24 @@ def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
         warn(f"warning: no {path / FILE}: {kind}{first_line(problem)}")
 
 
-class _Findings:
-    """What is wrong with a run, from its records as they are read; a fault of ours in that costs the page nothing else."""
+def _with_findings(place: Path) -> tuple[ReportedRun, list[Finding]]:
+    """A run and what is wrong with it, from one reading; a fault of ours in the latter costs the page nothing else."""
+    collected, found = Collected(), list[Finding]()
+    fault: Exception | None = None
 
-    def __init__(self) -> None:
-        self.held = Collected()
-        self.problem: Exception | None = None
-
-    def add(self, record: Record) -> None:
+    def collect(record: Record) -> None:
+        nonlocal fault
         try:
-            if self.problem is None:
-                self.held.add(record)
+            if fault is None:
+                collected.add(record)
         except Exception as problem:
-            self.problem = problem
+            fault = problem
 
-    def at(self, path: Path) -> tuple[list[Finding], list[str]]:
-        """The findings, and why there are none, where that is no good sign."""
-        try:
-            if self.problem is None:
-                return findings(self.held.history(described_in(path))) if self.held.kinds else [], []
-        except Exception as problem:
-            self.problem = problem
-        return [], [f"Findings cannot be told: {type(self.problem).__name__}: {self.problem}"]
+    run = read_reported_run(place, also=collect)
+    try:
+        if fault is None and collected.kinds:
+            found = findings(collected.history(described_in(place)))
+    except Exception as problem:
+        fault = problem
+    told = () if fault is None else (f"Findings cannot be told: {type(fault).__name__}: {fault}",)
+    return replace(run, problems=(*run.problems, *told)), found

@@ -54,8 +54,7 @@ class Terminal:
         self.train: Record | None = None  # the last one
         self.phrase = ""  # what is being done, where that takes long
         self.columns: list[str] | None = None  # scores in the table
-        self.drawn = False
-        self.unfinished = False  # a guest's line
+        self.drawn = self.unfinished = False  # the live line; a guest's line
 
     @property
     def fresh_line(self) -> str:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Contents
 from surefoot.tracking.console import Screen
+from surefoot.tracking.external.client import Tracker
 from surefoot.tracking.jsonl import JsonLines
 from surefoot.tracking.record import Record, Sink
 from surefoot.tracking.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from surefoot.tracking.external.client import Tracker
     from surefoot.tracking.tensorboard import TensorBoard
 
 
@@ -54,8 +54,6 @@ class Journal:
 
     def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
         """Let trackers have what is written from now on, beside the directory's own files."""
-        from surefoot.tracking.external.client import Tracker
-
         self.trackers = [Tracker(name, out=directory.path, settings=settings) for name in names]
         self.sinks += self.trackers
 

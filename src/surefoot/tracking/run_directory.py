@@ -246,8 +246,7 @@ def _make(path: Path) -> None:
 
 
 def _git_commit() -> str | None:
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None
+    command = ["git", "rev-parse", "HEAD"]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip() or None
+    return None

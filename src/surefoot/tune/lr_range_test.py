@@ -49,8 +49,8 @@ class RangeTest:
             return f"the test went to the highest rate, {written(float(self.rates[-1]))}"
         if self.diverged_at is None:
             return "the test stopped before any rate: a loss or gradient was not finite"
-        averaged = "the running average of the losses went past four times its best"
-        why = averaged if self.end == "diverged" else "a loss or gradient was not finite"
+        wild = "the running average of the losses went past four times its best"
+        why = wild if self.end == "diverged" else "a loss or gradient was not finite"
         return f"the test stopped at {written(self.diverged_at)}: {why}"
 
     def __str__(self) -> str:

@@ -108,14 +108,13 @@ class Trial:
             return Tried(size, pieces, memory_bytes, problem="does not fit")
         if self.update_s is None:
             self.update_s = median(self._step(self.task, [timed[0]]) for _ in range(_ROUNDS))
-        passes = [timed_pass(self.task, self.state, micro_batch) for micro_batch in timed]
-        targets = sum(count for _, count in passes) / len(timed)
+        targets = sum(timed_pass(self.task, self.state, micro_batch)[1] for micro_batch in timed)
+        samples = sum(len(micro_batch.ids) for micro_batch in timed)
         begun, times = perf_counter(), list[float]()
         while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - begun < _ENOUGH_S):
-            times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed) / len(timed))
-        step_s = pieces * median(times) + self.update_s
-        samples = sum(len(micro_batch.ids) for micro_batch in timed) / len(timed)
-        return Tried(size, pieces, memory_bytes, pieces * samples / step_s, pieces * targets / step_s)
+            times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed))
+        steps_s = pieces * median(times) + self.update_s * len(timed)  # of as many steps as are timed
+        return Tried(size, pieces, memory_bytes, pieces * samples / steps_s, pieces * targets / steps_s)
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
         """Micro-batches of one size to be timed, and to measure memory with: the same, or the fullest where they differ."""

@@ -36,8 +36,7 @@ class Tracker:
         self.log = self.directory / f"{name}.log"
         project, run = project_and_name(out)
         self.waiting: deque[bytes] = deque()
-        self.begun_line = b""  # what is left of a line that was written in part
-        self.heard = b""
+        self.begun_line = self.heard = b""  # what is left of a line that was written, or read, in part
         self.problem: str | None = None
         self.told = False  # of the problem
         self.until = math.inf  # when it must have finished
@@ -114,14 +113,12 @@ class Tracker:
         while self.begun_line or self.waiting:
             self.begun_line = self.begun_line or self.waiting.popleft()
             try:
-                written = os.write(self.process.stdin.fileno(), self.begun_line)
+                self.begun_line = self.begun_line[os.write(self.process.stdin.fileno(), self.begun_line) :]
             except BlockingIOError:
                 return
             except OSError:  # it has ended; what it said of that is read next, or its status is
                 self.waiting.clear()
                 self.begun_line = b""
-                return
-            self.begun_line = self.begun_line[written:]
 
     def _hear(self) -> None:
         """Read what the process has to say: one line of JSON for each thing that went wrong."""

@@ -116,9 +116,6 @@ class Kept:
         write_whole(self.path, (json.dumps({"id": self.id, "begun": self.begun, "sent": self.sent}) + "\n").encode())
 
 
-_TEXTS = {"sample": "text", "event": "what"}  # kind -> its text
-
-
 def numbers_in(record: Record) -> dict[str, float]:
     """The numbers of a record by the names that they have in a tracker; those of a dictionary by its own names too.
 
@@ -143,7 +140,7 @@ def text_in(record: Record) -> str | None:
     >>> text_in({"kind": "sample", "step": 3, "text": "once"}), text_in({"kind": "train", "step": 3, "loss": 0.5})
     ('once', None)
     """
-    text = record.get(_TEXTS.get(record["kind"], ""))
+    text = record.get({"sample": "text", "event": "what"}.get(record["kind"], ""))
     return None if text is None else str(text)
 
 
