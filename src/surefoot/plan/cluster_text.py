@@ -1,6 +1,6 @@
 """`surefoot plan --world N`: what a run would need and how long a step would take on many GPUs, in words.
 
-Nothing is allocated and nothing is measured: the numbers are those of `cluster.py` and of a dry pass over the run on paper.
+Nothing is allocated or measured: the numbers are those of `cluster.py` and of a dry pass.
 """
 
 from collections.abc import Iterable

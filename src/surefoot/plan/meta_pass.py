@@ -1,8 +1,6 @@
-"""What one forward and backward pass would hold and compute: a dry pass, over a model on torch's meta device.
+"""What one forward and backward pass would hold and compute: a dry pass over a model on torch's meta device.
 
-There a function's results have a shape and a type and take no memory, so a pass over a model of any size is a second's work. Three
-things are done here by hand, as a GPU would do them: what autocast would cast, attention in one kernel that never holds all its
-weights, and dropout's mask.
+Results there take no memory. Done here by hand, as a GPU would: autocast's casts, attention in one kernel, dropout's mask.
 """
 
 from dataclasses import dataclass
@@ -26,15 +24,11 @@ from surefoot.train.precision import FORMATS
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch, forward and backward, where gradients are there already.
-
-    `kept_bytes` is what the backward pass needs of the forward pass, without the weights; `most_bytes` all that is made and held at
-    one time, gradients on their way to their weights among it.
-    """
+    """One micro-batch, forward and backward, where gradients are there already."""
 
     samples: int
-    kept_bytes: int
-    most_bytes: int
+    kept_bytes: int  # of the forward pass for the backward pass, without the weights
+    most_bytes: int  # all that is made and held at one time, gradients on their way to their weights among it
     flops: tuple[float, float]  # multiplications and additions of the forward, and of the backward pass
 
 

@@ -1,7 +1,4 @@
-"""Learning-rate schedules of one run side by side, as PNG and SVG.
-
-Above all curves in one field; below each in its own, with its peak, its lowest rate, the end of warm-up and its area marked.
-"""
+"""Learning-rate schedules of one run as PNG and SVG: all in one field, and each in its own with what is marked on it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

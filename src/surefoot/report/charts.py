@@ -13,11 +13,7 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Line:
-    """Points joined by a line.
-
-    colour: a place in the palette; lines of one colour belong together. `faint` is behind others, `dots` marks every point.
-    `named` ones stand in the legend.
-    """
+    """Points joined by a line: `colour` is a place in the palette, `faint` is behind others, `named` stands in the legend."""
 
     name: str
     points: Points
@@ -30,10 +26,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something to be seen at one step: a point, or where `y` is None a line from top to bottom.
-
-    "strange": a value that is not finite, at the upper edge.
-    """
+    """A point, or where `y` is None a line from top to bottom; "strange": a value that is not finite, at the upper edge."""
 
     kind: Literal["best", "event", "strange"]
     x: float
@@ -44,10 +37,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over steps. `scale` "auto" is logarithmic where the largest value would flatten all others; `zero` shows 0 too.
-
-    `within` are the least and the largest value that are shown, where those of the points are not.
-    """
+    """Lines over steps. `scale` "auto" is logarithmic where the largest value would flatten all others; `zero` shows 0 too."""
 
     name: str  # of the chart, unlike all others of a page
     title: str
@@ -61,7 +51,7 @@ class Chart:
     note: str = ""
     wide: bool = False
     x_name: str = "step"
-    within: tuple[float, float] | None = None
+    within: tuple[float, float] | None = None  # the least and the largest value shown; absent: of the points
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,7 @@ class Curve:
         held.append(Stretch(step, value, step, value, float(step), value, 1))
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
-        """What is drawn of the curve: the first and last value, and the least and the largest of each stretch, by step.
-
-        `stretches` asks for fewer than are held.
-        """
+        """What is drawn: the first and last value, and the least and largest of each stretch; `stretches` asks for fewer of these."""
         held = _joined(self.held, stretches)
         points = [point for each in held for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
         points += [end for end in (self.first, self.last) if end is not None]

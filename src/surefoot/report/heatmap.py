@@ -1,6 +1,6 @@
 """What the watched steps tell of each layer, as heat maps: a row for each layer, a column for each watched step or some neighbours.
 
-Rectangles for tens of thousands of values would be megabytes; one picture element each, drawn without smoothing, is the same.
+Each is a picture with one pixel for each value, since rectangles for tens of thousands of values would be megabytes.
 """
 
 import math
@@ -27,16 +27,13 @@ _Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 @dataclass(frozen=True)
 class HeatMap:
-    """What the page shows: rows, the picture as a data address, steps below it, and the scale of its colours.
-
-    Of each row its name, its last value, and all of its values in words.
-    """
+    """What the page shows. Of each row its name, its last value, and all of its values in words."""
 
     name: str
     title: str
     note: str
     rows: tuple[tuple[str, str, str], ...]
-    picture: str
+    picture: str  # a data address
     steps: tuple[str, ...]
     scale: tuple[str, ...]  # values at even distances along the colours
     summary: str
@@ -51,10 +48,9 @@ def heat_map(
     unit: Unit = "number",
     note: str = "",
 ) -> HeatMap | None:
-    """A heat map of values by row, with one for each step; None where none of them can be shown.
+    """A heat map of values by row, one for each step; None where none can be shown. Absent ones are empty, not finite ones red.
 
-    A value that is absent is left empty, one that is not finite is red. The scale is logarithmic but for fractions, and a 0 has
-    its lowest colour.
+    The scale is logarithmic but for fractions, and a 0 has its lowest colour.
     """
     logarithmic = unit != "fraction"
     known = [

@@ -1,7 +1,6 @@
 """The page of a run that goes on, on this machine alone: served to a browser here, made anew when there are new records.
 
-One page under one address, and nothing else: other paths, methods and host names are refused, so that no page from elsewhere
-can read it by a name of its own that leads here.
+Other paths, methods and host names are refused, so that no page from elsewhere can read it by a name that leads here.
 """
 
 import hashlib
@@ -72,10 +71,7 @@ class Watched:
 
 
 def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
-    """A server of the page of some runs on the loopback interface; `serve_forever` is the caller's. Port 0: one that is free.
-
-    `ConfigError` where the port is taken or there is none of that number, or a path is no directory of a run.
-    """
+    """A server of the page of some runs on the loopback interface; `serve_forever` is the caller's. Port 0: one that is free."""
     if port > _LAST_PORT:
         raise ConfigError(
             f"--port {port} is none: the last one is {_LAST_PORT}\n  choose another --port, or none for a free one"

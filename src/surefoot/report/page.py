@@ -1,8 +1,7 @@
-"""The page of one run, and of several: one file of HTML that asks for nothing else, of at most a megabyte.
+"""The page of one run, and of several: one file of HTML that asks for nothing else, of at most a megabyte. Nothing in it runs.
 
-Of a chart `plot` in parts.html makes inline SVG. The outer picture has no view box, so places are percentages and letters keep
-their size on a phone; the lines stand in an inner one that is stretched to the width that there is, with strokes that are not.
-Nothing runs: what a chart shows at a step appears where the pointer is, by style alone.
+`plot` in parts.html makes inline SVG. Places in the outer picture are percentages, so that letters keep their size on a phone;
+the lines stand in an inner one that is stretched to the width that there is.
 """
 
 import re
@@ -57,9 +56,7 @@ def tinted(text: TintedText) -> list[tuple[str, int | None, str]]:
 
 
 def shaded(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
-    """Each row of a confusion matrix: its class, and of each cell the count, how dark it is, and whether it is right.
-
-    How dark is relative to the samples of the row, by the root, so that few that are wrong are seen.
+    """Each row of a confusion matrix: its class, and of each cell the count, the root of its share as a shade, and whether it is right.
 
     >>> shaded(ConfusionMatrix(title="a", classes=("cat", "dog"), counts=((4, 0), (1, 3))))[1]
     ('dog', [(1, 39, False), (3, 68, True)])

@@ -156,10 +156,7 @@ class ReportedRun:
 
 
 def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
-    """Read all that a report shows of a run's directory but findings and panels; `ConfigError` if there is none.
-
-    `also` is given every record too, so that the file is read once for all who need it.
-    """
+    """Read all that a report shows but findings and panels, giving `also` every record too; `ConfigError` for no directory."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory of a run")
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()

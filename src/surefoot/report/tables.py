@@ -56,10 +56,7 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
 
 
 def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
-    """The first row: the score that counts, the training loss, steps, time, speed, and what was lost or gone on from.
-
-    Each is what it is, the number, and what belongs to it.
-    """
+    """The first row: what each is, its number and what belongs to it; the score that counts first, then loss, steps, time, speed."""
     recorded, found, loss = run.recorded, headline(run), run.recorded.train.get("loss")
     row = [] if found is None else [_of_headline(found)]
     if loss is not None and loss.last is not None and (found is None or found.name != "training loss"):

@@ -56,19 +56,15 @@ class Said:
 
 
 def can_redraw(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal that can redraw a line.
-
-    A program that a notebook starts (`!python train.py`) has a pseudo-terminal, and the notebook keeps every redrawn line.
-    """
+    """Whether a stream is a terminal that can redraw a line; a notebook (`!python train.py`) would keep every redrawn one."""
     plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
     return stream is not None and stream.isatty() and not plain
 
 
 class Console:
-    """Lines on a stream: of training at most one in ten seconds, and always the first and the last; of all else each.
+    """Lines on a stream: of training at most one in ten seconds, the first and the last; of all else each.
 
-    The newest record of training is brought out by the next message, scores or sample too, so that these have its numbers above
-    them and steps stand in their order.
+    The next message brings the newest record of training out before it, so that steps stand in their order.
     """
 
     fresh_line = "\n"

@@ -1,8 +1,7 @@
 """Records as append-only lines of JSON: the truth that reports and diagnosis read.
 
-Floats are written whole, those that are not finite as null beside `nonfinite`, which says what they were (inside of a dictionary
-as "NAME/NAME"). A resumed run appends a `resumed` record; what an interrupted sitting wrote past that step is dropped by
-`streamed`, not from the file, but for what happened to the run (`event`).
+Numbers that are not finite are null beside `nonfinite`, which says what they were (in a dictionary as "NAME/NAME"). A resumed run
+appends a `resumed` record; `streamed` drops what came past that step before, except for what happened to the run (`event`).
 """
 
 import json
@@ -159,10 +158,9 @@ def records(path: Path) -> list[Record]:
 
 
 def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
-    """What `records` gives, without holding it: the file is read twice, first for where it was gone on from.
+    """The records of one curve, one at a time: the file is read twice, first for where it was gone on from.
 
-    What is appended meanwhile is not read, nor, where that is given, what stands behind the first `size_bytes`. Half-written
-    lines, and what is no record, are left out.
+    What is appended meanwhile, what stands behind the first `size_bytes`, half-written lines and what is no record are left out.
     """
     ends, steps, size = _resumed(path, size_bytes)
     for place in range(len(steps) - 2, -1, -1):  # of all resumes from here on, the earliest step

@@ -135,10 +135,7 @@ class RunDirectory:
                 )
 
     def _locked(self) -> tuple[IO[bytes], bool | None]:
-        """Lock the directory for as long as this process lives; False if another has it, None if the file system locks nothing.
-
-        Loader workers do not inherit it.
-        """
+        """Lock the directory while this process lives; False if another has it, None if the file system has no locks."""
         lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
         if sys.platform == "win32":
             return lock, True

@@ -1,7 +1,6 @@
-"""The one reader of a run's directory: settings, sessions, crashes, the newest state.json, records. Torch-free.
+"""The one reader of a run's directory: settings, sessions, crashes, the newest state.json, records. Torch-free; locks nothing.
 
-Nothing of the run's author is executed, nothing is locked, no tensor is read. `read_run` leaves out what a missing or damaged file
-would have said, and `RunFiles.problems` names the file; `read_settings`, `read_sessions` and `read_state` raise.
+`read_run` names missing or damaged files in `RunFiles.problems`; `read_settings`, `read_sessions` and `read_state` raise.
 """
 
 import json

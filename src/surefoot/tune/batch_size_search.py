@@ -72,11 +72,10 @@ def searched(
 ) -> list[Tried]:
     """Try sizes at least doubling up to the whole batch, then those above the largest that fits, then the fastest's neighbours.
 
-    Memory need not grow with the size: a loss of many logits is computed in pieces, which take less than fewer logits at
-    once. So one that does not fit ends nothing. Not tried is only what would need more than `deadly_bytes`, at which the
-    system would end the process, by a line through the two largest that were tried (through `standing_bytes` for none and
-    the largest, where there is one or they fall). Returns what was tried in order of size, and the smallest that was not,
-    with its prediction.
+    A larger size may need less memory, since a loss of many logits is computed in pieces: one that does not fit ends nothing. Only
+    what would need more than `deadly_bytes` is not tried: the system would end the process. That is predicted by a line through the
+    two largest that were tried (through `standing_bytes` for none and the largest, where there is one or they fall).
+    Returns what was tried in order of size, and the smallest that was not, with its prediction.
 
     >>> def attempt(size):
     ...     fits = 100 + 10 * size <= 1000

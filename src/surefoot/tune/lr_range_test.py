@@ -24,13 +24,11 @@ _FEW = 5  # losses from which no curve can be made
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The losses of a range test, each at the rate of the update before it, and what follows from them.
+    """The losses of a range test, each at the rate of the update before it, and what follows from them; `print` shows a table.
 
-    `rates` and `losses` are (n,): those before the loss diverged, or all. `end` says why there are no more: the highest
-    rate was reached, the running average of the losses (`averaged`) went past four times its best, or a loss or gradient
-    was not finite; in the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits,
-    or None where none can be suggested; `reason` says why in either case, `ended` in words why the test went no further.
-    `print` shows a short table with all of it.
+    `rates` and `losses` are (n,): those before the loss diverged, or all. `end` says why there are no more: the highest rate was
+    reached, the running average of the losses (`averaged`) went past four times its best, or a loss or gradient was not finite; in
+    the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits, if there is one.
     """
 
     rates: Curve
@@ -159,7 +157,7 @@ def far(rates: Curve, losses: Curve) -> float:
 def averaged(losses: Curve) -> Curve:
     """The running average of the losses, over the past: its weight is 0.8 on what came before, corrected for the start.
 
-    This and not the smoothed curve decides where the test ends, since it is known while the test goes on.
+    It decides where the test ends, since it is known while the test goes on.
 
     >>> averaged(np.array([2.0, 1.0])).round(4).tolist()
     [2.0, 1.4444]
@@ -173,8 +171,6 @@ def averaged(losses: Curve) -> Curve:
 
 def diverged(losses: Curve) -> int | None:
     """The place of the first loss at which the running average (`averaged`) is past four times its best; None for none.
-
-    Of a best loss below 0 four times its size is taken upwards from it.
 
     >>> diverged(np.array([2.0, 1.0, 1.0, 2.0, 60.0, 90.0])), diverged(np.array([2.0, 1.0, 3.0]))
     (4, None)
@@ -229,10 +225,7 @@ def _weights(rates: Curve) -> Curve:
 
 
 def _falls(rates: Curve, losses: Curve, curve: Curve, lowest: int) -> bool:
-    """Whether the smoothed loss falls by more than noise: from its beginning, or from most of what comes before its least.
-
-    Both, since a few batches at the beginning may happen to be easy, and since some losses fall from the first rate on.
-    """
+    """Whether the smoothed loss falls by more than noise, from its beginning or from most of what comes before its least."""
     weights, noise = _weights(rates), _noise_of_one(losses)
     from_start = weights[0] - weights[lowest]  # at the ends less is averaged, so they are less sure
     from_most = weights[: lowest + 1].mean(axis=0) - weights[lowest]

@@ -127,10 +127,7 @@ def _base_rate(parts: RunComponents) -> float:
 
 
 def draw(found: RangeTest, directory: Path, *, title: str) -> list[Path]:
-    """Write find-lr.png and find-lr.svg into a directory: losses, the smoothed curve, and the suggestion where there is one.
-
-    The directory is made where it is missing. Returns the two files; raises `ConfigError` where they cannot be written.
-    """
+    """Write find-lr.png and find-lr.svg into a directory; `ConfigError` where they cannot be written."""
     return figures.draw([chart_of(found)], directory / "find-lr", title=title)
 
 

@@ -1,7 +1,6 @@
 """A tracker as a sink: a process of its own, and a bounded queue of records that it has not taken yet.
 
-Nothing that a tracker does reaches the training: its imports, threads, handlers, output and failures are another process's, and a
-record is handed over by a write that never waits. `close` waits for a bounded time, and then ends the process.
+Its imports, threads, output and failures do not reach the training; no write waits, and `close` waits for a bounded time.
 """
 
 import json

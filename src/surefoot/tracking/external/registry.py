@@ -1,7 +1,4 @@
-"""Which trackers there are and what each needs; what one is told of a run, and what is kept of it in the run's directory.
-
-Torch-free, and imports none of them.
-"""
+"""Which trackers there are and what each needs; what one is told of a run, and what is kept of it. Torch-free."""
 
 import json
 import re
@@ -25,9 +22,7 @@ _LONGEST = 100  # characters of a name: Weights & Biases takes 128
 
 
 def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
-    """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for one that is unknown or named twice.
-
-    And where the run has no directory to keep in which run of theirs it is.
+    """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for an unknown one, one named twice, or a run without `out`.
 
     >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
     (('wandb', 'mlflow'), ('trackio',), ())

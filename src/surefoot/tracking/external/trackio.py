@@ -1,7 +1,6 @@
 """trackio: a local database, or the Space or server that the user's TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names.
 
-TRACKIO_DIR is the user's too; without it the database lies in the run's directory. A run is found again by its name, so that
-ends in a part of its own.
+TRACKIO_DIR is the user's too; without it the database lies in the run's directory. A run is found by its name, which is unique.
 """
 
 import os
