@@ -386,7 +386,7 @@ def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere:
     plant(tmp_path, "tensorboard", elsewhere)
     shutil.rmtree(tmp_path / "moved-tensorboard", ignore_errors=True)
     with pytest.raises(OSError, match="a link to"):
-        journal.make_again()
+        journal.make_again(directory)
     journal.close()
 
 

@@ -141,8 +141,7 @@ def sent(case: Case) -> list[str]:
     lines = []
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):
         ways = {f"among {shards} shards": window.to_shards, f"among {copies} replicas": window.to_replicas}
-        told = ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number)
-        if told:
+        if told := ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number):
             lines.append(f"{window.times} x beside a {window.part} pass: {told}")
     ring = {"shards": (shards, 1), "replicas": (copies, shards)}
     speeds = ", ".join(
@@ -156,14 +155,14 @@ def sent(case: Case) -> list[str]:
 def times(case: Case, *, tokens: float | None) -> list[str]:
     """Seconds of computing and sending, and from which batch on the one hides the other."""
     found, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
-    hidden = found.communication_s - found.exposed_s
+    hidden_s = found.communication_s - found.exposed_s
     made = world * case.micro_batches * case.work.samples / found.step_s
     of_step = f"a step of {measured_time(found.step_s)} without its update: {_rate(made, tokens)}"
     if world == 1:
         return [of_step]
     return [
         f"computing {measured_time(found.compute_s)}, communication {measured_time(found.communication_s)}:"
-        f" {measured_time(hidden)} of it hidden, {measured_time(found.exposed_s)} exposed",
+        f" {measured_time(hidden_s)} of it hidden, {measured_time(found.exposed_s)} exposed",
         of_step,
         f"communication hides behind computing from {_samples(samples, tokens)} a GPU and micro-batch on,",
         f"which are {_samples(samples * world, tokens)} a step",

@@ -76,8 +76,7 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        formula = self.formulas.get(func.overloadpacket)
-        if formula is not None:
+        if (formula := self.formulas.get(func.overloadpacket)) is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=made)
         return made
 

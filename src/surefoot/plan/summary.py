@@ -98,8 +98,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
                 f"  group {place}: {counted(len(members), 'tensor')}, {_numbers(group['params']):,} numbers,"
                 f" lr {group['initial_lr']:g}, weight decay {group.get('weight_decay', 0):g}{which}"
             )
-        frozen = {parameter: held for parameter, held in names.items() if not parameter.requires_grad}
-        if frozen:
+        if frozen := {parameter: held for parameter, held in names.items() if not parameter.requires_grad}:
             which = first_and_last([*frozen.values()])
             lines.append(f"  frozen: {counted(len(frozen), 'tensor')}, {_numbers(frozen):,} numbers: {which}")
     return lines
@@ -137,8 +136,7 @@ def learning_rates(parts: RunComponents) -> list[str]:
     base = groups[0]["initial_lr"]
     factors_of_base = {group["initial_lr"] / base: None for group in groups if base}  # each once, in order
     of_base = ", ".join(f"{factor:.4g}" for factor in factors_of_base)
-    factors = parts.task.factors
-    stride = max(1, steps // _LOOKED_AT)
+    factors, stride = parts.task.factors, max(1, steps // _LOOKED_AT)
     near = max(range(0, steps, stride), key=factors)
     fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
     feedback = parts.whole.feedback
@@ -166,8 +164,7 @@ def _directory(parts: RunComponents) -> list[str]:
         return ["nothing is saved: no out was given"]
     path = parts.directory.path
     try:
-        found = parts.saving.newest()
-        if found is None:
+        if (found := parts.saving.newest()) is None:
             return [f"checkpoints go to {path}"]
         parts.continue_from(found)
         parts.refuse_another_architecture(found)

@@ -127,8 +127,7 @@ def ticks(axis: Axis, *, most: int = 6) -> list[float]:
     """
     if axis.logarithmic and len(found := _of_powers(axis, most)) > 1:
         return found
-    base = 2.0 if axis.unit == "bytes" else 10.0
-    rough = (axis.high - axis.low) / most
+    base, rough = 2.0 if axis.unit == "bytes" else 10.0, (axis.high - axis.low) / most
     size = base ** math.floor(math.log(rough, base) + 1e-9)
     factors = (1.0, 2.0) if base == 2.0 else (1.0, 2.0, 2.5, 5.0, 10.0)
     step = next(factor * size for factor in factors if factor * size >= rough * (1 - 1e-9))

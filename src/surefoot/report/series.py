@@ -76,8 +76,7 @@ class Recorded:
                 for name, value in scores_in(record).items():
                     self._add(self.scores, name, step, value)
             case "end":
-                self.at_end = scores_in(record)
-                weights = record.get("weights_of_step")
+                self.at_end, weights = scores_in(record), record.get("weights_of_step")
                 self.at_end_of_step = weights if isinstance(weights, int) else None
             case "sample" if isinstance(record.get("text"), str):
                 self._add_sample(step, record["text"])

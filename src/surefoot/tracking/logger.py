@@ -22,7 +22,6 @@ class Journal:
         self.console = console
         self.sinks: list[Sink] = [console] if console is not None else []
         self.metrics: JsonLines | None = None
-        self.directory: RunDirectory | None = None
         self.board: TensorBoard | None = None
         self.trackers: list[Tracker] = []
         self.failing: set[int] = set()  # ids of those that have been warned of
@@ -32,7 +31,7 @@ class Journal:
         from surefoot.tracking.tensorboard import TensorBoard
 
         noted = None if found is None else found.log
-        self.directory, self.metrics = directory, JsonLines(directory.metrics, noted_bytes=noted[0] if noted else 0)
+        self.metrics = JsonLines(directory.metrics, noted_bytes=noted[0] if noted else 0)
         self.board = TensorBoard(directory.path / "tensorboard", from_step=step)
         self.sinks += [self.metrics, self.board]
         if found is None:
@@ -41,13 +40,12 @@ class Journal:
             self._say(f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost")
         self.write({"kind": "resumed", "step": step})
 
-    def make_again(self) -> bool:
+    def make_again(self, directory: RunDirectory) -> bool:
         """Write the files of records again if they were deleted meanwhile; return whether any was."""
         files = [sink.appended for sink in (self.metrics, self.board) if sink is not None]
         deleted = [file for file in files if file.was_deleted()]
         for file in deleted:
-            if self.directory is not None:
-                self.directory.refuse_links()
+            directory.refuse_links()
             file.path.parent.mkdir(parents=True, exist_ok=True)
             file.make_again()
         return bool(deleted)

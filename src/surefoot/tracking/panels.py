@@ -65,7 +65,6 @@ def check_png(text: Any) -> None:
     check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"a picture has {wide} x {high} pixels, at most {LARGEST} each")
 
 
-Unit = Literal["nats", "fraction"]
 Group = Literal["best", "worst", "random"]
 
 
@@ -82,7 +81,7 @@ class TintedText:
     kind: ClassVar[str] = "tinted-text"
     title: str
     legend: str
-    unit: Unit
+    unit: Literal["nats", "fraction"]
     pieces: tuple[tuple[str, float | None], ...]
 
     def __post_init__(self) -> None:

@@ -75,9 +75,8 @@ class RunDirectory:
 
     def remember(self, *names: str) -> None:
         """Keep small files that lie there in memory, so that `make_again` can write them."""
-        for name in names:
-            if (self.path / name).is_file():
-                self.small_files[name] = (self.path / name).read_bytes()
+        there = (name for name in names if (self.path / name).is_file())
+        self.small_files |= {name: (self.path / name).read_bytes() for name in there}
 
     def make_again(self) -> bool:
         """Hold a directory again that was deleted, or whose lock was, with its small files; return whether anything was.
@@ -192,8 +191,7 @@ def directory_of_start(run: Path) -> str | None:
 def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     """Small files of a recipe's for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
     ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, "report.html"}
-    wrong = [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]
-    if wrong:
+    if wrong := [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]:
         raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
     return dict(files)
 

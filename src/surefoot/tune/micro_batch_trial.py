@@ -80,7 +80,11 @@ class Trial:
             return self._measured(size, pieces, limit_bytes)
         except Exception as problem:
             failed = problem
-        self._let_go()
+        clear(self.state.parameters)  # free what the step has left
+        self.state.buffers.undo()
+        gc.collect()
+        if self.parts.device.type == "cuda":
+            torch.cuda.empty_cache()
         # of an accelerator, or of the CPU's allocator, which raises a plain RuntimeError
         if isinstance(failed, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(failed):
             return Tried(size, pieces, limit_bytes + 1, problem="out of memory")
@@ -118,8 +122,7 @@ class Trial:
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
         """Micro-batches of one size to be timed, and to measure memory with: the same, or the fullest where they differ."""
-        supply = self.parts.supply
-        sizes = Batching(size, size, self.target.unit)
+        supply, sizes = self.parts.supply, Batching(size, size, self.target.unit)
         plan = data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=sizes)
         if isinstance(plan, Buckets):
             longest = plan.longest
@@ -142,14 +145,6 @@ class Trial:
         update(step)
         _wait(step)
         return perf_counter() - begun
-
-    def _let_go(self) -> None:
-        """Free what a step that failed has left."""
-        clear(self.state.parameters)
-        self.state.buffers.undo()
-        gc.collect()
-        if self.parts.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def _wait(step: Step) -> None:
