@@ -133,7 +133,6 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
 
 
 def fits(found: Memory, machine: Machine) -> str:
-    left = machine.memory_bytes - found.total
-    if left < 0:
-        return f"{in_words(-left)} too much"
+    if found.total > machine.memory_bytes:
+        return f"{in_words(found.total - machine.memory_bytes)} too much"
     return "hardly fits" if found.total > _SPARE * machine.memory_bytes else "fits"

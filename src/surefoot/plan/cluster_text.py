@@ -50,7 +50,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
         if refused is None or chosen.kind != "fsdp"
     ]
     mine = next(found for found in cases if found.strategy == own)
-    unshardable = [] if refused is None else [first_line(refused)]
+    strategies = [*table(cases), *([] if refused is None else [first_line(refused)])]
     found = [
         Section("data", list(parts.settings.about_data)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
@@ -59,7 +59,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
         Section(f"memory of a GPU, {mine.name}", held(parts, mine)),
         Section(f"sent by each GPU in a step, {mine.name}", sent(mine) if world > 1 else []),
         Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
-        Section("strategies", [*table(cases), *unshardable] if world > 1 else []),
+        Section("strategies", strategies if world > 1 else []),
     ]
     return [section for section in found if section.lines]
 

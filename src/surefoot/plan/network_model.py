@@ -134,20 +134,22 @@ def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches:
     8
     """
     found = windows(work, strategy, micro_batches=micro_batches)
-    took = [(window.times, *_seconds(window, work, strategy, machine)) for window in found]
+    flops_per_s = machine.flops * machine.mfu
+    to_shards = ring_bandwidth(machine, members=strategy.shards, stride=1)
+    to_replicas = ring_bandwidth(machine, members=strategy.copies, stride=strategy.shards)
+    took = [
+        (
+            window.times,
+            work.flops[window.part == "backward"] / flops_per_s,
+            window.to_shards / to_shards + window.to_replicas / to_replicas,  # one after the other
+        )
+        for window in found
+    ]
     least = max(sending / (computing / work.samples) for _, computing, sending in took)
     return Timing(
-        compute_s=micro_batches * sum(work.flops) / (machine.flops * machine.mfu),
+        compute_s=micro_batches * sum(work.flops) / flops_per_s,
         communication_s=sum(times * sending for times, _, sending in took),
         exposed_s=sum(times * max(0.0, sending - computing) for times, computing, sending in took),
         sent_bytes=sum(window.times * (window.to_shards + window.to_replicas) for window in found),
         hidden_from=max(1, math.ceil(least)),
     )
-
-
-def _seconds(window: Window, work: Workload, strategy: Spread, machine: Machine) -> tuple[float, float]:
-    """Of computing and of sending in one window; to shards and to replicas one after the other."""
-    computing = work.flops[window.part == "backward"] / (machine.flops * machine.mfu)
-    shards, copies = strategy.shards, strategy.copies
-    sending = window.to_shards / ring_bandwidth(machine, members=shards, stride=1)
-    return computing, sending + window.to_replicas / ring_bandwidth(machine, members=copies, stride=shards)

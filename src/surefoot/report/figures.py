@@ -119,10 +119,9 @@ def _rows(charts: Sequence[Chart]) -> list[list[Chart]]:
 
 
 def _draw(field: Any, chart: Chart) -> None:
-    found = axes(chart)
-    if found is not None:
-        _scale(field.set_xscale, field.set_xlim, field.set_xticks, found[0], 6)
-        _scale(field.set_yscale, field.set_ylim, field.set_yticks, found[1], 5)
+    if both := axes(chart):
+        _scale(field.set_xscale, field.set_xlim, field.set_xticks, both[0], 6)
+        _scale(field.set_yscale, field.set_ylim, field.set_yticks, both[1], 5)
     for line in chart.lines:
         field.plot(
             [x for x, _ in line.points],

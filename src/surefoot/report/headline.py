@@ -35,8 +35,8 @@ class Headline:
 def state_of(run: ReportedRun) -> State:
     """What became of a run."""
     recorded = run.recorded
-    words = (recorded.over or "").split(maxsplit=1)
-    if words and (state := _ENDS.get(words[0].rstrip(":"))) is not None:
+    first = next(iter((recorded.over or "").split()), "")
+    if (state := _ENDS.get(first.rstrip(":"))) is not None:
         return state
     if run.running:
         return "running"
@@ -118,11 +118,11 @@ def _moved(found: Headline, curve: Curve, *, running: bool) -> list[str]:
     first_step, first = curve.first
     if first_step == found.last_step:
         return [f"{found.name} {written(found.last)}"]
-    if first == found.last and found.best != found.last:
+    if first == found.last and found.best == found.last:
+        return [f"{found.name} is {written(first)} as at step {first_step:,}"]
+    if first == found.last:
         reached = f"reached {written(found.best)} at step {found.best_step:,}"
         return [f"{found.name} {reached} and is {written(first)} again, as at step {first_step:,}"]
-    if first == found.last:
-        return [f"{found.name} is {written(first)} as at step {first_step:,}"]
     told = [f"{found.name} {'fell' if found.last < first else 'rose'} from {written(first)} to {written(found.last)}"]
     if not found.best_is_last and found.name != "training loss":
         told[0] += f" (best {written(found.best)} at step {found.best_step:,})"

@@ -65,8 +65,8 @@ def overlaid_charts(
     losses = [tuple(smoothed(train.get("loss", Curve()))) for train in trained]
     found = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
     for name in score_names:
-        curves = [run.recorded.scores.get(name) for run in runs]
-        dots = max((curve.count for curve in curves if curve is not None), default=0) < _DOTS
+        curves = [run.recorded.scores.get(name, Curve()) for run in runs]
+        dots = max(curve.count for curve in curves) < _DOTS
         lines = _lines(labels, [points_of(curve, stretches) for curve in curves], dots=dots)
         found.append(Chart(f"score-{name}", name, lines, _best_of_all(curves, direction_of(name))))
     for key, title in _MORE.items():
@@ -84,10 +84,10 @@ def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = Fals
     )
 
 
-def _best_of_all(curves: Sequence[Curve | None], direction: str) -> tuple[Mark, ...]:
+def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
     """The best value of any run."""
-    ends = [(place, curve.best(direction)) for place, curve in enumerate(curves) if curve is not None]
-    known = [(place, *best) for place, best in ends if best is not None]
+    bests = [(place, curve.best(direction)) for place, curve in enumerate(curves)]
+    known = [(place, *best) for place, best in bests if best is not None]
     if not known:
         return ()
     place, step, value = (max if direction == "max" else min)(known, key=lambda one: one[2])

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from surefoot.tracking.run_reader import RunFiles, Session
@@ -74,12 +75,10 @@ def _again(words: list[str]) -> str:
 
 def _without_out(words: list[str]) -> list[str]:
     """The same into another directory: where the run's own is, it would go on with that."""
-    found, skip = list[str](), False
-    for word in words:
-        if not skip and not re.fullmatch(r"--out(=.*)?", word):
-            found.append(word)
-        skip = word == "--out"
-    return [*found, "--out", "DIR"] if len(found) < len(words) else found
+    kept = [
+        word for before, word in pairwise(["", *words]) if before != "--out" and not re.fullmatch(r"--out(=.*)?", word)
+    ]
+    return [*kept, "--out", "DIR"] if len(kept) < len(words) else kept
 
 
 def _with_place(line: str, session: Session) -> str:

@@ -129,8 +129,7 @@ def chosen(
     >>> found.flags, found.fastest.size
     ('--batch-size 4 --micro-batch-size 2', 4)
     """
-    working = [row for row in tried if row.fits]
-    if not working:
+    if not (working := [row for row in tried if row.fits]):
         return None
     fastest = max(working, key=lambda row: _rate(row, unit))
     close = [row for row in working if _rate(row, unit) >= _CLOSE * _rate(fastest, unit)]
