@@ -10,17 +10,13 @@ from surefoot.plan.workload import Spread, Workload
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU among many, as a data sheet has it; `mfu` is the fraction of its FLOP/s that training uses.
-
-    `bandwidth` and `node_bandwidth` are bytes a second that one GPU sends, and receives at the same time: its share of the
-    network between nodes, and its links inside a node of `node_size` GPUs.
-    """
+    """One GPU among many, as a data sheet has it; `mfu` is the fraction of its FLOP/s that training uses."""
 
     flops: float
     mfu: float
     memory_bytes: int
-    bandwidth: float
-    node_bandwidth: float
+    bandwidth: float  # bytes per second to other nodes, and as many received: this GPU's share of the network
+    node_bandwidth: float  # the same to others of its node
     node_size: int = 8
     origins: Mapping[str, str] = field(default_factory=dict)  # of each number, where it comes from
 
@@ -102,17 +98,13 @@ def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a step without its update: computing, and beside or after that sending, of which some is exposed.
-
-    `sent_bytes` are those that each GPU sends in a step, and as many that it receives; `hidden_from` is the smallest micro-batch
-    of a GPU, in samples, beside whose passes all communication is over as soon as they are.
-    """
+    """Seconds of a step without its update: computing, and beside or after that sending, of which some is exposed."""
 
     compute_s: float
     communication_s: float
     exposed_s: float
-    sent_bytes: float
-    hidden_from: int
+    sent_bytes: float  # by each GPU, and as many received
+    hidden_from: int  # the smallest micro-batch of a GPU, in samples, whose passes hide all communication
 
     @property
     def step_s(self) -> float:
@@ -145,11 +137,10 @@ def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches:
         )
         for window in found
     ]
-    least = max(sending / (computing / work.samples) for _, computing, sending in took)
     return Timing(
         compute_s=micro_batches * sum(work.flops) / flops_per_s,
         communication_s=sum(times * sending for times, _, sending in took),
         exposed_s=sum(times * max(0.0, sending - computing) for times, computing, sending in took),
         sent_bytes=sum(window.times * (window.to_shards + window.to_replicas) for window in found),
-        hidden_from=max(1, math.ceil(least)),
+        hidden_from=max(1, *(math.ceil(sending / (computing / work.samples)) for _, computing, sending in took)),
     )

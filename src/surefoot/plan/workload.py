@@ -79,22 +79,16 @@ class Weight:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its optimizer, and one micro-batch of one rank; nothing in it depends on the strategy.
+    """A model, its optimizer, and one micro-batch of one rank; nothing in it depends on the strategy."""
 
-    `outside` are the weights that belong to no block, `blocks` those that are gathered block by block. `state_bytes` and
-    `update_bytes` (copies that an update makes for its time) are of one rank, by the number of shards. `pass_bytes` is what a forward
-    and backward pass holds at most beside weights and gradients; `flops` are those of the forward and of the backward pass, what
-    checkpointing computes again in the latter.
-    """
-
-    outside: tuple[Weight, ...]
-    blocks: tuple[tuple[Weight, ...], ...]
-    state_bytes: Callable[[int], int]
-    update_bytes: Callable[[int], int]
+    outside: tuple[Weight, ...]  # the weights that belong to no block
+    blocks: tuple[tuple[Weight, ...], ...]  # gathered block by block
+    state_bytes: Callable[[int], int]  # of one rank, by the number of shards
+    update_bytes: Callable[[int], int]  # of copies that an update makes for its time, the same way
     averages: int  # twins of the model
     buffer_bytes: int
-    pass_bytes: int
-    flops: tuple[float, float]
+    pass_bytes: int  # that a forward and backward pass holds at most beside weights and gradients
+    flops: tuple[float, float]  # forward, and backward with what checkpointing computes again
     samples: int
 
     @property

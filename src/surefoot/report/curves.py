@@ -94,9 +94,7 @@ class Curve:
 
 
 def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
-    """A curve without its noise: means of stretches, each weighed with its neighbours by a Gaussian.
-
-    `width`: its standard deviation, as a fraction of the stretches; at the ends it is cut off and weighed anew.
+    """A curve without its noise: means of stretches, weighed with their neighbours by a Gaussian of this `width`.
 
     >>> flat = Curve()
     >>> for step in range(100):

@@ -67,14 +67,13 @@ def heat_map(
     axis = Axis(low, high, logarithmic)
     cells = [[_cell(value, axis) for value in row] for row in table.values()]
     scale = (np.geomspace if logarithmic else np.linspace)(low, high, 5).tolist()
-    places = sorted({0, len(steps) // 2, len(steps) - 1})
     return HeatMap(
         name=name,
         title=title,
         note=note,
         rows=tuple(_row(name, row, steps, unit) for name, row in table.items()),
         picture=f"data:image/png;base64,{b64encode(_png(cells)).decode()}",
-        steps=tuple(f"{steps[place]:,}" for place in places),
+        steps=tuple(f"{steps[place]:,}" for place in sorted({0, len(steps) // 2, len(steps) - 1})),
         scale=tuple(written(value, unit) if unit != "number" else on_axis(float(f"{value:.2g}")) for value in scale),
         summary=f"{title}: {len(table)} rows over steps {steps[0]:,} to {steps[-1]:,}, from {written(low, unit)} to {written(high, unit)}",
     )
@@ -164,10 +163,14 @@ class Layers:
     def maps(self) -> list[HeatMap]:
         """Gradient norm, update to weight, and what is saturated, as far as they were recorded."""
         several = f" Each column is the largest of {self.size} watched steps." if self.size > 1 else ""
-        usual = "How large a step is against what it changes: about 0.001 is usual."
         kinds: list[tuple[str, str, Unit, str]] = [
             ("gradient_norm", "Gradient norm of each layer", "number", "Before clipping. Light is large."),
-            ("ratio", "Update to weight", "number", usual),
+            (
+                "ratio",
+                "Update to weight",
+                "number",
+                "How large a step is against what it changes: about 0.001 is usual.",
+            ),
         ]
         if any(value > 0 for table in self.tables for value in table["saturated"].values()):
             note = "Of activations that saturate or rectify; 100 % passes no gradient."

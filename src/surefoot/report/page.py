@@ -190,8 +190,7 @@ def run_page(
 
 def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
     """The page of several runs: what differs between them, their scores, and their curves over each other."""
-    states = [state_of(run) for run in runs]
-    whole = {"states": states, "script": script, "policy": policy, "state": "", "left_out": ""}
+    whole = {"states": [state_of(run) for run in runs], "script": script, "policy": policy, "state": "", "left_out": ""}
     rooms = (max(20, 300 // len(runs)), 40, 20)
     return _rendered("runs.html", whole, (page_values(runs, stretches=stretches) for stretches in rooms))
 

@@ -18,7 +18,7 @@ _LOG_X = 12  # points, from which on the same on logarithmic axes tells more
 def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
     """All charts of one run, the loss first; those without a point are left out."""
     kinds = (loss_charts, _score_charts, _train_charts, _users_charts)
-    found = [chart for kind in kinds for chart in kind(run, stretches)]
+    found = (chart for kind in kinds for chart in kind(run, stretches))
     return [chart for chart in found if any(line.points for line in chart.lines)]
 
 

@@ -69,8 +69,9 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
         if found is None or name != found.name
     ]
     planned = run.files.planned_steps
-    of = "" if planned is None or state == "finished" else f"of {planned:,}"
-    row.append(("steps", f"{recorded.last_step:,}", of))
+    row.append(
+        ("steps", f"{recorded.last_step:,}", "" if planned is None or state == "finished" else f"of {planned:,}")
+    )
     spent, total = recorded.spent_s, sum(recorded.spent_s.values())
     if total > 0:
         row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} of it training"))

@@ -1,7 +1,4 @@
-"""What a report can show of a task beside its curves: tinted text, examples, curves, a confusion matrix, pictures.
-
-Plain data. What makes them of a model is in `report/task_panels.py`; in a run's directory they are `tracking/panels_file.py`'s.
-"""
+"""What a report can show of a task beside its curves, as plain data; `report/task_panels.py` makes it of a model."""
 
 import base64
 import json

@@ -81,7 +81,7 @@ class RunDirectory:
     def make_again(self) -> bool:
         """Hold a directory again that was deleted, or whose lock was, with its small files; return whether anything was.
 
-        Raises `CheckpointError` if another process trains into it since then: two would delete each other's checkpoints.
+        `CheckpointError` if another process trains into it since then.
         """
         if self.lock is None:
             return False

@@ -168,10 +168,7 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
 
 
 def standing_of(run: Path) -> Standing:
-    """Whether a process trains into a directory now, as far as its lock tells; "unknown" where that cannot be told.
-
-    The lock is asked for and not held for a moment, in which a run might want to start.
-    """
+    """Whether a process trains into a directory now, as far as its lock tells, which is asked for and not held."""
     if run.resolve() in HELD:  # to open and close its lock would let go of it
         return "running"
     if sys.platform == "win32":

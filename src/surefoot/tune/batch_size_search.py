@@ -12,15 +12,11 @@ _CLOSE = 0.97  # of the best throughput: what is gained beyond is less than what
 
 @dataclass(frozen=True)
 class Tried:
-    """One micro-batch size: the accumulation that keeps the batch, and what a step of it takes.
-
-    `memory_bytes` is of everything the run holds on the device at once, predicted where the size was not tried.
-    Throughputs are None, and `problem` says why, where it does not fit or cannot be passed.
-    """
+    """One micro-batch size: the accumulation that keeps the batch, and what a step of it takes; no throughputs where it fails."""
 
     size: int
     accumulation: int
-    memory_bytes: int | None
+    memory_bytes: int | None  # of all that the run holds on the device at once; predicted where it was not tried
     samples_per_s: float | None = None
     targets_per_s: float | None = None
     problem: str = ""

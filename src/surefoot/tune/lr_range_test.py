@@ -229,10 +229,9 @@ def _falls(rates: Curve, losses: Curve, curve: Curve, lowest: int) -> bool:
     weights, noise = _weights(rates), _noise_of_one(losses)
     from_start = weights[0] - weights[lowest]  # at the ends less is averaged, so they are less sure
     from_most = weights[: lowest + 1].mean(axis=0) - weights[lowest]
-    before = float(np.median(curve[: lowest + 1]))
     return any(
         level - curve[lowest] > max(_NOISE * noise * math.sqrt(float((apart**2).sum())), _LEAST * abs(curve[0]))
-        for level, apart in ((float(curve[0]), from_start), (before, from_most))
+        for level, apart in ((float(curve[0]), from_start), (float(np.median(curve[: lowest + 1])), from_most))
     )
 
 

@@ -132,10 +132,7 @@ def draw(found: RangeTest, directory: Path, *, title: str) -> list[Path]:
 
 
 def chart_of(found: RangeTest) -> Chart:
-    """Losses, on a logarithmic axis where all are above 0; crosses at its top for those that would hide the fall.
-
-    The smoothed curve goes past its least up to the first loss that counts as less than it is.
-    """
+    """Losses, on a logarithmic axis where all are above 0; crosses at its top for those that would hide the fall."""
     if not len(found.losses):
         return Chart("find-lr", "Loss", (), wide=True)
     low, high = float(min(found.losses.min(), found.smoothed.min())), float(found.smoothed.max())
