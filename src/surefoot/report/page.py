@@ -87,12 +87,10 @@ def summary(chart: Chart) -> str:
     told = []
     for line in chart.lines:
         if line.points and line.named:
-            (first_x, first), (last_x, last) = line.points[0], line.points[-1]
-            values = [y for _, y in line.points]
-            ends = f"{written(first, chart.unit)} at step {first_x:,.0f}, {written(last, chart.unit)} at step {last_x:,.0f}"
-            told.append(
-                f"{line.name}: {ends}, between {written(min(values), chart.unit)} and {written(max(values), chart.unit)}"
-            )
+            values = sorted(y for _, y in line.points)
+            low, high = (written(value, chart.unit) for value in (values[0], values[-1]))
+            ends = ", ".join(f"{written(y, chart.unit)} at step {x:,.0f}" for x, y in (line.points[0], line.points[-1]))
+            told.append(f"{line.name}: {ends}, between {low} and {high}")
     return f"{chart.title}. {'; '.join(told)}"
 
 

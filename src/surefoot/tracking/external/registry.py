@@ -47,7 +47,10 @@ def refuse_missing(names: Sequence[str]) -> None:
 
     >>> refuse_missing([])
     """
-    wanted = {name: [package for package in PACKAGES[name] if not _is_there(package)] for name in names}
+    found = {package: find_spec(package) for name in names for package in PACKAGES[name]}
+    # a directory of its name, such as the one that wandb leaves behind, has no origin and is no package
+    there = {package for package, spec in found.items() if spec is not None and spec.origin is not None}
+    wanted = {name: [package for package in PACKAGES[name] if package not in there] for name in names}
     if missing := {name: packages for name, packages in wanted.items() if packages}:
         what = "; ".join(f"{name} needs {', '.join(packages)}" for name, packages in missing.items())
         raise ConfigError(
@@ -64,12 +67,6 @@ def project_and_name(out: Path) -> tuple[str, str]:
     place = out.resolve()
     above = next((folder for folder in place.parents if folder.name not in _USUAL), place.parent)
     return _plain(above.name) or "surefoot", _plain(place.name) or "run"
-
-
-def _is_there(package: str) -> bool:
-    """Whether it can be imported; a directory of its name, such as the one that wandb leaves behind, is no package."""
-    found = find_spec(package)
-    return found is not None and found.origin is not None
 
 
 def _plain(name: str) -> str:
