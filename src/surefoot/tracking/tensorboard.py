@@ -90,8 +90,7 @@ class TensorBoard:
         name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
         self.appended = AppendedFile(directory / name)
         # no thread of torch's writer: one that meets a full disk prints a traceback, and loses what follows
-        self.packed = BytesIO()
-        self.packing = RecordWriter(self.packed)
+        self.writer = RecordWriter
         self._append(self.event(wall_time=time.time(), file_version="brain.Event:2"))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._append(self.event(wall_time=time.time(), step=from_step + 1, session_log=start))
@@ -148,8 +147,6 @@ class TensorBoard:
 
     def _append(self, event: Any) -> None:
         """Write an event in the format of TFRecord; a full disk raises `OSError`, and what waits is written later."""
-        self.packing.write(event.SerializeToString())
-        content = self.packed.getvalue()
-        self.packed.seek(0)
-        self.packed.truncate()
-        self.appended.append(content)
+        packed = BytesIO()
+        self.writer(packed).write(event.SerializeToString())
+        self.appended.append(packed.getvalue())

@@ -45,9 +45,9 @@ class FoundBatch:
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"
 
     def __str__(self) -> str:
-        rows = [["micro-batch", "accumulation", "memory", "samples/s", "targets/s", ""]]
-        rows += [_row(tried) for tried in self.tried]
-        return "\n".join([*text_table(rows, left=(5,)), "", f"recommended  {self.flags}", f"  {self.reason}"])
+        head = ["micro-batch", "accumulation", "memory", "samples/s", "targets/s", ""]
+        table = text_table([head, *map(_row, self.tried)], left=(5,))
+        return "\n".join([*table, "", f"recommended  {self.flags}", f"  {self.reason}"])
 
     @property
     def reason(self) -> str:
