@@ -102,9 +102,8 @@ class SavedRun:
     def status(self) -> State:
         """What became of it: "running", "finished", "stopped", "diverged", "failed", or "silent" where no file says."""
         from surefoot.report.headline import state_of
-        from surefoot.tracking.run_reader import is_running
 
-        return state_of(self._read(), running=is_running(self.path))
+        return state_of(self._read())
 
     @property
     def settings(self) -> dict[str, Any]:

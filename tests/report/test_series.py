@@ -56,8 +56,8 @@ def test_what_is_not_finite_is_remembered_and_drawn_nowhere() -> None:
 
 def test_the_first_of_equal_extremes_is_the_one_that_is_told() -> None:
     made = curve([2.0, 1.0] * 4000)
-    assert made.least == (1, 1.0)
-    assert made.largest == (0, 2.0)
+    assert made.best("min") == (1, 1.0)
+    assert made.best("max") == (0, 2.0)
 
 
 def test_smoothing_keeps_a_straight_line_straight_away_from_its_ends() -> None:

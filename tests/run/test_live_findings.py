@@ -22,7 +22,6 @@ from surefoot.run import live_findings
 from surefoot.run.live_findings import Remarks
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.record import Record
-from surefoot.tracking.run_directory import RunDirectory
 
 
 class Ticking:
@@ -246,7 +245,7 @@ def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
     run.train()
     shown = capsys.readouterr().out
     assert shown.count("ERROR loss-not-falling") == 1
-    command = diagnose_command(RunDirectory(tmp_path / "a"))
+    command = diagnose_command(tmp_path / "a")
     assert f"More: {command}\n" in shown
     assert shown.splitlines()[-1].endswith(f": {command}")  # as it is said at the end
     quiet = build(tmp_path / "b", **settings)

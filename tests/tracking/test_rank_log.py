@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from surefoot.tracking.rank_log import RankLog
+from surefoot.tracking.console import RankLog
 
 
 def test_what_was_said_before_there_is_a_place_comes_first(tmp_path: Path) -> None:

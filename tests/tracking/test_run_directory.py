@@ -30,9 +30,9 @@ from surefoot.config.paths import open_no_follow, read_regular, write_whole
 from surefoot.distributed.heartbeat import Heartbeat
 from surefoot.distributed.liveness import Lost
 from surefoot.report.series import read_reported_run
+from surefoot.tracking.console import RankLog
 from surefoot.tracking.jsonl import JsonLines, records
 from surefoot.tracking.logger import Journal
-from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, directory_of_start
 from surefoot.tracking.tensorboard import TensorBoard
 from surefoot.verify.files import checked
@@ -386,7 +386,7 @@ def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere:
     plant(tmp_path, "tensorboard", elsewhere)
     shutil.rmtree(tmp_path / "moved-tensorboard", ignore_errors=True)
     with pytest.raises(OSError, match="a link to"):
-        journal.make_again()
+        journal.make_again(directory)
     journal.close()
 
 

@@ -84,10 +84,9 @@ def _could_have_panels(run: Path) -> bool:
     """Whether a run has left no panels, is over, and can be built again by a program that may have some."""
     from surefoot.report.series import read_reported_run
     from surefoot.tracking.panels_file import FILE
-    from surefoot.tracking.run_reader import is_running
 
     reported = read_reported_run(run)
     kind, finished = reported.files.config.program.get("kind"), (reported.recorded.over or "").startswith("finished")
     has_panels = kind == "recipe" or (kind == "file" and not finished)  # a finished one has made them, if it has any
     has_checkpoint = any((run / "checkpoints").glob("step-*"))
-    return has_panels and has_checkpoint and not (run / FILE).exists() and not is_running(run)
+    return has_panels and has_checkpoint and not (run / FILE).exists() and not reported.running

@@ -12,8 +12,7 @@ from surefoot.compare.trained import Compared, Row
 from surefoot.compare.variants import flags, short_names
 from surefoot.report import figures
 from surefoot.report.charts import Chart, Line
-from surefoot.tracking.format import as_typed, duration, in_line, number, shortened
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import as_typed, duration, in_line, number, shortened, text_table
 
 Point = tuple[int, float]  # step, value
 _POINTS = 200  # of a curve; more are averaged, so that noise does not hide what is compared

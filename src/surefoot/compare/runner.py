@@ -1,6 +1,5 @@
 """Training the variants of a comparison, several at once: who is next, who is done, and what a person sees of it."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from surefoot.compare.search import Search
 from surefoot.compare.trained import refuse_missing_score, watched
 from surefoot.compare.trials import Outcome, Standing, Trial, Trials, is_over
 from surefoot.compare.variants import Direction
-from surefoot.tracking.console import Said
+from surefoot.tracking.console import Said, can_redraw
 from surefoot.tracking.format import duration, in_line, number, shortened, visible
 from surefoot.tracking.run_reader import read_run
 
@@ -86,8 +85,7 @@ class Board:
 
 def screen() -> Lines | Board:
     """Lines that are drawn again where standard output is a terminal, else plain ones."""
-    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
-    return Lines() if sys.stdout is None or not sys.stdout.isatty() or plain else Board()
+    return Board() if can_redraw(sys.stdout) else Lines()
 
 
 class InOrder:

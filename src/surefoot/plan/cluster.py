@@ -1,12 +1,11 @@
 """A run on many GPUs as numbers: how many bytes each holds under a strategy, and what for, and what fits on it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.data.buckets import Lengthy
 from surefoot.memory import in_words
 from surefoot.plan.network_model import Machine, Timing, timing
-from surefoot.plan.workload import Spread, Weight, Workload
+from surefoot.plan.workload import Spread, Workload
 from surefoot.run.components import RunComponents
 
 _SPARE = 0.9  # of a GPU's memory: CUDA, NCCL and fragments take their part of the rest
@@ -72,7 +71,7 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
 
 
 def _gathered_bytes(work: Workload, strategy: Spread) -> int:
-    outside, *blocks = (_unit_bytes(unit, strategy) for unit in (work.outside, *work.blocks))
+    outside, *blocks = (strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks))
     if not strategy.reshard:
         return outside + sum(blocks) + max(blocks, default=0)
     return outside + max((sum(blocks[place : place + 2]) for place in range(len(blocks))), default=0)
@@ -80,13 +79,8 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
 
 def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
     """A block's gradients as the pass makes them, and in float32 as they are sent."""
-    units = [tuple(weight for weight in unit if weight.trained) for unit in (work.outside, *work.blocks)]
-    as_sent = replace(strategy, gather="fp32")
-    return max(_unit_bytes(unit, strategy) + _unit_bytes(unit, as_sent) for unit in units)
-
-
-def _unit_bytes(unit: Sequence[Weight], strategy: Spread) -> int:
-    return sum(weight.gathered_bytes(strategy.shards, strategy.gather) for weight in unit)
+    units = [[weight for weight in unit if weight.trained] for unit in (work.outside, *work.blocks)]
+    return max(strategy.unit_bytes(unit) + replace(strategy, gather="fp32").unit_bytes(unit) for unit in units)
 
 
 @dataclass(frozen=True)
@@ -110,15 +104,12 @@ class Case:
 
 def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
     """Samples of a micro-batch, micro-batches of each rank, and what `train` would refuse of that."""
-    sizes = parts.supply.sizes
-    first = len(parts.supply.again(0)[0].ids)
+    sizes, rows, each = parts.supply.sizes, len(parts.supply.again(0)[0].ids), 1
     if sizes.pieces == 1:  # without a size of its own each rank makes one
-        rows, each = max(1, round(first / ranks)), 1
-        fits = sizes.batch_size % ranks == 0
+        rows, shared_by_all = max(1, round(rows / ranks)), sizes.batch_size
     else:
-        rows, each = first, max(1, round(sizes.pieces / ranks))
-        fits = sizes.pieces % ranks == 0
-    if fits:
+        each, shared_by_all = max(1, round(sizes.pieces / ranks)), sizes.pieces
+    if shared_by_all % ranks == 0:
         return rows, each, None
     cut = "" if sizes.pieces == 1 else f" in {sizes.pieces} micro-batches"
     refused = f"train would refuse that: {ranks:,} ranks cannot share {sizes.batch_size:,} {sizes.unit}{cut} evenly"
@@ -142,7 +133,6 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
 
 
 def fits(found: Memory, machine: Machine) -> str:
-    left = machine.memory_bytes - found.total
-    if left < 0:
-        return f"{in_words(-left)} too much"
+    if found.total > machine.memory_bytes:
+        return f"{in_words(found.total - machine.memory_bytes)} too much"
     return "hardly fits" if found.total > _SPARE * machine.memory_bytes else "fits"

@@ -1,6 +1,6 @@
 """`surefoot plan --world N`: what a run would need and how long a step would take on many GPUs, in words.
 
-Nothing is allocated and nothing is measured: the numbers are those of `cluster.py` and of a dry pass over the run on paper.
+Nothing is allocated or measured: the numbers are those of `cluster.py` and of a dry pass.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,7 @@ from surefoot.plan.network_model import Machine, ring_bandwidth, windows
 from surefoot.plan.summary import Section, parameters_by_module
 from surefoot.plan.workload import Spread, workload
 from surefoot.run.components import RunComponents
-from surefoot.tracking.format import counted, measured_time, three_digits, with_unit
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import counted, measured_time, text_table, three_digits, with_unit
 
 _PURPOSES = {  # what a field of `Memory` is for, and whether FSDP alone has it
     "parameters": "parameters",
@@ -37,11 +36,9 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     """The machine that is assumed, the step, and memory, bytes and time of the run's strategy and of others."""
     if parts.task.loss is None:
         raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
-    world = parts.world.on_paper
+    world, tokens, refused = parts.world.on_paper, tokens_each(parts), refusal(parts)
     rows, micro_batches, note = shared(parts, ranks=world)
-    tokens = tokens_each(parts)
     own = spread(parts, ranks=world)
-    refused = refusal(parts)
     if refused is not None and own.kind == "fsdp":
         raise refused
     gathers = dict.fromkeys((own.gather, "fp32"))
@@ -53,17 +50,18 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
         if refused is None or chosen.kind != "fsdp"
     ]
     mine = next(found for found in cases if found.strategy == own)
-    unshardable = [] if refused is None else [first_line(refused)]
-    return [
-        *([Section("data", list(parts.settings.about_data))] if parts.settings.about_data else []),
+    strategies = [*table(cases), *([] if refused is None else [first_line(refused)])]
+    found = [
+        Section("data", list(parts.settings.about_data)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(machine, world=world)),
         Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),
         Section(f"memory of a GPU, {mine.name}", held(parts, mine)),
-        *([Section(f"sent by each GPU in a step, {mine.name}", sent(mine))] if world > 1 else []),
+        Section(f"sent by each GPU in a step, {mine.name}", sent(mine) if world > 1 else []),
         Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
-        *([Section("strategies", [*table(cases), *unshardable])] if world > 1 else []),
+        Section("strategies", strategies if world > 1 else []),
     ]
+    return [section for section in found if section.lines]
 
 
 def refusal(parts: RunComponents) -> ConfigError | None:
@@ -143,8 +141,7 @@ def sent(case: Case) -> list[str]:
     lines = []
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):
         ways = {f"among {shards} shards": window.to_shards, f"among {copies} replicas": window.to_replicas}
-        told = ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number)
-        if told:
+        if told := ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number):
             lines.append(f"{window.times} x beside a {window.part} pass: {told}")
     ring = {"shards": (shards, 1), "replicas": (copies, shards)}
     speeds = ", ".join(
@@ -158,14 +155,14 @@ def sent(case: Case) -> list[str]:
 def times(case: Case, *, tokens: float | None) -> list[str]:
     """Seconds of computing and sending, and from which batch on the one hides the other."""
     found, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
-    hidden = found.communication_s - found.exposed_s
+    hidden_s = found.communication_s - found.exposed_s
     made = world * case.micro_batches * case.work.samples / found.step_s
     of_step = f"a step of {measured_time(found.step_s)} without its update: {_rate(made, tokens)}"
     if world == 1:
         return [of_step]
     return [
         f"computing {measured_time(found.compute_s)}, communication {measured_time(found.communication_s)}:"
-        f" {measured_time(hidden)} of it hidden, {measured_time(found.exposed_s)} exposed",
+        f" {measured_time(hidden_s)} of it hidden, {measured_time(found.exposed_s)} exposed",
         of_step,
         f"communication hides behind computing from {_samples(samples, tokens)} a GPU and micro-batch on,",
         f"which are {_samples(samples * world, tokens)} a step",

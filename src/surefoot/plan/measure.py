@@ -61,15 +61,14 @@ def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
         "averages": tensor_bytes(p for average in state.averages.values() for p in average.model.parameters()),
         "optimizer": sum(size for size in kept if size is not None),
     }
-    activations = measured.activation_bytes
     known = [name for name in sizes if name != "optimizer" or None not in kept]
     told = [f"{name} {in_words(sizes[name])}" for name in known if sizes[name] or name != "averages"]
     told += ["optimizer: known after its first step"] * (None in kept)
     step_s = measured.pass_s * parts.supply.sizes.pieces / parts.world.ranks
     return [
         ", ".join(told),
-        f"activations of one micro-batch {in_words(activations)} (measured); together"
-        f" {in_words(sum(sizes.values()) + activations)}",
+        f"activations of one micro-batch {in_words(measured.activation_bytes)} (measured); together"
+        f" {in_words(sum(sizes.values()) + measured.activation_bytes)}",
         *([] if parts.computed_again is None else [f"activation checkpointing: {parts.computed_again}"]),
         f"{measured.pass_s * 1000:,.3g} ms for a micro-batch forward and backward (measured), "
         f"{step_s * 1000:,.3g} ms a step before its update",
@@ -98,6 +97,6 @@ def evaluation_time(parts: RunComponents) -> list[str]:
             " (measured with a few batches)"
         )
     if end:
-        end_s = measured_time(sum(took_s[name] for name in end))
-        lines.append(f"about {end_s} for {', '.join(end)}, scored once, at the end")
+        end_s = sum(took_s[name] for name in end)
+        lines.append(f"about {measured_time(end_s)} for {', '.join(end)}, scored once, at the end")
     return lines

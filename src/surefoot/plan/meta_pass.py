@@ -1,8 +1,6 @@
-"""What one forward and backward pass would hold and compute: a dry pass, over a model on torch's meta device.
+"""What one forward and backward pass would hold and compute: a dry pass over a model on torch's meta device.
 
-There a function's results have a shape and a type and take no memory, so a pass over a model of any size is a second's work. Three
-things are done here by hand, as a GPU would do them: what autocast would cast, attention in one kernel that never holds all its
-weights, and dropout's mask.
+Results there take no memory. Done here by hand, as a GPU would: autocast's casts, attention in one kernel, dropout's mask.
 """
 
 from dataclasses import dataclass
@@ -26,15 +24,11 @@ from surefoot.train.precision import FORMATS
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch, forward and backward, where gradients are there already.
-
-    `kept_bytes` is what the backward pass needs of the forward pass, without the weights; `most_bytes` all that is made and held at
-    one time, gradients on their way to their weights among it.
-    """
+    """One micro-batch, forward and backward, where gradients are there already."""
 
     samples: int
-    kept_bytes: int
-    most_bytes: int
+    kept_bytes: int  # of the forward pass for the backward pass, without the weights
+    most_bytes: int  # all that is made and held at one time, gradients on their way to their weights among it
     flops: tuple[float, float]  # multiplications and additions of the forward, and of the backward pass
 
 
@@ -82,8 +76,7 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        formula = self.formulas.get(func.overloadpacket)
-        if formula is not None:
+        if (formula := self.formulas.get(func.overloadpacket)) is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=made)
         return made
 
@@ -117,8 +110,9 @@ def _passed(
         del result
         # as `loss.backward()`, which would itself be handed to the mode, and leave it: checkpoints compute again in it
         engine: Any = torch.autograd.Variable._execution_engine
-        ones = (torch.ones_like(loss),)
-        engine.run_backward((loss,), ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
+        engine.run_backward(
+            (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
     read = tensor_bytes(tensor for tensor in tree_iter(batch) if isinstance(tensor, Tensor))
     return kept_bytes, found.memory_bytes + read, forward, counted.flops, mode.casts
 
@@ -167,16 +161,16 @@ class OnPaper(TorchFunctionMode):
 
     def __init__(self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None) -> None:
         super().__init__()
-        self.narrow = narrow
-        self.casts = dict(casts or {})
-        self.keeping = True
+        self.narrow, self.casts, self.keeping = narrow, dict(casts or {}), True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.narrow is not None and func in _NARROW:
             args, kwargs = tree_map_only(Tensor, self._narrowed, (args, kwargs))
         elif self.narrow is not None and func in _WIDE:
-            args, kwargs = tree_map_only(Tensor, self._widened, (args, kwargs))
+            args, kwargs = tree_map_only(
+                Tensor, lambda held: held.float() if held.dtype == self.narrow else held, (args, kwargs)
+            )
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
         if func is F.dropout:
@@ -186,17 +180,12 @@ class OnPaper(TorchFunctionMode):
     def _narrowed(self, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.float32:
             return tensor
-        if not (tensor.is_leaf and tensor.requires_grad):
-            return tensor.to(self.narrow)
-        if tensor in self.casts:
-            return self.casts[tensor]
-        made = tensor.to(self.narrow)
-        if self.keeping:
-            self.casts[tensor] = made
+        made = self.casts.get(tensor)
+        if made is None:
+            made = tensor.to(self.narrow)
+            if self.keeping and tensor.is_leaf and tensor.requires_grad:
+                self.casts[tensor] = made
         return made
-
-    def _widened(self, tensor: Tensor) -> Tensor:
-        return tensor.float() if tensor.dtype == self.narrow else tensor
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -220,10 +209,11 @@ def _attention(
     if not query.is_meta or query.ndim != 4 or others.get("enable_gqa"):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
     aten: Any = torch.ops.aten
+    made: tuple[Tensor, ...]
     if attn_mask is None:
-        made: Tensor = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)[0]
-        return made
-    bias = torch.zeros_like(attn_mask, dtype=query.dtype) if attn_mask.dtype is torch.bool else attn_mask
-    wide = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    found: Tensor = aten._scaled_dot_product_efficient_attention(query, key, value, wide, True, dropout_p, is_causal)[0]
-    return found
+        made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)
+    else:
+        bias = torch.zeros_like(attn_mask, dtype=query.dtype) if attn_mask.dtype is torch.bool else attn_mask
+        wide = bias.expand(*query.shape[:3], key.shape[2])
+        made = aten._scaled_dot_product_efficient_attention(query, key, value, wide, True, dropout_p, is_causal)
+    return made[0]

@@ -10,17 +10,13 @@ from surefoot.plan.workload import Spread, Workload
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU among many, as a data sheet has it; `mfu` is the fraction of its FLOP/s that training uses.
-
-    `bandwidth` and `node_bandwidth` are bytes a second that one GPU sends, and receives at the same time: its share of the
-    network between nodes, and its links inside a node of `node_size` GPUs.
-    """
+    """One GPU among many, as a data sheet has it; `mfu` is the fraction of its FLOP/s that training uses."""
 
     flops: float
     mfu: float
     memory_bytes: int
-    bandwidth: float
-    node_bandwidth: float
+    bandwidth: float  # bytes per second to other nodes, and as many received: this GPU's share of the network
+    node_bandwidth: float  # the same to others of its node
     node_size: int = 8
     origins: Mapping[str, str] = field(default_factory=dict)  # of each number, where it comes from
 
@@ -71,15 +67,12 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     """
     shards, copies = strategy.shards, strategy.copies
     sums = float(sum(weight.gathered_bytes(shards, "fp32") for weight in work.weights if weight.trained))
-    units = [
-        sum(weight.gathered_bytes(shards, strategy.gather) for weight in unit) for unit in (work.outside, *work.blocks)
-    ]
-    forward = ring_gathered(sum(units), shards)
+    units = [strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks)]
     backward = ring_gathered(sum(units[1:]), shards) if strategy.reshard else 0.0
     scattered, added = ring_gathered(sums, shards), ring_reduced(sums / shards, copies)
     summed = micro_batches if strategy.synchronise == "every" else 1
     found = [
-        Window("forward", micro_batches, forward, 0.0),
+        Window("forward", micro_batches, ring_gathered(sum(units), shards), 0.0),
         Window("backward", micro_batches - summed, backward, 0.0),
         Window("backward", summed, backward + scattered, added),
     ]
@@ -104,17 +97,13 @@ def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a step without its update: computing, and beside or after that sending, of which some is exposed.
-
-    `sent_bytes` are those that each GPU sends in a step, and as many that it receives; `hidden_from` is the smallest micro-batch
-    of a GPU, in samples, beside whose passes all communication is over as soon as they are.
-    """
+    """Seconds of a step without its update: computing, and beside or after that sending, of which some is exposed."""
 
     compute_s: float
     communication_s: float
     exposed_s: float
-    sent_bytes: float
-    hidden_from: int
+    sent_bytes: float  # by each GPU, and as many received
+    hidden_from: int  # the smallest micro-batch of a GPU, in samples, whose passes hide all communication
 
     @property
     def step_s(self) -> float:
@@ -136,20 +125,21 @@ def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches:
     8
     """
     found = windows(work, strategy, micro_batches=micro_batches)
-    took = [(window.times, *_seconds(window, work, strategy, machine)) for window in found]
-    least = max(sending / (computing / work.samples) for _, computing, sending in took)
+    flops_per_s = machine.flops * machine.mfu
+    to_shards = ring_bandwidth(machine, members=strategy.shards, stride=1)
+    to_replicas = ring_bandwidth(machine, members=strategy.copies, stride=strategy.shards)
+    took = [
+        (
+            window.times,
+            work.flops[window.part == "backward"] / flops_per_s,
+            window.to_shards / to_shards + window.to_replicas / to_replicas,  # one after the other
+        )
+        for window in found
+    ]
     return Timing(
-        compute_s=micro_batches * sum(work.flops) / (machine.flops * machine.mfu),
+        compute_s=micro_batches * sum(work.flops) / flops_per_s,
         communication_s=sum(times * sending for times, _, sending in took),
         exposed_s=sum(times * max(0.0, sending - computing) for times, computing, sending in took),
         sent_bytes=sum(window.times * (window.to_shards + window.to_replicas) for window in found),
-        hidden_from=max(1, math.ceil(least)),
+        hidden_from=max(1, *(math.ceil(sending / (computing / work.samples)) for _, computing, sending in took)),
     )
-
-
-def _seconds(window: Window, work: Workload, strategy: Spread, machine: Machine) -> tuple[float, float]:
-    """Of computing and of sending in one window; to shards and to replicas one after the other."""
-    computing = work.flops[window.part == "backward"] / (machine.flops * machine.mfu)
-    shards, copies = strategy.shards, strategy.copies
-    sending = window.to_shards / ring_bandwidth(machine, members=shards, stride=1)
-    return computing, sending + window.to_replicas / ring_bandwidth(machine, members=copies, stride=shards)

@@ -1,7 +1,4 @@
-"""Learning-rate schedules of one run side by side, as PNG and SVG.
-
-Above all curves in one field; below each in its own, with its peak, its lowest rate, the end of warm-up and its area marked.
-"""
+"""Learning-rate schedules of one run as PNG and SVG: all in one field, and each in its own with what is marked on it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +13,7 @@ from surefoot.errors import ConfigError
 from surefoot.report.charts import Chart, Line, Mark
 from surefoot.report.figures import draw
 from surefoot.schedules.lr_schedule import Joined, Schedule
-from surefoot.tracking.format import shortened
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import shortened, text_table
 
 _LOOKED_AT = 1_000_000  # steps of one schedule; of a longer run every second, third ...
 
@@ -68,9 +64,8 @@ def traced(schedules: Mapping[str, Schedule | Joined], length: Length) -> list[T
         except ConfigError as problem:
             problems.append(f"{name}: {problem}")
             continue
-        warmup, last = int(resolved.warmup or 0), length.steps - 1
-        even = np.arange(0, last + 1, -(-length.steps // _LOOKED_AT), dtype=np.int64)
-        steps = np.unique(np.concatenate([even, [warmup, last]])).astype(np.int64)
+        warmup, every = int(resolved.warmup or 0), -(-length.steps // _LOOKED_AT)
+        steps = np.unique([*range(0, length.steps, every), warmup, length.steps - 1]).astype(np.int64)
         found.append(Trace(name, steps, np.array([factor(int(step)) for step in steps]), warmup))
     if problems:
         raise ConfigError("\n".join(problems))
@@ -116,8 +111,8 @@ def plot_schedules(
     """
     if not schedules:
         raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.warmup_cosine('5%')}")
-    traces = traced(schedules, length if isinstance(length, Length) else steps_alone(length))
-    return drawn(traces, out=out, rate=rate)
+    planned_length = length if isinstance(length, Length) else steps_alone(length)
+    return drawn(traced(schedules, planned_length), out=out, rate=rate)
 
 
 def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
@@ -159,12 +154,9 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
         note = f"mean factor {trace.mean:.3f}, {warms}\npeak {peak * rate:.3g} at {peak_step:,}, {falls}"
         wide = len(traces) == 1
         each.append(Chart(name, name, (line,), tuple(marks), scale="linear", within=(0.0, top), note=note, wide=wide))
-    if len(each) == 1:
-        return each
-    return [
-        Chart("all", "", tuple(chart.lines[0] for chart in each), scale="linear", within=(0.0, top), wide=True),
-        *each,
-    ]
+    together = tuple(chart.lines[0] for chart in each)
+    overview = Chart("all", "", together, scale="linear", within=(0.0, top), wide=True)
+    return each if len(each) == 1 else [overview, *each]
 
 
 def _points(trace: Trace) -> list[tuple[int, float]]:

@@ -15,8 +15,7 @@ from surefoot.optim.param_groups import first_and_last
 from surefoot.plan.measure import Measured, evaluation_time, measure, memory_and_time
 from surefoot.run.components import RunComponents
 from surefoot.seeding import untouched
-from surefoot.tracking.format import counted
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import counted, text_table
 from surefoot.train.auto_precision import Chosen, settle_choices
 from surefoot.train.state_dict import parameter_names
 
@@ -99,8 +98,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
                 f"  group {place}: {counted(len(members), 'tensor')}, {_numbers(group['params']):,} numbers,"
                 f" lr {group['initial_lr']:g}, weight decay {group.get('weight_decay', 0):g}{which}"
             )
-        frozen = {parameter: held for parameter, held in names.items() if not parameter.requires_grad}
-        if frozen:
+        if frozen := {parameter: held for parameter, held in names.items() if not parameter.requires_grad}:
             which = first_and_last([*frozen.values()])
             lines.append(f"  frozen: {counted(len(frozen), 'tensor')}, {_numbers(frozen):,} numbers: {which}")
     return lines
@@ -110,14 +108,12 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
     """Ranks, accumulation and micro-batch; steps and passes; targets a step, as the first micro-batch has them."""
     length, sizes, plan = parts.length, parts.supply.sizes, parts.supply.plan
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
-    each = pieces // ranks
-    per_epoch = length.samples_per_epoch / length.batch_size
+    each, per_epoch = pieces // ranks, length.samples_per_epoch / length.batch_size
     padded = [f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []
     together = (
         f"batch normalisation is over the micro-batches of {counted(ranks, 'rank')} together:"
         " with another number of ranks it is another run"
     )
-    targets = "" if measured is None else f"{measured.targets * pieces:,} targets a step"
     return [
         f"{sizes.batch_size:,} {unit} a step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
@@ -125,7 +121,11 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
         *([together] if parts.settings.sync_batch_norm else []),
-        *([f"{targets}, as many as the loss counts in the first micro-batch"] if targets else []),
+        *(
+            [f"{measured.targets * pieces:,} targets a step, as many as the loss counts in the first micro-batch"]
+            if measured
+            else []
+        ),
     ]
 
 
@@ -136,12 +136,10 @@ def learning_rates(parts: RunComponents) -> list[str]:
     base = groups[0]["initial_lr"]
     factors_of_base = {group["initial_lr"] / base: None for group in groups if base}  # each once, in order
     of_base = ", ".join(f"{factor:.4g}" for factor in factors_of_base)
-    factors = parts.task.factors
-    stride = max(1, steps // _LOOKED_AT)
+    factors, stride = parts.task.factors, max(1, steps // _LOOKED_AT)
     near = max(range(0, steps, stride), key=factors)
     fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
     feedback = parts.whole.feedback
-    lower = [] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]
     shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
     rows = [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in shown.items()]
     settings = parts.schedule.described()
@@ -150,7 +148,7 @@ def learning_rates(parts: RunComponents) -> list[str]:
         settings["shape"] + "".join(plain),
         *text_table(rows, left=(0, 3)),
         *([f"these are of group 0; groups have of it: {of_base}"] if len(factors_of_base) > 1 else []),
-        *lower,
+        *([] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]),
     ]
 
 
@@ -166,8 +164,7 @@ def _directory(parts: RunComponents) -> list[str]:
         return ["nothing is saved: no out was given"]
     path = parts.directory.path
     try:
-        found = parts.saving.newest()
-        if found is None:
+        if (found := parts.saving.newest()) is None:
             return [f"checkpoints go to {path}"]
         parts.continue_from(found)
         parts.refuse_another_architecture(found)
@@ -184,9 +181,8 @@ def _shown(names: Iterable[str]) -> str:
     """
     blocks = defaultdict[tuple[str, str], list[str]](list)
     for name in names:
-        found = re.search(r"\.(\d+)\.", name)
-        key = (name[: found.start()], name[found.end() :]) if found else (name, "")
-        blocks[key].append(found[1] if found else "")
+        before, place, after = [*re.split(r"\.(\d+)\.", name, maxsplit=1), "", ""][:3]
+        blocks[before, after].append(place)
     return ", ".join(
         before + (f".{places[0]}{f'-{places[-1]}' if len(places) > 1 else ''}.{after}" if places[0] else "")
         for (before, after), places in blocks.items()

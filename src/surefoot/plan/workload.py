@@ -1,7 +1,5 @@
 """A run on paper in numbers: its weights by block, its optimizer's state, and what a pass over it would hold and compute."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,86 @@ from surefoot.optim.kinds.kind import state_bytes
 from surefoot.optim.skip_step import update_bytes
 from surefoot.plan.meta_pass import Pass
 from surefoot.run.components import RunComponents
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A strategy over `world` ranks; the settings are those of `--parallel` and `--sharding.*`, none of them "auto"."""
+
+    kind: Literal["none", "ddp", "fsdp"]
+    world: int
+    replicas: int = 1  # of sharded groups: a mesh of replicas x shards
+    reshard: bool = True  # let gathered parameters go after the forward pass
+    synchronise: Literal["last", "every"] = "last"  # gradients with which micro-batch
+    gather: Literal["fp32", "bf16"] = "fp32"
+    offload: bool = False  # parameters, gradients and optimizer state in the host's memory
+
+    @property
+    def shards(self) -> int:
+        """Over so many ranks a parameter is cut.
+
+        >>> Spread("fsdp", 512, replicas=64).shards, Spread("ddp", 512).shards
+        (8, 1)
+        """
+        return self.world // self.replicas if self.kind == "fsdp" else 1
+
+    @property
+    def copies(self) -> int:
+        """So many ranks hold the same numbers, and add up their gradients."""
+        return self.replicas if self.kind == "fsdp" else self.world
+
+    def unit_bytes(self, unit: "Iterable[Weight]") -> int:
+        """What is gathered of weights together."""
+        return sum(weight.gathered_bytes(self.shards, self.gather) for weight in unit)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter: its shape, bytes of a number, and whether it is trained."""
+
+    shape: tuple[int, ...]
+    item_bytes: int = 4
+    trained: bool = True
+
+    @property
+    def memory_bytes(self) -> int:
+        return math.prod(self.shape) * self.item_bytes
+
+    def shard_bytes(self, shards: int) -> int:
+        """Of the rows that the first rank holds, which has most: FSDP2 cuts dimension 0 into chunks of ceil(n / shards).
+
+        >>> Weight((10, 3)).shard_bytes(4), Weight((10, 3)).shard_bytes(1)
+        (36, 120)
+        """
+        return math.prod(shard_shape(self.shape, shards)) * self.item_bytes
+
+    def gathered_bytes(self, shards: int, gather: Literal["fp32", "bf16"]) -> int:
+        """Of all ranks' rows together, padded to equal size, in the format in which they are gathered.
+
+        >>> Weight((10, 3)).gathered_bytes(4, "fp32"), Weight((10, 3)).gathered_bytes(4, "bf16")
+        (144, 72)
+        """
+        numbers = shards * math.prod(shard_shape(self.shape, shards))
+        return numbers * (min(2, self.item_bytes) if gather == "bf16" else self.item_bytes)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, its optimizer, and one micro-batch of one rank; nothing in it depends on the strategy."""
+
+    outside: tuple[Weight, ...]  # the weights that belong to no block
+    blocks: tuple[tuple[Weight, ...], ...]  # gathered block by block
+    state_bytes: Callable[[int], int]  # of one rank, by the number of shards
+    update_bytes: Callable[[int], int]  # of copies that an update makes for its time, the same way
+    averages: int  # twins of the model
+    buffer_bytes: int
+    pass_bytes: int  # that a forward and backward pass holds at most beside weights and gradients
+    flops: tuple[float, float]  # forward, and backward with what checkpointing computes again
+    samples: int
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return (*self.outside, *(weight for block in self.blocks for weight in block))
 
 
 def workload(parts: RunComponents, passed: Pass) -> Workload:
@@ -54,9 +132,8 @@ def units(
     outside: list[nn.Parameter] = []
     blocks: list[list[nn.Parameter]] = []
     for model in models.values():
-        alone = [
-            list(block.parameters()) for block in blocks_of(model, named or "auto").values() if _is_alone(block, model)
-        ]
+        found = blocks_of(model, named or "auto").values()
+        alone = [list(block.parameters()) for block in found if _is_alone(block, model)]
         inside = {parameter for block in alone for parameter in block}
         outside += [parameter for parameter in model.parameters() if parameter not in inside]
         blocks += [block for block in alone if block]
@@ -65,95 +142,9 @@ def units(
 
 def _is_alone(block: nn.Module, model: nn.Module) -> bool:
     """True where no module outside of a block holds a parameter of it."""
-    within, own = set(block.modules()), set(block.parameters())
-    others = (module for module in model.modules() if module not in within)
-    return not any(parameter in own for module in others for parameter in module.parameters(recurse=False))
+    others = set(model.modules()) - set(block.modules())
+    return set(block.parameters()).isdisjoint(held for other in others for held in other.parameters(recurse=False))
 
 
 def _weights(parameters: Iterable[Tensor]) -> tuple[Weight, ...]:
     return tuple(Weight(tuple(held.shape), held.element_size(), held.requires_grad) for held in parameters)
-
-
-Kind = Literal["none", "ddp", "fsdp"]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A strategy over `world` ranks; the settings are those of `--parallel` and `--sharding.*`, none of them "auto"."""
-
-    kind: Kind
-    world: int
-    replicas: int = 1  # of sharded groups: a mesh of replicas x shards
-    reshard: bool = True  # let gathered parameters go after the forward pass
-    synchronise: Literal["last", "every"] = "last"  # gradients with which micro-batch
-    gather: Literal["fp32", "bf16"] = "fp32"
-    offload: bool = False  # parameters, gradients and optimizer state in the host's memory
-
-    @property
-    def shards(self) -> int:
-        """Over so many ranks a parameter is cut.
-
-        >>> Spread("fsdp", 512, replicas=64).shards, Spread("ddp", 512).shards
-        (8, 1)
-        """
-        return self.world // self.replicas if self.kind == "fsdp" else 1
-
-    @property
-    def copies(self) -> int:
-        """So many ranks hold the same numbers, and add up their gradients."""
-        return self.replicas if self.kind == "fsdp" else self.world
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A parameter: its shape, bytes of a number, and whether it is trained."""
-
-    shape: tuple[int, ...]
-    item_bytes: int = 4
-    trained: bool = True
-
-    @property
-    def memory_bytes(self) -> int:
-        return math.prod(self.shape) * self.item_bytes
-
-    def shard_bytes(self, shards: int) -> int:
-        """Of the rows that the first rank holds, which has most: FSDP2 cuts dimension 0 into chunks of ceil(n / shards).
-
-        >>> Weight((10, 3)).shard_bytes(4), Weight((10, 3)).shard_bytes(1)
-        (36, 120)
-        """
-        return math.prod(shard_shape(self.shape, shards)) * self.item_bytes
-
-    def gathered_bytes(self, shards: int, gather: Literal["fp32", "bf16"]) -> int:
-        """Of all ranks' rows together, padded to equal size, in the format in which they are gathered.
-
-        >>> Weight((10, 3)).gathered_bytes(4, "fp32"), Weight((10, 3)).gathered_bytes(4, "bf16")
-        (144, 72)
-        """
-        numbers = shards * math.prod(shard_shape(self.shape, shards))
-        return numbers * (min(2, self.item_bytes) if gather == "bf16" else self.item_bytes)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A model, its optimizer, and one micro-batch of one rank; nothing in it depends on the strategy.
-
-    `outside` are the weights that belong to no block, `blocks` those that are gathered block by block. `state_bytes` and
-    `update_bytes` (copies that an update makes for its time) are of one rank, by the number of shards. `pass_bytes` is what a forward
-    and backward pass holds at most beside weights and gradients; `flops` are those of the forward and of the backward pass, what
-    checkpointing computes again in the latter.
-    """
-
-    outside: tuple[Weight, ...]
-    blocks: tuple[tuple[Weight, ...], ...]
-    state_bytes: Callable[[int], int]
-    update_bytes: Callable[[int], int]
-    averages: int  # twins of the model
-    buffer_bytes: int
-    pass_bytes: int
-    flops: tuple[float, float]
-    samples: int
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        return (*self.outside, *(weight for block in self.blocks for weight in block))

@@ -12,8 +12,7 @@ from surefoot.memory import in_words
 from surefoot.profile.ab_timing import Tried
 from surefoot.profile.flops import Flops
 from surefoot.profile.trace import MemoryLine, Operator, draw
-from surefoot.tracking.format import measured_time, shortened, with_unit
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import measured_time, shortened, text_table, with_unit
 
 PHASES = ("waiting", "forward", "loss", "backward", "communication", "optimizer", "rest")
 

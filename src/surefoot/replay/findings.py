@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from surefoot.replay.tensor_stats import Tally
-from surefoot.tracking.format import in_line, number, shortened, visible
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import in_line, number, shortened, text_table, visible
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,7 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Line:
-    """Points joined by a line.
-
-    colour: a place in the palette; lines of one colour belong together. `faint` is behind others, `dots` marks every point.
-    `named` ones stand in the legend.
-    """
+    """Points joined by a line: `colour` is a place in the palette, `faint` is behind others, `named` stands in the legend."""
 
     name: str
     points: Points
@@ -30,10 +26,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something to be seen at one step: a point, or where `y` is None a line from top to bottom.
-
-    "strange": a value that is not finite, at the upper edge.
-    """
+    """A point, or where `y` is None a line from top to bottom; "strange": a value that is not finite, at the upper edge."""
 
     kind: Literal["best", "event", "strange"]
     x: float
@@ -44,10 +37,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over steps. `scale` "auto" is logarithmic where the largest value would flatten all others; `zero` shows 0 too.
-
-    `within` are the least and the largest value that are shown, where those of the points are not.
-    """
+    """Lines over steps. `scale` "auto" is logarithmic where the largest value would flatten all others; `zero` shows 0 too."""
 
     name: str  # of the chart, unlike all others of a page
     title: str
@@ -61,7 +51,7 @@ class Chart:
     note: str = ""
     wide: bool = False
     x_name: str = "step"
-    within: tuple[float, float] | None = None
+    within: tuple[float, float] | None = None  # the least and the largest value shown; absent: of the points
 
 
 @dataclass(frozen=True)
@@ -111,12 +101,9 @@ def _vertical(chart: Chart, values: list[float]) -> Axis:
     if chart.within is not None:
         return Axis(*chart.within, unit=chart.unit)
     low, high = values[0], values[-1]
-    positive = low > 0
-    wanted = chart.scale == "log" or (
-        chart.scale == "auto" and positive and high > _FLATTENED * values[len(values) // 2]
-    )
-    if wanted and high > 0:
-        low = low if positive else next(value for value in values if value > 0)
+    flattened = low > 0 and high > _FLATTENED * values[len(values) // 2]
+    if high > 0 and (chart.scale == "log" or (chart.scale == "auto" and flattened)):
+        low = next(value for value in values if value > 0)
         if high / low < 1.2:
             low, high = low / 1.1, high * 1.1
         room = (high / low) ** 0.05
@@ -138,19 +125,15 @@ def ticks(axis: Axis, *, most: int = 6) -> list[float]:
     >>> ticks(Axis(0.0, 600.0)), ticks(Axis(0.0, 1.0)), ticks(Axis(1e-5, 2e-2, logarithmic=True))
     ([0.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [1e-05, 0.0001, 0.001, 0.01])
     """
-    if axis.logarithmic:
-        found = _of_powers(axis, most)
-        if len(found) > 1:
-            return found
-    base = 2.0 if axis.unit == "bytes" else 10.0
-    rough = (axis.high - axis.low) / most
+    if axis.logarithmic and len(found := _of_powers(axis, most)) > 1:
+        return found
+    base, rough = 2.0 if axis.unit == "bytes" else 10.0, (axis.high - axis.low) / most
     size = base ** math.floor(math.log(rough, base) + 1e-9)
     factors = (1.0, 2.0) if base == 2.0 else (1.0, 2.0, 2.5, 5.0, 10.0)
     step = next(factor * size for factor in factors if factor * size >= rough * (1 - 1e-9))
-    first = math.ceil(axis.low / step - 1e-9)
-    last = math.floor(axis.high / step + 1e-9)
+    places = range(math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9) + 1)
     digits = max(0, 3 - math.floor(math.log10(step)))
-    return [round(place * step, digits) + 0.0 for place in range(first, last + 1)]
+    return [round(place * step, digits) + 0.0 for place in places]
 
 
 def _of_powers(axis: Axis, most: int) -> list[float]:

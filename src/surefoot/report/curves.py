@@ -1,9 +1,7 @@
 """A curve of any length in bounded room: what is drawn of it, its least and largest values, and it without its noise."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,13 +21,15 @@ class Stretch:
     total: float
     count: int
 
-    def with_next(self, later: Stretch) -> Stretch:
-        """This stretch and the one after it as one; of equal values the first stands."""
-        low = (later.low_at, later.low) if later.low < self.low else (self.low_at, self.low)
-        high = (later.high_at, later.high) if later.high > self.high else (self.high_at, self.high)
-        return Stretch(*low, *high, self.steps + later.steps, self.total + later.total, self.count + later.count)
+
+def _together(one: Stretch, later: Stretch) -> Stretch:
+    """A stretch and the one after it as one; of equal values the first stands."""
+    low = (later.low_at, later.low) if later.low < one.low else (one.low_at, one.low)
+    high = (later.high_at, later.high) if later.high > one.high else (one.high_at, one.high)
+    return Stretch(*low, *high, one.steps + later.steps, one.total + later.total, one.count + later.count)
 
 
+@dataclass(eq=False)
 class Curve:
     """Values by step, added in order. Up to `stretches` of them are kept as they are; of more, pairs of neighbours are joined.
 
@@ -40,14 +40,13 @@ class Curve:
     ([(0, 3.0), (1, 1.0), (2, 2.0), (3, 9.0), (4, 2.0), (5, 2.0)], True)
     """
 
-    def __init__(self, stretches: int = STRETCHES) -> None:
-        self.most = 2 * stretches
-        self.held: list[Stretch] = []
-        self.size = 1  # points of each stretch but the last
-        self.count = 0  # finite values
-        self.first: tuple[int, float] | None = None
-        self.last: tuple[int, float] | None = None
-        self.strange: list[int] = []  # the first steps with a value that is not finite
+    stretches: int = STRETCHES
+    held: list[Stretch] = field(default_factory=list)
+    size: int = 1  # points of each stretch but the last
+    count: int = 0  # finite values
+    first: tuple[int, float] | None = None
+    last: tuple[int, float] | None = None
+    strange: list[int] = field(default_factory=list)  # the first steps with a value that is not finite
 
     def add(self, step: int, value: float) -> None:
         """One more value, of a later step than those before."""
@@ -57,11 +56,9 @@ class Curve:
             return
         self.count += 1
         self.last = (step, value)
-        if self.first is None:
-            self.first = self.last
+        self.first = self.first or self.last
         held = self.held
-        if held and held[-1].count < self.size:
-            stretch = held[-1]
+        if held and (stretch := held[-1]).count < self.size:  # in place: a log may have millions of records
             if value < stretch.low:
                 stretch.low_at, stretch.low = step, value
             if value > stretch.high:
@@ -70,42 +67,34 @@ class Curve:
             stretch.total += value
             stretch.count += 1
             return
-        if len(held) == self.most:
-            self.held = held = [one.with_next(other) for one, other in zip(held[::2], held[1::2], strict=True)]
+        if len(held) == 2 * self.stretches:
+            self.held = held = [_together(one, other) for one, other in zip(held[::2], held[1::2], strict=True)]
             self.size *= 2
         held.append(Stretch(step, value, step, value, float(step), value, 1))
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
-        """What is drawn of the curve: the first and last value, and the least and the largest of each stretch, by step.
-
-        `stretches` asks for fewer than are held.
-        """
+        """What is drawn: the first and last value, and the least and largest of each stretch; `stretches` asks for fewer of these."""
         held = _joined(self.held, stretches)
         points = [point for each in held for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
-        ends = [end for end in (self.first, self.last) if end is not None]
-        return sorted(dict([*points, *ends]).items())  # of two values at one step the later one
+        points += [end for end in (self.first, self.last) if end is not None]
+        return sorted(dict(points).items())  # of two values at one step the later one
 
     def means(self) -> list[tuple[float, float, int]]:
         """Mean step, mean value and number of values of each stretch."""
         return [(held.steps / held.count, held.total / held.count, held.count) for held in self.held]
 
-    @property
-    def least(self) -> tuple[int, float] | None:
-        """The step of the least value, the first of equals, and that value; None where there is none."""
-        low = min(self.held, key=lambda held: (held.low, held.low_at), default=None)
-        return None if low is None else (low.low_at, low.low)
-
-    @property
-    def largest(self) -> tuple[int, float] | None:
-        """The step of the largest value, the first of equals, and that value; None where there is none."""
-        high = min(self.held, key=lambda held: (-held.high, held.high_at), default=None)
-        return None if high is None else (high.high_at, high.high)
+    def best(self, direction: str) -> tuple[int, float] | None:
+        """The step of the largest ("max") or the least value, the first of equals, and that value; None where there is none."""
+        if direction == "max":
+            highs = ((held.high_at, held.high) for held in self.held)
+            return min(highs, key=lambda point: (-point[1], point[0]), default=None)
+        return min(
+            ((held.low_at, held.low) for held in self.held), key=lambda point: (point[1], point[0]), default=None
+        )
 
 
 def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
-    """A curve without its noise: means of stretches, each weighed with its neighbours by a Gaussian.
-
-    `width`: its standard deviation, as a fraction of the stretches; at the ends it is cut off and weighed anew.
+    """A curve without its noise: means of stretches, weighed with their neighbours by a Gaussian of this `width`.
 
     >>> flat = Curve()
     >>> for step in range(100):
@@ -126,6 +115,6 @@ def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]
 
 def _joined(held: list[Stretch], stretches: int | None) -> list[Stretch]:
     while stretches is not None and len(held) > max(1, stretches):
-        joined = [one.with_next(other) for one, other in zip(held[::2], held[1::2], strict=False)]
+        joined = [_together(one, other) for one, other in zip(held[::2], held[1::2], strict=False)]
         held = joined + held[2 * len(joined) :]
     return held

@@ -48,10 +48,7 @@ def made(directory: Path) -> Path:
 
 
 def write(figure: Any, path: Path) -> list[Path]:
-    """Write a figure to PATH.png and PATH.svg, each whole or not at all; returns both.
-
-    The directory is made where it is missing. Raises `ConfigError` where a file cannot be written.
-    """
+    """Write a figure to PATH.png and PATH.svg, each whole or not at all; returns both. `ConfigError` where a file cannot be written."""
     if not path.name:
         raise ConfigError(f"cannot write to {path}: it has no name\n  choose another place: --out PATH")
     pictures = {}
@@ -80,7 +77,7 @@ _INSIDE, _SHORT = 4, 60  # names, and letters of one, that a legend inside of a 
 def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
     """Draw charts below each other, two in a row but for wide ones, as PATH.png and PATH.svg; returns both.
 
-    The same charts give the same bytes. Raises `ConfigError` where there is nothing to draw or a file cannot be written.
+    The same charts give the same bytes. `ConfigError` where there is nothing to draw or a file cannot be written.
     """
     if not charts:
         raise ConfigError(f"nothing to draw: {title} has no records of training or scores")
@@ -122,10 +119,9 @@ def _rows(charts: Sequence[Chart]) -> list[list[Chart]]:
 
 
 def _draw(field: Any, chart: Chart) -> None:
-    found = axes(chart)
-    if found is not None:
-        _scale(field.set_xscale, field.set_xlim, field.set_xticks, found[0], 6)
-        _scale(field.set_yscale, field.set_ylim, field.set_yticks, found[1], 5)
+    if both := axes(chart):
+        _scale(field.set_xscale, field.set_xlim, field.set_xticks, both[0], 6)
+        _scale(field.set_yscale, field.set_ylim, field.set_yticks, both[1], 5)
     for line in chart.lines:
         field.plot(
             [x for x, _ in line.points],

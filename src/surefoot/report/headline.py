@@ -1,6 +1,5 @@
 """How a run went: one number, and one sentence."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,13 +32,13 @@ class Headline:
         return self.best_step == self.last_step or self.best == self.last
 
 
-def state_of(run: ReportedRun, *, running: bool) -> State:
-    """What became of a run; `running`: a process trains into its directory now."""
+def state_of(run: ReportedRun) -> State:
+    """What became of a run."""
     recorded = run.recorded
-    words = (recorded.over or "").split(maxsplit=1)
-    if words and (state := _ENDS.get(words[0].rstrip(":"))) is not None:
+    first = next(iter((recorded.over or "").split()), "")
+    if (state := _ENDS.get(first.rstrip(":"))) is not None:
         return state
-    if running:
+    if run.running:
         return "running"
     if run.files.planned_steps is not None and recorded.last_step >= run.files.planned_steps:
         return "finished"
@@ -52,8 +51,9 @@ def state_of(run: ReportedRun, *, running: bool) -> State:
 def headline(run: ReportedRun) -> Headline | None:
     """The score that the run watches, or else its first loss, its first score, or the training loss; None without records."""
     scores = {name: curve for name, curve in run.recorded.scores.items() if curve.last is not None}
-    if run.watch is not None and run.watch["score"] in scores:
-        return _headline(run.watch["score"], scores[run.watch["score"]], run.watch["direction"])
+    watch = None if run.files.state is None else run.files.state.watch
+    if watch is not None and watch["score"] in scores:
+        return _headline(watch["score"], scores[watch["score"]], watch["direction"])
     first = next((name for name in scores if name.endswith("loss")), next(iter(scores), None))
     if first is not None:
         return _headline(first, scores[first], direction_of(first))
@@ -86,30 +86,28 @@ def verdict(run: ReportedRun, state: State) -> str:
 
 
 def _how_it_ended(run: ReportedRun, state: State) -> str:
-    made = f"{run.recorded.last_step:,}"
-    of = "" if run.files.planned_steps is None else f" of {run.files.planned_steps:,}"
-    event, crashes = run.recorded.over, run.files.crashes
+    planned, event, left = run.files.planned_steps, run.recorded.over, run.recorded.left_s
+    step = f"step {run.recorded.last_step:,}" + ("" if planned is None else f" of {planned:,}")
     match state:
         case "finished":
-            return f"finished: {made} steps"
+            return f"finished: {run.recorded.last_step:,} steps"
         case "running":
-            left = run.recorded.left_s
-            return f"running: step {made}{of}" + (f", {written(left, 'seconds')} left" if left else "")
+            return f"running: {step}" + (f", {written(left, 'seconds')} left" if left else "")
         case "stopped":
-            return f"{event or 'stopped'} at step {made}{of}" if " at step " not in (event or "") else str(event)
+            return event if event and " at step " in event else f"{event or 'stopped'} at {step}"
         case "diverged":
-            return f"diverged at step {made}{of}"
+            return f"diverged at {step}"
         case "failed":
             error = (event or "").partition(":")[2].strip()
-            if event is None and crashes:
-                error = str(crashes[0].get("error", "")).partition("\n")[0]
-            return f"failed at step {made}{of}" + (f": {error[:200]}" if error else "")
+            if event is None and run.files.crashes:
+                error = str(run.files.crashes[0].get("error", "")).partition("\n")[0]
+            return f"failed at {step}" + (f": {error[:200]}" if error else "")
         case "silent":
-            return f"ended at step {made}{of} without a word: killed, or its machine went away"
+            return f"ended at {step} without a word: killed, or its machine went away"
 
 
 def _headline(name: str, curve: Curve, direction: str) -> Headline:
-    best = curve.largest if direction == "max" else curve.least
+    best = curve.best(direction)
     assert best is not None
     assert curve.last is not None
     return Headline(name, *curve.last, *best, "max" if direction == "max" else "min")
@@ -120,16 +118,15 @@ def _moved(found: Headline, curve: Curve, *, running: bool) -> list[str]:
     first_step, first = curve.first
     if first_step == found.last_step:
         return [f"{found.name} {written(found.last)}"]
-    if first == found.last and found.best != found.last:
+    if first == found.last and found.best == found.last:
+        return [f"{found.name} is {written(first)} as at step {first_step:,}"]
+    if first == found.last:
         reached = f"reached {written(found.best)} at step {found.best_step:,}"
         return [f"{found.name} {reached} and is {written(first)} again, as at step {first_step:,}"]
-    if first == found.last:
-        return [f"{found.name} is {written(first)} as at step {first_step:,}"]
     told = [f"{found.name} {'fell' if found.last < first else 'rose'} from {written(first)} to {written(found.last)}"]
     if not found.best_is_last and found.name != "training loss":
         told[0] += f" (best {written(found.best)} at step {found.best_step:,})"
-    trend = _trend(found, curve)
-    if trend:
+    if trend := _trend(found, curve):
         told.append(f"{trend} {'now' if running else 'at the end'}")
     return told
 
@@ -143,15 +140,14 @@ def _trend(found: Headline, curve: Curve) -> str:
     >>> _trend(_headline("held-out/loss", curve, "min"), curve)
     'still falling'
     """
-    points: Sequence[tuple[float, float]] = smoothed(curve, width=0.03)
+    points = smoothed(curve, width=0.03)
     if len(points) < 4:
         return ""
-    values = [value for _, value in points]
-    moved = max(values) - min(values)
-    late_at = points[0][0] + _LATE * (points[-1][0] - points[0][0])
+    steps, values = zip(*points, strict=True)
+    moved, late_at = max(values) - min(values), steps[0] + _LATE * (steps[-1] - steps[0])
     late = [value for step, value in points if step <= late_at][-1]
     change = values[-1] - late
     if abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late):
         return "level"
-    verb = "falling" if change < 0 else "rising"
-    return f"still {verb}" if (change < 0) == (found.direction == "min") else verb
+    still = "still " if (change < 0) == (found.direction == "min") else ""
+    return f"{still}{'falling' if change < 0 else 'rising'}"

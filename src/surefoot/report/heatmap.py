@@ -1,6 +1,6 @@
 """What the watched steps tell of each layer, as heat maps: a row for each layer, a column for each watched step or some neighbours.
 
-Rectangles for tens of thousands of values would be megabytes; one picture element each, drawn without smoothing, is the same.
+Each is a picture with one pixel for each value, since rectangles for tens of thousands of values would be megabytes.
 """
 
 import math
@@ -27,16 +27,13 @@ _Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 @dataclass(frozen=True)
 class HeatMap:
-    """What the page shows: rows, the picture as a data address, steps below it, and the scale of its colours.
-
-    Of each row its name, its last value, and all of its values in words.
-    """
+    """What the page shows. Of each row its name, its last value, and all of its values in words."""
 
     name: str
     title: str
     note: str
     rows: tuple[tuple[str, str, str], ...]
-    picture: str
+    picture: str  # a data address
     steps: tuple[str, ...]
     scale: tuple[str, ...]  # values at even distances along the colours
     summary: str
@@ -51,10 +48,9 @@ def heat_map(
     unit: Unit = "number",
     note: str = "",
 ) -> HeatMap | None:
-    """A heat map of values by row, with one for each step; None where none of them can be shown.
+    """A heat map of values by row, one for each step; None where none can be shown. Absent ones are empty, not finite ones red.
 
-    A value that is absent is left empty, one that is not finite is red. The scale is logarithmic but for fractions, and a 0 has
-    its lowest colour.
+    The scale is logarithmic but for fractions, and a 0 has its lowest colour.
     """
     logarithmic = unit != "fraction"
     known = [
@@ -70,16 +66,14 @@ def heat_map(
         low, high = low / 2, high * 2
     axis = Axis(low, high, logarithmic)
     cells = [[_cell(value, axis) for value in row] for row in table.values()]
-    between = [place / 4 for place in range(5)]
-    scale = [low * (high / low) ** part if logarithmic else low + (high - low) * part for part in between]
-    places = sorted({0, len(steps) // 2, len(steps) - 1})
+    scale = (np.geomspace if logarithmic else np.linspace)(low, high, 5).tolist()
     return HeatMap(
         name=name,
         title=title,
         note=note,
         rows=tuple(_row(name, row, steps, unit) for name, row in table.items()),
         picture=f"data:image/png;base64,{b64encode(_png(cells)).decode()}",
-        steps=tuple(f"{steps[place]:,}" for place in places),
+        steps=tuple(f"{steps[place]:,}" for place in sorted({0, len(steps) // 2, len(steps) - 1})),
         scale=tuple(written(value, unit) if unit != "number" else on_axis(float(f"{value:.2g}")) for value in scale),
         summary=f"{title}: {len(table)} rows over steps {steps[0]:,} to {steps[-1]:,}, from {written(low, unit)} to {written(high, unit)}",
     )
@@ -152,8 +146,7 @@ class Layers:
         table["ratio"] = {
             name: update / weights[name] for name, update in updates.items() if weights.get(name, 0.0) > 0
         }
-        step = record.get("watched_step", record["step"])
-        never = record.get("never_updated")
+        step, never = record.get("watched_step"), record.get("never_updated")
         self.never_updated = [str(name) for name in never] if isinstance(never, list) else []
         if self.tables and self.in_last < self.size:
             self.tables[-1] = _larger(self.tables[-1], table)
@@ -170,26 +163,30 @@ class Layers:
     def maps(self) -> list[HeatMap]:
         """Gradient norm, update to weight, and what is saturated, as far as they were recorded."""
         several = f" Each column is the largest of {self.size} watched steps." if self.size > 1 else ""
-        kinds = [
-            ("gradient_norm", "Gradient norm of each layer", "Before clipping. Light is large."),
-            ("ratio", "Update to weight", "How large a step is against what it changes: about 0.001 is usual."),
+        kinds: list[tuple[str, str, Unit, str]] = [
+            ("gradient_norm", "Gradient norm of each layer", "number", "Before clipping. Light is large."),
+            (
+                "ratio",
+                "Update to weight",
+                "number",
+                "How large a step is against what it changes: about 0.001 is usual.",
+            ),
         ]
         if any(value > 0 for table in self.tables for value in table["saturated"].values()):
             note = "Of activations that saturate or rectify; 100 % passes no gradient."
-            kinds.append(("saturated", "Outputs at their flat end", note))
-        units: dict[str, Unit] = {"saturated": "fraction"}
-        maps = [
-            heat_map(kind, title, self._table(kind), self.steps, unit=units.get(kind, "number"), note=note + several)
-            for kind, title, note in kinds
-        ]
+            kinds.append(("saturated", "Outputs at their flat end", "fraction", note))
+        maps = (
+            heat_map(kind, title, self._table(kind), self.steps, unit=unit, note=note + several)
+            for kind, title, unit, note in kinds
+        )
         return [one for one in maps if one is not None]
 
     def _table(self, kind: str) -> dict[str, Sequence[float | None]]:
         names = list(dict.fromkeys(name for table in self.tables for name in table[kind]))
+        together = math.hypot if kind == "gradient_norm" else _largest
         rows: dict[str, Sequence[float | None]] = {}
         for group, members in grouped(names).items():
             columns = [[table[kind][name] for name in members if name in table[kind]] for table in self.tables]
-            together = math.hypot if kind == "gradient_norm" else _largest
             rows[group] = [together(*values) if values else None for values in columns]
         return rows
 

@@ -1,7 +1,6 @@
 """The page of a run that goes on, on this machine alone: served to a browser here, made anew when there are new records.
 
-One page under one address, and nothing else: other paths, methods and host names are refused, so that no page from elsewhere
-can read it by a name of its own that leads here.
+Other paths, methods and host names are refused, so that no page from elsewhere can read it by a name that leads here.
 """
 
 import hashlib
@@ -10,6 +9,7 @@ import threading
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingTCPServer
@@ -51,37 +51,25 @@ _HASH = b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'; connect-src 'self'"
 
 
-class Watched:
-    """The page of some runs, made when it is asked for and their records have changed since."""
-
-    def __init__(self, places: Sequence[Path]) -> None:
-        self.places = places
-        self.lock = threading.Lock()
-        self.seen: tuple[object, ...] = ()
-        self.page, self.tag = b"", ""
-
-    def now(self) -> tuple[bytes, str]:
-        """The page as it is now, and a tag that changes with it."""
-        with self.lock:
-            seen = tuple(_signature(place) for place in self.places)
-            if seen != self.seen:
-                self.page = page_of(self.places, script=_SCRIPT, policy=_POLICY).encode()
-                self.tag = f'"{hashlib.sha256(repr(seen).encode()).hexdigest()[:16]}"'
-                self.seen = seen
-            return self.page, self.tag
-
-
 def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
-    """A server of the page of some runs on the loopback interface; `serve_forever` is the caller's. Port 0: one that is free.
-
-    `ConfigError` where the port is taken or there is none of that number, or a path is no directory of a run.
-    """
+    """A server of the page of some runs on the loopback interface; `serve_forever` is the caller's. Port 0: one that is free."""
     if port > _LAST_PORT:
         raise ConfigError(
             f"--port {port} is none: the last one is {_LAST_PORT}\n  choose another --port, or none for a free one"
         )
-    watched = Watched(places)
-    watched.now()
+    lock = threading.Lock()
+
+    @lru_cache(maxsize=1)
+    def page_at(signatures: tuple[object, ...]) -> tuple[bytes, str]:
+        """The page, made anew if the records of a run have changed, and a tag that changes with it."""
+        tag = hashlib.sha256(repr(signatures).encode()).hexdigest()[:16]
+        return page_of(places, script=_SCRIPT, policy=_POLICY).encode(), f'"{tag}"'
+
+    def now() -> tuple[bytes, str]:
+        with lock:
+            return page_at(tuple(_signature(place) for place in places))
+
+    now()
 
     class Handler(BaseHTTPRequestHandler):
         """Answers with the page, or refuses."""
@@ -96,7 +84,7 @@ def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
             elif self.path != "/":
                 self.send_error(404)
             else:
-                page, tag = watched.now()
+                page, tag = now()
                 same = self.headers.get("If-None-Match") == tag
                 self.send_response(304 if same else 200)
                 for name, value in _HEADERS:
@@ -138,5 +126,5 @@ def _signature(place: Path) -> tuple[object, ...]:
     """What changes where the page of a run would."""
     with suppress(OSError):  # a file may go meanwhile
         stats = {entry.name: entry.stat() for entry in os.scandir(place) if entry.name in _SHOWN}
-        return is_running(place), sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+        return is_running(place), *sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
     return ()

@@ -1,16 +1,13 @@
-"""The page of one run, and of several: one file of HTML that asks for nothing else, of at most a megabyte.
+"""The page of one run, and of several: one file of HTML that asks for nothing else, of at most a megabyte. Nothing in it runs.
 
-Of a chart `plot` in parts.html makes inline SVG. The outer picture has no view box, so places are percentages and letters keep
-their size on a phone; the lines stand in an inner one that is stretched to the width that there is, with strokes that are not.
-Nothing runs: what a chart shows at a step appears where the pointer is, by style alone.
+`plot` in parts.html makes inline SVG. Places in the outer picture are percentages, so that letters keep their size on a phone;
+the lines stand in an inner one that is stretched to the width that there is.
 """
-
-from __future__ import annotations
 
 import re
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from itertools import groupby, pairwise
@@ -59,9 +56,7 @@ def tinted(text: TintedText) -> list[tuple[str, int | None, str]]:
 
 
 def shaded(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
-    """Each row of a confusion matrix: its class, and of each cell the count, how dark it is, and whether it is right.
-
-    How dark is relative to the samples of the row, by the root, so that few that are wrong are seen.
+    """Each row of a confusion matrix: its class, and of each cell the count, the root of its share as a shade, and whether it is right.
 
     >>> shaded(ConfusionMatrix(title="a", classes=("cat", "dog"), counts=((4, 0), (1, 3))))[1]
     ('dog', [(1, 39, False), (3, 68, True)])
@@ -69,8 +64,8 @@ def shaded(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool
     rows = []
     for place, (name, counts) in enumerate(zip(matrix.classes, matrix.counts, strict=True)):
         tints = [round(_DARKEST * (count / (sum(counts) or 1)) ** 0.5) for count in counts]
-        right = [place == other for other in range(len(counts))]
-        rows.append((name, list(zip(counts, tints, right, strict=True))))
+        cells = enumerate(zip(counts, tints, strict=True))
+        rows.append((name, [(count, tint, place == other) for other, (count, tint) in cells]))
     return rows
 
 
@@ -92,12 +87,10 @@ def summary(chart: Chart) -> str:
     told = []
     for line in chart.lines:
         if line.points and line.named:
-            (first_x, first), (last_x, last) = line.points[0], line.points[-1]
-            values = [y for _, y in line.points]
-            ends = f"{written(first, chart.unit)} at step {first_x:,.0f}, {written(last, chart.unit)} at step {last_x:,.0f}"
-            told.append(
-                f"{line.name}: {ends}, between {written(min(values), chart.unit)} and {written(max(values), chart.unit)}"
-            )
+            values = sorted(y for _, y in line.points)
+            low, high = (written(value, chart.unit) for value in (values[0], values[-1]))
+            ends = ", ".join(f"{written(y, chart.unit)} at step {x:,.0f}" for x, y in (line.points[0], line.points[-1]))
+            told.append(f"{line.name}: {ends}, between {low} and {high}")
     return f"{chart.title}. {'; '.join(told)}"
 
 
@@ -153,12 +146,11 @@ def run_page(
     *,
     findings: Sequence[Finding] = (),
     panels: Panels | None = None,
-    running: bool = False,
     script: str = "",
     policy: str = POLICY,
 ) -> str:
     """The page of one run. `script` runs in it and must be allowed by `policy`, its Content-Security-Policy."""
-    recorded, state, surroundings = run.recorded, state_of(run, running=running), tables.surroundings(run)
+    recorded, state, surroundings = run.recorded, state_of(run), tables.surroundings(run)
     whole = {
         "run": run,
         "title": run.files.name,
@@ -177,12 +169,12 @@ def run_page(
         "script": script,
         "policy": policy,
     }
-    page = ""
-    for stretches, samples, rows, letters, left_out in _ROOMS:
+
+    def fitted(stretches: int | None, samples: int, rows: int, letters: int, left_out: str) -> dict[str, Any]:
         kinds: dict[str, list[Chart]] = {"loss": [], "scores": [], "optimizer": [], "machine": [], "users": []}
         for chart in charts(run, stretches=stretches):
             kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
-        cut = {
+        return kinds | {
             "panels": panels.panels if panels is not None and samples > 1 else (),
             "samples": recorded.samples[-samples:],
             "settings": tables.settings(run, most=rows, longest=letters),
@@ -190,22 +182,15 @@ def run_page(
             "more_events": recorded.more_events + len(recorded.events[rows:]),
             "left_out": left_out,
         }
-        page = _rendered("run.html", whole | kinds | cut)
-        if len(page.encode()) <= MOST_BYTES:
-            break
-    return page
+
+    return _rendered("run.html", whole, (fitted(*room) for room in _ROOMS))
 
 
-def runs_page(runs: Sequence[ReportedRun], *, running: Sequence[bool], script: str = "", policy: str = POLICY) -> str:
+def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
     """The page of several runs: what differs between them, their scores, and their curves over each other."""
-    states = [state_of(run, running=one) for run, one in zip(runs, running, strict=True)]
-    whole = {"states": states, "script": script, "policy": policy, "state": "", "left_out": ""}
-    page = ""
-    for stretches in (max(20, 300 // len(runs)), 40, 20):
-        page = _rendered("runs.html", whole | page_values(runs, stretches=stretches))
-        if len(page.encode()) <= MOST_BYTES:
-            break
-    return page
+    whole = {"states": [state_of(run) for run in runs], "script": script, "policy": policy, "state": "", "left_out": ""}
+    rooms = (max(20, 300 // len(runs)), 40, 20)
+    return _rendered("runs.html", whole, (page_values(runs, stretches=stretches) for stretches in rooms))
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
@@ -213,27 +198,32 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
     if not run.files.crashes or state in ("finished", "running"):
         return None
     newest = run.files.crashes[0]
-    step = newest.get("step")
+    step, trace = newest.get("step"), newest.get("traceback")
     if state not in ("failed", "diverged") and not (isinstance(step, int) and step >= run.recorded.last_step):
         return None
-    trace = newest.get("traceback")
     text = "".join(str(line) for line in trace) if isinstance(trace, list) else ""
     return {"error": str(newest.get("words") or newest.get("error", ""))[:12000], "trace": text[-8000:]}
 
 
-def _rendered(name: str, held: dict[str, Any]) -> str:
-    page = environment().get_template(name).render(**held, made=time.strftime("%Y-%m-%d %H:%M:%S %z"))
-    return _TURNING.sub("�", visible(page)).encode(errors="replace").decode()  # a model may write anything
+def _rendered(name: str, whole: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
+    """The page with the first of `parts` that leaves it small enough, else with the last."""
+    page, made = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
+    for fitted in parts:
+        text = environment().get_template(name).render(**whole, **fitted, made=made)
+        page = _TURNING.sub("�", visible(text)).encode(errors="replace")  # a model may write anything
+        if len(page) <= MOST_BYTES:
+            break
+    return page.decode()
 
 
 @cache
-def environment() -> Environment:
+def environment() -> "Environment":
     """Templates beside this file; what is put into them is escaped. Imported here: a run that writes no page needs none."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    loader, strict = PackageLoader("surefoot", "report"), StrictUndefined
-    made = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
+    loader = PackageLoader("surefoot", "report")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     functions = (axes, bands, chart_of, on_axis, shaded, summary, ticks, tinted, traced, written)
     made.globals |= {function.__name__: function for function in functions}
     css = (resources.files("surefoot.report") / "page.css").read_text(encoding="utf-8")

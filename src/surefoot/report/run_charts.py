@@ -1,7 +1,6 @@
 """Which charts a run gets, and what is marked on them."""
 
 from dataclasses import replace
-from typing import Literal
 
 from surefoot.report.charts import Chart, Line, Mark, Points, written
 from surefoot.report.curves import Curve, smoothed
@@ -18,16 +17,12 @@ _LOG_X = 12  # points, from which on the same on logarithmic axes tells more
 
 def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
     """All charts of one run, the loss first; those without a point are left out."""
-    found = [
-        *loss_charts(run, stretches),
-        *_score_charts(run, stretches),
-        *_train_charts(run, stretches),
-        *_users_charts(run, stretches),
-    ]
+    kinds = (loss_charts, _score_charts, _train_charts, _users_charts)
+    found = (chart for kind in kinds for chart in kind(run, stretches))
     return [chart for chart in found if any(line.points for line in chart.lines)]
 
 
-def loss_charts(run: ReportedRun, stretches: int | None = None) -> list[Chart]:
+def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     """Training loss, raw and smoothed, with the losses of splits on it; once more with logarithmic axes."""
     train, scores = run.recorded.train, run.recorded.scores
     losses = {name: scores[name] for name in [name for name in scores if name.endswith("/loss")][:_MOST_LINES]}
@@ -43,23 +38,22 @@ def loss_charts(run: ReportedRun, stretches: int | None = None) -> list[Chart]:
     for place, (name, curve) in enumerate(losses.items(), 1):
         lines.append(Line(name, points_of(curve, stretches), colour=place, dots=curve.count < _DOTS))
         marks += _strange(curve, name)
-    found = headline(run)
-    if found is not None and found.name in losses:
-        colour = 1 + list(losses).index(found.name)
-        marks.append(Mark("best", found.best_step, found.best, f"best {written(found.best)}", colour))
-    charts = [Chart("loss", "Loss", tuple(lines), (*_events(run), *marks), wide=True)]
+    main, best = headline(run), list[Mark]()
+    if main is not None and main.name in losses:
+        colour = 1 + list(losses).index(main.name)
+        best.append(Mark("best", main.best_step, main.best, f"best {written(main.best)}", colour))
+    charts = [Chart("loss", "Loss", tuple(lines), (*_events(run), *marks, *best), wide=True)]
     if max((line.points[-1][0] / max(1, line.points[0][0]) for line in lines if line.points), default=0) >= _LOG_X:
         positive = all(value > 0 for line in lines for _, value in line.points)
         seen = tuple(line for line in lines if len([1 for x, _ in line.points if x > 0]) > 1)
-        best = tuple(mark for mark in marks if mark.kind == "best")
-        scale: Literal["log", "linear"] = "log" if positive else "linear"
         if seen:
-            charts.append(Chart("loss-log", "Loss, both axes logarithmic", seen, best, scale=scale, x_scale="log"))
+            chart = Chart("loss-log", "Loss, both axes logarithmic", seen, tuple(best), x_scale="log")
+            charts.append(replace(chart, scale="log" if positive else "linear"))
     middle = max((line.points[-1][0] for line in lines if line.points), default=0.0) / 2
     late = tuple(replace(line, points=tuple(point for point in line.points if point[0] >= middle)) for line in lines)
     if any(line.named and len(line.points) >= _LATE for line in late) and middle > 0:
-        best = tuple(mark for mark in marks if mark.kind == "best" and mark.x >= middle)
-        charts.append(Chart("loss-late", "Loss, second half", late, best, x_from=middle))
+        late_best = tuple(mark for mark in best if mark.x >= middle)
+        charts.append(Chart("loss-late", "Loss, second half", late, late_best, x_from=middle))
     return charts
 
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from surefoot.checkpoint.state_json import Watched
 from surefoot.errors import ConfigError
 from surefoot.report.curves import Curve
 from surefoot.report.heatmap import Layers
 from surefoot.tracking.record import OWN, Record, scores_in
-from surefoot.tracking.run_reader import RunFiles, read_records, read_run
+from surefoot.tracking.run_reader import RunFiles, is_running, read_records, read_run
 
 PHASES = {
     "starting": "first steps",
@@ -58,8 +57,7 @@ class Recorded:
     more_events: int = 0
     trained_spent_s: dict[str, float] = field(default_factory=dict)  # by the records of training
     ending_spent_s: dict[str, float] = field(default_factory=dict)  # after the last of them; a resume counts it anew
-    targets: float = 0.0
-    starting_targets: float = 0.0
+    targets: float = 0.0  # without those of the first steps
     skipped: int = 0
     last_step: int = 0
     count: int = 0
@@ -78,8 +76,7 @@ class Recorded:
                 for name, value in scores_in(record).items():
                     self._add(self.scores, name, step, value)
             case "end":
-                self.at_end = scores_in(record)
-                weights = record.get("weights_of_step")
+                self.at_end, weights = scores_in(record), record.get("weights_of_step")
                 self.at_end_of_step = weights if isinstance(weights, int) else None
             case "sample" if isinstance(record.get("text"), str):
                 self._add_sample(step, record["text"])
@@ -100,8 +97,7 @@ class Recorded:
         if _is_number(applied) and applied and not math.isfinite(record.get("loss") or 0.0):
             self._add(self.train, "loss", step, applied)  # 0 where no step was
         _added(self.trained_spent_s, record)
-        self.targets += _number_in(record, "targets") or 0.0
-        self.starting_targets += _number_in(record, "starting_targets") or 0.0
+        self.targets += (_number_in(record, "targets") or 0.0) - (_number_in(record, "starting_targets") or 0.0)
         self.left_s = _number_in(record, "left_s")
         skipped, steps = record.get("skipped"), record.get("skipped_steps")
         if isinstance(skipped, int) and skipped > 0:
@@ -112,11 +108,10 @@ class Recorded:
             self._tell(Event(step, f"{told} skipped, for a gradient or loss that was not finite{which}{more}"))
 
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
-        if name not in curves:
-            if len(curves) >= _MOST_CURVES:
-                return
+        if name not in curves and len(curves) < _MOST_CURVES:
             curves[name] = Curve()
-        curves[name].add(step, value)
+        if name in curves:
+            curves[name].add(step, value)
 
     def _add_sample(self, step: int, text: str) -> None:
         """Samples at even distances; where there are too many, every second one is dropped."""
@@ -150,24 +145,17 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run's directory as a report shows it; `data` is the last record of the look at the data."""
+    """A run's directory as a report shows it; `running`: a process trained into it as it was read."""
 
     files: RunFiles
     recorded: Recorded
-    data: Mapping[str, Any]
+    data: Mapping[str, Any]  # the last record of the look at the data
     problems: tuple[str, ...]
-
-    @property
-    def watch(self) -> Watched | None:
-        """The score that the run watches, as the newest checkpoint has it."""
-        return None if self.files.state is None else self.files.state.watch
+    running: bool
 
 
 def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
-    """Read all that a report shows of a run's directory but findings and panels; `ConfigError` if there is none.
-
-    `also` is given every record too, so that the file is read once for all who need it.
-    """
+    """Read all that a report shows but findings and panels, giving `also` every record too; `ConfigError` for no directory."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory of a run")
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
@@ -180,7 +168,7 @@ def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda r
             also(record)
     except OSError as problem:
         problems.insert(0, f"metrics.jsonl cannot be read: {problem.strerror or problem}")
-    return ReportedRun(files, recorded, data, tuple(problems))
+    return ReportedRun(files, recorded, data, tuple(problems), is_running(path))
 
 
 def _added(spent_s: dict[str, float], record: Record) -> dict[str, float]:

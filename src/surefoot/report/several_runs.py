@@ -21,8 +21,9 @@ def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any
     """What the page shows of runs next to each other, in the order in which they are given."""
     names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_SCORES]
     called = labels(runs)
+    title = " · ".join(called)
     return {
-        "title": _title(called),
+        "title": title if len(title) <= _LONGEST_TITLE else f"{len(runs)} runs",
         "verdict": _verdict(called, runs),
         "runs": runs,
         "labels": called,
@@ -64,8 +65,8 @@ def overlaid_charts(
     losses = [tuple(smoothed(train.get("loss", Curve()))) for train in trained]
     found = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
     for name in score_names:
-        curves = [run.recorded.scores.get(name) for run in runs]
-        dots = max((curve.count for curve in curves if curve is not None), default=0) < _DOTS
+        curves = [run.recorded.scores.get(name, Curve()) for run in runs]
+        dots = max(curve.count for curve in curves) < _DOTS
         lines = _lines(labels, [points_of(curve, stretches) for curve in curves], dots=dots)
         found.append(Chart(f"score-{name}", name, lines, _best_of_all(curves, direction_of(name))))
     for key, title in _MORE.items():
@@ -83,44 +84,30 @@ def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = Fals
     )
 
 
-def _best_of_all(curves: Sequence[Curve | None], direction: str) -> tuple[Mark, ...]:
+def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
     """The best value of any run."""
-    ends = [(place, _best(curve, direction)) for place, curve in enumerate(curves)]
-    known = [(place, *best) for place, best in ends if best is not None]
+    bests = [(place, curve.best(direction)) for place, curve in enumerate(curves)]
+    known = [(place, *best) for place, best in bests if best is not None]
     if not known:
         return ()
     place, step, value = (max if direction == "max" else min)(known, key=lambda one: one[2])
     return (Mark("best", step, value, f"best {written(value)}", place % 7),)
 
 
-def _best(curve: Curve | None, direction: str) -> tuple[int, float] | None:
-    return None if curve is None else curve.largest if direction == "max" else curve.least
-
-
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:
     """Of each run the best value of a score, its step where that was not the last, and whether no other run was better."""
     direction = direction_of(name)
-    bests = [_best(run.recorded.scores.get(name), direction) for run in runs]
+    curves = [run.recorded.scores.get(name, Curve()) for run in runs]
+    bests = [curve.best(direction) for curve in curves]
     winner = (max if direction == "max" else min)((best[1] for best in bests if best is not None), default=None)
     cells = []
-    for run, best in zip(runs, bests, strict=True):
-        if best is None:
+    for curve, best in zip(curves, bests, strict=True):
+        if best is None or curve.last is None:
             cells.append(("\u2013", "", False))
-            continue
-        last = run.recorded.scores[name].last
-        at = "" if last is not None and last[1] == best[1] else f"at {best[0]:,}"
-        cells.append((written(best[1]), at, best[1] == winner))
+        else:
+            at = "" if curve.last[1] == best[1] else f"at {best[0]:,}"
+            cells.append((written(best[1]), at, best[1] == winner))
     return cells
-
-
-def _title(names: Sequence[str]) -> str:
-    """All names where that is short, else how many there are.
-
-    >>> _title(["a", "b"]), _title(["x" * 50, "y" * 50])
-    ('a · b', '2 runs')
-    """
-    title = " · ".join(names)
-    return title if len(title) <= _LONGEST_TITLE else f"{len(names)} runs"
 
 
 def _verdict(labels: Sequence[str], runs: Sequence[ReportedRun]) -> str:

@@ -1,7 +1,7 @@
 """Settings, surroundings and times of a run as rows of tables."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from surefoot.report.charts import written
@@ -23,9 +23,7 @@ def settings(run: ReportedRun, *, most: int, longest: int) -> list[tuple[str, st
 def differing(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """The settings in which runs differ, with each run's value; where they are written does not make runs differ."""
     settings = [run.files.config.flat for run in runs]
-    names = [
-        name for name in dict.fromkeys(name for each in settings for name in each) if name not in ("out", "preset")
-    ]
+    names = dict.fromkeys(name for each in settings for name in each if name not in ("out", "preset"))
     rows = [(name, [shown(each.get(name)) for each in settings]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1][:_MOST]
 
@@ -58,10 +56,7 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
 
 
 def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
-    """The first row: the score that counts, the training loss, steps, time, speed, and what was lost or gone on from.
-
-    Each is what it is, the number, and what belongs to it.
-    """
+    """The first row: what each is, its number and what belongs to it; the score that counts first, then loss, steps, time, speed."""
     recorded, found, loss = run.recorded, headline(run), run.recorded.train.get("loss")
     row = [] if found is None else [_of_headline(found)]
     if loss is not None and loss.last is not None and (found is None or found.name != "training loss"):
@@ -74,16 +69,16 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
         if found is None or name != found.name
     ]
     planned = run.files.planned_steps
-    of = "" if planned is None or state == "finished" else f"of {planned:,}"
-    row.append(("steps", f"{recorded.last_step:,}", of))
+    row.append(
+        ("steps", f"{recorded.last_step:,}", "" if planned is None or state == "finished" else f"of {planned:,}")
+    )
     spent, total = recorded.spent_s, sum(recorded.spent_s.values())
     if total > 0:
         row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} of it training"))
-    trained, counted = spent["training"] + spent["waiting"], recorded.targets - recorded.starting_targets
-    if counted > 0 and trained > 0:
-        row.append(("targets a second", written(float(f"{counted / trained:.3g}")), "while training"))
-    resumed = sum(event.resumed for event in recorded.events)
-    if resumed:
+    trained = spent["training"] + spent["waiting"]
+    if recorded.targets > 0 and trained > 0:
+        row.append(("targets a second", written(float(f"{recorded.targets / trained:.3g}")), "while training"))
+    if resumed := sum(event.resumed for event in recorded.events):
         row.append(("resumed", "once" if resumed == 1 else f"{resumed:,} times", ""))
     if recorded.skipped:
         row.append(("steps skipped", f"{recorded.skipped:,}", "not finite"))
@@ -94,12 +89,18 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
     """Where the run was made: versions, hardware, when each sitting began. Of several sittings, what the last one had."""
     if not run.files.sessions:
         return []
-    first, last = run.files.sessions[0], run.files.sessions[-1]
+    first, *later = run.files.sessions
+    last = later[-1] if later else first
     machine = last.get("machine", {})
+    data = [
+        f"{name} {str(value)[:16] if name == 'sha256' else value}"
+        for name, value in (last.get("data") or {}).items()
+        if isinstance(value, str | int | float) and name != "seed"
+    ]
     rows = [
         ("began", _time(first)),
-        ("last resumed", _time(last) if len(run.files.sessions) > 1 else None),
-        ("sittings", str(len(run.files.sessions)) if len(run.files.sessions) > 1 else None),
+        ("last resumed", _time(last) if later else None),
+        ("sittings", str(1 + len(later)) if later else None),
         *((name, machine.get(name)) for name in ("surefoot", "torch")),
         *((name, last.get(name)) for name in ("python", "numpy", "platform")),
         ("device", ", ".join(str(machine[name]) for name in ("device", "hardware", "cpu") if machine.get(name))),
@@ -108,7 +109,7 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
         ("ranks", machine.get("ranks") if machine.get("ranks") not in (None, 1) else None),
         ("deterministic", "yes" if machine.get("deterministic") else None),
         ("git commit", last.get("git_commit")),
-        ("data", _data(last.get("data"))),
+        ("data", ", ".join(data)),
     ]
     return [(name, shown(value)) for name, value in rows if value not in (None, "")]
 
@@ -123,10 +124,3 @@ def _of_headline(found: Headline) -> tuple[str, str, str]:
 
 def _time(session: Session) -> str:
     return session.get("time", "").replace("T", " ", 1)
-
-
-def _data(data: Mapping[str, Any] | None) -> str:
-    plain = {name: value for name, value in (data or {}).items() if isinstance(value, str | int | float)}
-    return ", ".join(
-        f"{name} {str(value)[:16] if name == 'sha256' else value}" for name, value in plain.items() if name != "seed"
-    )

@@ -1,6 +1,5 @@
-"""What makes panels of what a model said: text tinted by its loss, examples by their score, a confusion matrix, pictures.
+"""Panels (`tracking/panels.py`) of what a model said: text tinted by loss, examples by score, a confusion matrix, pictures.
 
-For `Run(panels_fn=...)`. The panels themselves are in `tracking/panels.py`.
 Shapes: B batch, K classes, C channels, H height, W width.
 """
 
@@ -85,9 +84,7 @@ def examples_by_score(
 
 
 def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: Sequence[str]) -> ConfusionMatrix:
-    """A confusion matrix (row: the right class, column: the guess) to show; of many classes those with the most mistakes.
-
-    The others are added up in a last row and column. `classification_scores` counts such a matrix.
+    """A confusion matrix (row: the right class, column: the guess); of many classes those with the most mistakes, and the rest in one.
 
     >>> confusion_panel("held-out", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
     ((3, 1), (0, 4))
@@ -108,9 +105,7 @@ def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: 
 
 
 def picture_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
-    """An image of one or three channels as a small PNG file in base64; `mean` and `std` are those it was normalised with.
-
-    Without them it is taken to be 0..1. A large one is made smaller.
+    """An image of 1 or 3 channels as a small PNG in base64; `mean` and `std` are those it was normalised with, if it is not 0..1.
 
     >>> picture_png(torch.zeros(1, 8, 8))[:8]
     'iVBORw0K'

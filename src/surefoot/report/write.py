@@ -11,11 +11,9 @@ from surefoot.diagnose.reading import Collected, described_in
 from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.report.figures import write_file
 from surefoot.report.page import POLICY, run_page, runs_page
-from surefoot.report.series import read_reported_run
-from surefoot.tracking.panels import Panels
+from surefoot.report.series import ReportedRun, read_reported_run
 from surefoot.tracking.panels_file import read_panels
 from surefoot.tracking.record import Record
-from surefoot.tracking.run_reader import is_running
 
 FILE = "report.html"  # in a run's directory
 
@@ -37,34 +35,26 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     if not paths:
         raise ConfigError("report on which run? give the directory of one, or of several")
     places = [local_path(path, setting="paths") for path in paths]
-    target = target_of(places, None if out is None else local_path(out, setting="out"))
-    return write_file(target, page_of(places).encode())
+    alone = places[0] if len(places) == 1 else Path()
+    target = alone if out is None else local_path(out, setting="out")
+    page = page_of(places).encode()
+    return write_file(target / FILE if target.is_dir() else target, page)
 
 
-def target_of(places: Sequence[Path], out: Path | None) -> Path:
-    """The file that a page on some runs is written to."""
-    if out is not None:
-        return out / FILE if out.is_dir() else out
-    return places[0] / FILE if len(places) == 1 else Path(FILE)
-
-
-def page_of(places: Sequence[Path], *, panels: Panels | None = None, script: str = "", policy: str = POLICY) -> str:
-    """The page on some runs as they are now; `panels` in the place of those that one has in its directory."""
+def page_of(places: Sequence[Path], *, script: str = "", policy: str = POLICY) -> str:
+    """The page on some runs as they are now; `ConfigError` where a directory is none of a run."""
     for place in places:
-        refuse_no_run(place)
-    running = [is_running(place) for place in places]
+        if place.is_dir() and not (place / "metrics.jsonl").exists() and not (place / "config.toml").exists():
+            raise ConfigError(f"{place} is no directory of a run: it has neither config.toml nor metrics.jsonl")
     if len(places) > 1:
-        return runs_page([read_reported_run(place) for place in places], running=running, script=script, policy=policy)
-    looked = _Findings()
-    run = read_reported_run(places[0], also=looked.add)
-    if panels is None:
-        try:
-            panels = read_panels(run.files.path)
-        except DataError as problem:
-            run = replace(run, problems=(*run.problems, first_line(problem)))
-    found, notes = looked.at(run.files.path)
-    run = replace(run, problems=(*run.problems, *notes))
-    return run_page(run, findings=found, panels=panels, running=running[0], script=script, policy=policy)
+        return runs_page([read_reported_run(place) for place in places], script=script, policy=policy)
+    run, found = _with_findings(places[0])
+    panels = None
+    try:
+        panels = read_panels(run.files.path)
+    except DataError as problem:
+        run = replace(run, problems=(*run.problems, first_line(problem)))
+    return run_page(run, findings=found, panels=panels, script=script, policy=policy)
 
 
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
@@ -76,33 +66,24 @@ def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
         warn(f"warning: no {path / FILE}: {kind}{first_line(problem)}")
 
 
-class _Findings:
-    """What is wrong with a run, from its records as they are read; a fault of ours in that costs the page nothing else."""
+def _with_findings(place: Path) -> tuple[ReportedRun, list[Finding]]:
+    """A run and what is wrong with it, from one reading; a fault of ours in the latter costs the page nothing else."""
+    collected, found = Collected(), list[Finding]()
+    fault: Exception | None = None
 
-    def __init__(self) -> None:
-        self.held = Collected()
-        self.problem: Exception | None = None
-
-    def add(self, record: Record) -> None:
+    def collect(record: Record) -> None:
+        nonlocal fault
         try:
-            if self.problem is None:
-                self.held.add(record)
+            if fault is None:
+                collected.add(record)
         except Exception as problem:
-            self.problem = problem
+            fault = problem
 
-    def at(self, path: Path) -> tuple[list[Finding], list[str]]:
-        """The findings, and why there are none, where that is no good sign."""
-        try:
-            if self.problem is None:
-                return findings(self.held.history(described_in(path))) if self.held.kinds else [], []
-        except Exception as problem:
-            self.problem = problem
-        return [], [f"Findings cannot be told: {type(self.problem).__name__}: {self.problem}"]
-
-
-def refuse_no_run(path: Path) -> None:
-    """Raise `ConfigError` where a directory is none of a run."""
-    if not path.is_dir():
-        raise ConfigError(f"{path} is no directory of a run")
-    if not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
-        raise ConfigError(f"{path} is no directory of a run: it has neither config.toml nor metrics.jsonl")
+    run = read_reported_run(place, also=collect)
+    try:
+        if fault is None and collected.kinds:
+            found = findings(collected.history(described_in(place)))
+    except Exception as problem:
+        fault = problem
+    told = () if fault is None else (f"Findings cannot be told: {type(fault).__name__}: {fault}",)
+    return replace(run, problems=(*run.problems, *told)), found

@@ -25,9 +25,8 @@ from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.validate import check_settings, json_settings
 from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
-from surefoot.tracking.console import Screen
+from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of
-from surefoot.tracking.rank_log import RankLog
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import began_with
 from surefoot.train.components import printed

@@ -13,7 +13,7 @@ from surefoot.data.pipeline import Supply
 from surefoot.optim.build import Decided
 from surefoot.run.checkpointing import Saving
 from surefoot.schedules.lr_schedule import Joined, Schedule
-from surefoot.tracking.rank_log import RankLog
+from surefoot.tracking.console import RankLog
 from surefoot.train.components import Components
 from surefoot.train.open_choices import Compiling
 from surefoot.train.patience import Feedback, Watch

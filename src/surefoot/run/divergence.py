@@ -37,7 +37,7 @@ def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tu
         schedule=parts.schedule,
         most=parts.settings.max_bad_steps,
         seen=None if isinstance(seen, str) else seen.said,
-        look=None if parts.directory is None else commands.replay_command(parts.directory, first),
+        look=None if parts.directory is None else commands.replay_command(parts.directory.path, first),
     )
     if isinstance(seen, str):
         return DivergedError(said, step=first, seen={"not_looked_at": seen})

@@ -157,5 +157,5 @@ def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:
         processors=os.cpu_count(),
         memory_bytes=machine_memory_bytes(),
     )
-    command = None if directory is None else diagnose_command(directory)
+    command = None if directory is None else diagnose_command(directory.path)
     return Remarks(described, say=parts.say, command=command, earlier=earlier)

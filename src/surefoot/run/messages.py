@@ -116,7 +116,7 @@ def standing(parts: RunComponents) -> str:
     """Which checkpoint stands, and how to go on from it."""
     if parts.directory is None or parts.saved_step is None:
         return "nothing was saved"
-    return f"the newest checkpoint is of step {parts.saved_step}; go on with: {resume_command(parts.directory)}"
+    return f"the newest checkpoint is of step {parts.saved_step}; go on with: {resume_command(parts.directory.path)}"
 
 
 def script_toml(described: dict[str, Any]) -> str:
@@ -171,7 +171,7 @@ def _moved(
 def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool, finished: bool) -> list[str]:
     path = shlex.quote(str(directory.path))
     if not finished:
-        return [f"saved; go on with:  {resume_command(directory)}"]
+        return [f"saved; go on with:  {resume_command(directory.path)}"]
     told = [f"see {shlex.quote(str(directory.path / 'report.html'))}"] * parts.settings.report
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""

@@ -178,7 +178,7 @@ class BetweenSteps:
             return
         try:
             directory.refuse_links()
-            deleted = [directory.make_again(), self.journal.make_again(), saving.lost()]
+            deleted = [directory.make_again(), self.journal.make_again(directory), saving.lost()]
         except OSError as problem:
             if problem.errno != errno.ELOOP:
                 raise

@@ -1,42 +1,37 @@
 """What to type next for a run: resume, replay, diagnose, and its first command again."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from surefoot.tracking.run_reader import RunFiles, Session
-
-if TYPE_CHECKING:
-    from surefoot.tracking.run_directory import RunDirectory
 
 _TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}  # names of programs that are typed in, or a notebook
 
 
-def resume_command(directory: RunDirectory) -> str:
+def resume_command(directory: Path) -> str:
     """What to type to go on with the run in a directory; for code that no command can start again, just that."""
     if by_command():
-        return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory.path))}"
+        return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory))}"
     if Path(sys.argv[0]).name in _TYPED_IN:
         return "the same code again"
     return f"{typed(Path(sys.executable), 'python')} {shlex.join(sys.orig_argv[1:])}"  # unlike sys.argv it has the interpreter's -m
 
 
-def replay_command(directory: RunDirectory, step: int) -> str:
+def replay_command(directory: Path, step: int) -> str:
     """What to type to have a step made again and shown."""
     if by_command():
-        return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory.path))} --step {step}"
+        return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory))} --step {step}"
     return f"print(surefoot.load(run).replay({step})) where this run is built, in place of training it"
 
 
-def diagnose_command(directory: RunDirectory) -> str:
+def diagnose_command(directory: Path) -> str:
     """What to type to have what is wrong with a run explained."""
     command = typed(Path(sys.argv[0]) if by_command() else Path(sys.executable).with_name("surefoot"))
-    return f"{command} diagnose {shlex.quote(str(directory.path))}"
+    return f"{command} diagnose {shlex.quote(str(directory))}"
 
 
 def typed(program: Path, name: str | None = None) -> str:
@@ -80,12 +75,10 @@ def _again(words: list[str]) -> str:
 
 def _without_out(words: list[str]) -> list[str]:
     """The same into another directory: where the run's own is, it would go on with that."""
-    found, skip = list[str](), False
-    for word in words:
-        if not skip and not re.fullmatch(r"--out(=.*)?", word):
-            found.append(word)
-        skip = word == "--out"
-    return [*found, "--out", "DIR"] if len(found) < len(words) else found
+    kept = [
+        word for before, word in pairwise(["", *words]) if before != "--out" and not re.fullmatch(r"--out(=.*)?", word)
+    ]
+    return [*kept, "--out", "DIR"] if len(kept) < len(words) else kept
 
 
 def _with_place(line: str, session: Session) -> str:

@@ -4,15 +4,22 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from io import StringIO
+from pathlib import Path
 from typing import Protocol, TextIO
 
+from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.tracking.format import duration, in_line, number, visible
 from surefoot.tracking.record import OWN, Record, Sink, scores_in
 
 _SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "clipped", "targets_per_s")
 _BETWEEN_S = 10.0  # lines of training
 _LONG_S = 60.0  # of doing the same, after which that is said
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_MOST = 1 << 16  # characters that wait for a place
 
 
 class Screen(Sink, Protocol):
@@ -48,11 +55,16 @@ class Said:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class Console:
-    """Lines on a stream: of training at most one in ten seconds, and always the first and the last; of all else each.
+def can_redraw(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that can redraw a line; a notebook (`!python train.py`) would keep every redrawn one."""
+    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
+    return stream is not None and stream.isatty() and not plain
 
-    The newest record of training is brought out by the next message, scores or sample too, so that these have its numbers above
-    them and steps stand in their order.
+
+class Console:
+    """Lines on a stream: of training at most one in ten seconds, the first and the last; of all else each.
+
+    The next message brings the newest record of training out before it, so that steps stand in their order.
     """
 
     fresh_line = "\n"
@@ -101,11 +113,51 @@ class Console:
         if record is None:
             return
         self.printed_at = self.now()
-        there = [name for name in _SHOWN if name in record and (name != "skipped" or record[name])]
-        shown = [f"{name}={number(record[name])}" for name in there]
+        shown = [
+            f"{name}={number(record[name])}"
+            for name in _SHOWN
+            if name in record and (name != "skipped" or record[name])
+        ]
         users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
         left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
         self._print(" ".join([f"step={record['step']}/{self.length}", *shown, *users, *left]))
 
     def _print(self, text: str) -> None:
         self.said.put(f"{visible(text)}\n")
+
+
+class RankLog(StringIO):
+    """What a rank above 0 says: kept until it is told where to append it; without a place nothing is kept for long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path: Path | None = None
+
+    def open(self, path: Path) -> None:
+        """Append the time, what was said so far, and what is said from now on, to a file; its directory is made."""
+        make_no_follow(path.parent)
+        self.path = path
+        self.at_once(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z} ---")
+        self.flush()
+
+    def flush(self) -> None:
+        """Bring what was written to the file, where there is one."""
+        if self.path is None and self.tell() <= _MOST:
+            return
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        if self.path is None:
+            return
+        make_no_follow(self.path.parent)  # the run's directory may have been deleted
+        with open(open_no_follow(self.path, _APPEND), "a", encoding="utf-8") as file:
+            file.write(text)
+
+    def at_once(self, text: str) -> None:
+        """Append a line to the file, where there is one, past all buffers: for handlers of signals and other threads."""
+        if self.path is None:
+            return
+        with suppress(OSError):
+            make_no_follow(self.path.parent)
+            with os.fdopen(open_no_follow(self.path, _APPEND), "ab", buffering=0) as file:
+                file.write(f"{text}\n".encode())

@@ -1,6 +1,7 @@
 """How numbers, times, sizes and names are written where a person reads them: console, page, tables, charts."""
 
 import re
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters that command a terminal
@@ -130,3 +131,22 @@ def as_typed(value: Any, *, digits: int | None = None) -> str:
     if isinstance(value, list | tuple):
         return " ".join(as_typed(part, digits=digits) for part in value)
     return str(value)
+
+
+def text_table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), indent: str = "") -> list[str]:
+    """A line for each row; the columns of `left` begin at their left edge, all others (numbers) end at their right one.
+
+    >>> for line in text_table([("phase", "ms", "share"), ("forward", "12.5", "40%")]):
+    ...     print(line)
+    phase      ms  share
+    forward  12.5    40%
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return [
+        indent
+        + "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,8 +1,7 @@
 """Records as append-only lines of JSON: the truth that reports and diagnosis read.
 
-Floats are written whole, those that are not finite as null beside `nonfinite`, which says what they were (inside of a dictionary
-as "NAME/NAME"). A resumed run appends a `resumed` record; what an interrupted sitting wrote past that step is dropped by
-`streamed`, not from the file, but for what happened to the run (`event`).
+Numbers that are not finite are null beside `nonfinite`, which says what they were (in a dictionary as "NAME/NAME"). A resumed run
+appends a `resumed` record; `streamed` drops what came past that step before, except for what happened to the run (`event`).
 """
 
 import json
@@ -159,28 +158,22 @@ def records(path: Path) -> list[Record]:
 
 
 def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
-    """What `records` gives, without holding it: the file is read twice, first for where it was gone on from.
+    """The records of one curve, one at a time: the file is read twice, first for where it was gone on from.
 
-    What is appended meanwhile is not read, nor, where that is given, what stands behind the first `size_bytes`. Half-written
-    lines, and what is no record, are left out.
+    What is appended meanwhile, what stands behind the first `size_bytes`, half-written lines and what is no record are left out.
     """
     ends, steps, size = _resumed(path, size_bytes)
     for place in range(len(steps) - 2, -1, -1):  # of all resumes from here on, the earliest step
         steps[place] = min(steps[place], steps[place + 1])
     end = 0
     with open_regular(path) as file:
-        while end < size:
-            text = file.readline(_LONGEST)
-            if not text:
-                return
+        while end < size and (text := file.readline(_LONGEST)):
             end += len(text)
-            record = parse_record(text)
+            record, later = parse_record(text), bisect_right(ends, end)
             if record is None:
                 continue
-            later = bisect_right(ends, end)
-            if later < len(steps) and record["step"] > steps[later] and record["kind"] != "event":
-                continue
-            yield record
+            if later == len(steps) or record["step"] <= steps[later] or record["kind"] == "event":
+                yield record
 
 
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
@@ -204,8 +197,7 @@ def parse_record(text: bytes) -> Record | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
-    step = record.get("step")
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    if type(record.get("step")) is not int or record["step"] < 0:  # true is no step
         return None
     strange = record.pop("nonfinite", None)
     for name, written in strange.items() if isinstance(strange, dict) else ():

@@ -1,20 +1,18 @@
 """A run in a terminal: a table that grows by one row per evaluation, and one live line under it.
 
-Rows are ordinary text and scroll away; only the last line is drawn again, in one write, when a record comes. No thread, no
-hidden cursor: whatever ends the process leaves the terminal as it was. What the user prints takes the live line's place.
+Only the live line is drawn again, in one write, at each record. No thread, no hidden cursor: whatever ends the process leaves
+the terminal as it was. What the user prints takes the live line's place.
 """
-
-from __future__ import annotations
 
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from surefoot.tracking.console import Console, Said, Screen
+from surefoot.tracking.console import Console, Said, Screen, can_redraw
 from surefoot.tracking.format import compact, duration, in_line, number, visible
 from surefoot.tracking.record import OWN, Record, scores_in
 
@@ -48,12 +46,15 @@ class Terminal:
         self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self.said = Said(self.stream)
         self.guests = ExitStack()  # standard output and error as others have them while the line stands
-        self.bar = ("━", "─") if _can_write("━─", self.stream) else ("#", "-")
+        self.bar = ("━", "─")
+        try:
+            "━─".encode(self.stream.encoding or "utf-8")
+        except UnicodeEncodeError:
+            self.bar = ("#", "-")
         self.train: Record | None = None  # the last one
         self.phrase = ""  # what is being done, where that takes long
         self.columns: list[str] | None = None  # scores in the table
-        self.drawn = False
-        self.unfinished = False  # a guest's line
+        self.drawn = self.unfinished = False  # the live line; a guest's line
 
     @property
     def fresh_line(self) -> str:
@@ -105,7 +106,7 @@ class Terminal:
         """What brings the cursor to an empty line."""
         return "\n" if self.unfinished else _ERASE
 
-    def _above(self, *lines: str | Text) -> None:
+    def _above(self, *lines: "str | Text") -> None:
         with self.rich.capture() as captured:
             for line in lines:
                 self.rich.print(line)
@@ -124,7 +125,7 @@ class Terminal:
                 self.guests.enter_context(redirect_stderr(cast(TextIO, _Guest(sys.stderr, self.give_way))))
         self.drawn, self.unfinished = True, False
 
-    def _line(self) -> Text:
+    def _line(self) -> "Text":
         """As much of it as there is room for, in the order of what one wants to know."""
         from rich.text import Text
 
@@ -143,7 +144,7 @@ class Terminal:
         line.truncate(room, overflow="crop")
         return line
 
-    def _row(self, record: Record) -> list[str | Text]:
+    def _row(self, record: Record) -> "list[str | Text]":
         from rich.cells import cell_len
         from rich.text import Text
 
@@ -161,22 +162,14 @@ class Terminal:
             lines.append(Text(_GAP.join(["step".rjust(step), "train loss", *scores, "time".rjust(_TIME)]), "bold"))
             if len(shown) < len(values):
                 lines.append(Text(f"not shown for lack of room: {', '.join(list(values)[len(shown) :])}", "dim"))
-        loss = "" if self.train is None or "loss" not in self.train else _loss(self.train)
-        cells = [str(record["step"]).rjust(step), loss.rjust(len("train loss"))]
+        cells = [str(record["step"]).rjust(step), _loss(self.train or {}).rjust(len("train loss"))]
         cells += [values[name].rjust(wide[name]) for name in shown]
         return [*lines, _GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME)])]
 
 
 def screen(length: int, stream: TextIO | None = None) -> Screen:
-    """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines.
-
-    A program that a notebook starts (`!python train.py`) has a pseudo-terminal, and the notebook keeps every redrawn line.
-    """
-    shown = stream or sys.stdout
-    plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
-    if shown is None or not shown.isatty() or plain:
-        return Console(length, stream)
-    return Terminal(length, stream)
+    """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines."""
+    return Terminal(length, stream) if can_redraw(stream or sys.stdout) else Console(length, stream)
 
 
 class _Guest:
@@ -200,15 +193,16 @@ class _Guest:
 def _values(record: Record) -> list[tuple[str, str]]:
     """What the live line shows of a record beside its step, with the style of each."""
     values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
-    if "loss" in record:
-        values.append((f"loss {_loss(record)}", ""))
+    if loss := _loss(record):
+        values.append((f"loss {loss}", ""))
     values += [(write(record[name]), "") for name, write in _WRITTEN.items() if name in record]
     return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
 
 
 def _loss(record: Record) -> str:
-    """Of the steps that were applied."""
-    return number(record["loss_of_applied"] if "loss_of_applied" in record else record["loss"])
+    """Of the steps that were applied; "" where there is none."""
+    loss = record.get("loss_of_applied", record.get("loss"))
+    return "" if loss is None else number(loss)
 
 
 def _cell(value: float) -> str:
@@ -229,9 +223,3 @@ def _titles(names: list[str]) -> dict[str, str]:
     """
     last = {name: name.rpartition("/")[2] for name in names}
     return last if len(set(last.values())) == len(names) else {name: name for name in names}
-
-
-def _can_write(text: str, stream: TextIO) -> bool:
-    with suppress(UnicodeEncodeError):
-        return bool(text.encode(stream.encoding or "utf-8"))
-    return False

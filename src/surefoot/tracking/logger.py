@@ -1,19 +1,17 @@
 """Where the records of a sitting go: the console, metrics.jsonl, TensorBoard, trackers. One that cannot take them ends no run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Contents
 from surefoot.tracking.console import Screen
+from surefoot.tracking.external.client import Tracker
 from surefoot.tracking.jsonl import JsonLines
 from surefoot.tracking.record import Record, Sink
 from surefoot.tracking.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from surefoot.tracking.external.client import Tracker
     from surefoot.tracking.tensorboard import TensorBoard
 
 
@@ -24,7 +22,6 @@ class Journal:
         self.console = console
         self.sinks: list[Sink] = [console] if console is not None else []
         self.metrics: JsonLines | None = None
-        self.directory: RunDirectory | None = None
         self.board: TensorBoard | None = None
         self.trackers: list[Tracker] = []
         self.failing: set[int] = set()  # ids of those that have been warned of
@@ -33,31 +30,28 @@ class Journal:
         """Go on with the files of a directory after `step` steps; `found` is the checkpoint that they are gone on from."""
         from surefoot.tracking.tensorboard import TensorBoard
 
-        noted_bytes = 0 if found is None or found.log is None else found.log[0]
-        self.directory, self.metrics = directory, JsonLines(directory.metrics, noted_bytes=noted_bytes)
+        noted = None if found is None else found.log
+        self.metrics = JsonLines(directory.metrics, noted_bytes=noted[0] if noted else 0)
         self.board = TensorBoard(directory.path / "tensorboard", from_step=step)
         self.sinks += [self.metrics, self.board]
         if found is None:
             return
-        if found.log is not None and not self.metrics.holds(*found.log):
+        if noted is not None and not self.metrics.holds(*noted):
             self._say(f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost")
         self.write({"kind": "resumed", "step": step})
 
-    def make_again(self) -> bool:
+    def make_again(self, directory: RunDirectory) -> bool:
         """Write the files of records again if they were deleted meanwhile; return whether any was."""
         files = [sink.appended for sink in (self.metrics, self.board) if sink is not None]
         deleted = [file for file in files if file.was_deleted()]
         for file in deleted:
-            if self.directory is not None:
-                self.directory.refuse_links()
+            directory.refuse_links()
             file.path.parent.mkdir(parents=True, exist_ok=True)
             file.make_again()
         return bool(deleted)
 
     def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
         """Let trackers have what is written from now on, beside the directory's own files."""
-        from surefoot.tracking.external.client import Tracker
-
         self.trackers = [Tracker(name, out=directory.path, settings=settings) for name in names]
         self.sinks += self.trackers
 

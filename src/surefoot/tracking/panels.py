@@ -1,7 +1,4 @@
-"""What a report can show of a task beside its curves: tinted text, examples, curves, a confusion matrix, pictures.
-
-Plain data. What makes them of a model is in `report/task_panels.py`; in a run's directory they are `tracking/panels_file.py`'s.
-"""
+"""What a report can show of a task beside its curves, as plain data; `report/task_panels.py` makes it of a model."""
 
 import base64
 import json
@@ -65,7 +62,6 @@ def check_png(text: Any) -> None:
     check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"a picture has {wide} x {high} pixels, at most {LARGEST} each")
 
 
-Unit = Literal["nats", "fraction"]
 Group = Literal["best", "worst", "random"]
 
 
@@ -82,16 +78,15 @@ class TintedText:
     kind: ClassVar[str] = "tinted-text"
     title: str
     legend: str
-    unit: Unit
+    unit: Literal["nats", "fraction"]
     pieces: tuple[tuple[str, float | None], ...]
 
     def __post_init__(self) -> None:
         check_texts(self.title, self.legend, *(text for text, _ in self.pieces))
         check(self.unit in ("nats", "fraction"), f"unit is {self.unit!r}: nats or fraction")
         check_count(self.pieces, "pieces")
-        most = math.inf if self.unit == "nats" else 1.0
         for text, value in self.pieces:
-            check_number(value, f"the number of {text!r}", least=0.0, most=most)
+            check_number(value, f"the number of {text!r}", least=0.0, most=math.inf if self.unit == "nats" else 1.0)
 
     @property
     def text(self) -> str:

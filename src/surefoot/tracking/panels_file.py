@@ -32,8 +32,7 @@ def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
     >>> fitting([ConfusionMatrix(title="held-out", classes=(), counts=())])[1]
     []
     """
-    kept: list[Panel] = []
-    left_out: list[Panel] = []
+    kept, left_out = list[Panel](), list[Panel]()
     room = MOST_BYTES - len(Panels(step=2**63, panels=()).to_json())
     for panel in panels:
         size = len(json.dumps(written(panel))) + 2

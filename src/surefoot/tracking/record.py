@@ -64,8 +64,7 @@ def refuse_own(names: Iterable[str]) -> None:
 
     >>> refuse_own(["accuracy"])
     """
-    taken = OWN.intersection(names)
-    if taken:
+    if taken := OWN.intersection(names):
         name = min(taken)
         raise ConfigError(
             f"a value called {name!r} cannot be logged: a record has a {name!r} of its own\n  give it another name, as in my_{name}"

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_
 
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of a server, perhaps: nobody can lock it
 _REPLACED = ("config.toml", "environment.json", "panels.json")  # whole, so that links are not followed
 
 
@@ -66,21 +67,21 @@ class RunDirectory:
                 f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --out DIR"
             ) from problem
         if locked is False:
-            text = f"another process is training into {self.path} right now: wait for it, or choose another --out"
-            raise ConfigError(text)
+            raise ConfigError(
+                f"another process is training into {self.path} right now: wait for it, or choose another --out"
+            )
         self.lock, self.is_locked = lock, locked is not None
         HELD.add(place)
 
     def remember(self, *names: str) -> None:
         """Keep small files that lie there in memory, so that `make_again` can write them."""
-        for name in names:
-            if (self.path / name).is_file():
-                self.small_files[name] = (self.path / name).read_bytes()
+        there = (name for name in names if (self.path / name).is_file())
+        self.small_files |= {name: (self.path / name).read_bytes() for name in there}
 
     def make_again(self) -> bool:
         """Hold a directory again that was deleted, or whose lock was, with its small files; return whether anything was.
 
-        Raises `CheckpointError` if another process trains into it since then: two would delete each other's checkpoints.
+        `CheckpointError` if another process trains into it since then.
         """
         if self.lock is None:
             return False
@@ -113,33 +114,27 @@ class RunDirectory:
             raise OSError(errno.ELOOP, words, str(link))
 
     def _link(self) -> Path | None:
-        directories = [self.path / name for name in _DIRECTORIES]
-        return next((path for path in (*directories, *self._files()) if path.is_symlink()), None)
+        return next((path for path in (*self._named(_DIRECTORIES), *self._files()) if path.is_symlink()), None)
 
     def _files(self) -> list[Path]:
-        return [
-            *(self.path / name for name in _APPENDED_TO),
-            *self.path.glob("logs/*"),
-            *self.path.glob("trackers/*.lo*"),
-        ]
+        return [*self._named(_APPENDED_TO), *self.path.glob("logs/*"), *self.path.glob("trackers/*.lo*")]
+
+    def _named(self, names: Iterable[str]) -> list[Path]:
+        return [self.path / name for name in names]
 
     def _refuse_other_kinds(self) -> None:
-        files = [*self._files(), *(self.path / name for name in _REPLACED)]
-        directories = [self.path / name for name in _DIRECTORIES]
-        strange = [(path, "directory") for path in directories if path.exists() and not path.is_dir()]
-        strange += [(path, "regular file") for path in files if path.exists() and not path.is_file()]
-        for path, kind in strange:
-            raise ConfigError(
-                f"{path} is not a {kind}\n"
-                "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
-                f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
-            )
+        kinds = dict.fromkeys(self._named(_DIRECTORIES), "directory")
+        kinds |= dict.fromkeys([*self._files(), *self._named(_REPLACED)], "regular file")
+        for path, kind in kinds.items():
+            if path.exists() and not (path.is_dir() if kind == "directory" else path.is_file()):
+                raise ConfigError(
+                    f"{path} is not a {kind}\n"
+                    "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
+                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
+                )
 
     def _locked(self) -> tuple[IO[bytes], bool | None]:
-        """Lock the directory for as long as this process lives; False if another has it, None if the file system locks nothing.
-
-        Loader workers do not inherit it.
-        """
+        """Lock the directory while this process lives; False if another has it, None if the file system has no locks."""
         lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
         if sys.platform == "win32":
             return lock, True
@@ -148,11 +143,7 @@ class RunDirectory:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:
-            if problem.errno in (
-                errno.ENOLCK,
-                errno.EOPNOTSUPP,
-                errno.ENOSYS,
-            ):  # of a server, perhaps: nobody can lock it
+            if problem.errno in _NO_LOCKS:
                 return lock, None
             lock.close()
             return lock, False
@@ -200,20 +191,18 @@ def directory_of_start(run: Path) -> str | None:
 def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     """Small files of a recipe's for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
     ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, "report.html"}
-    wrong = [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]
-    if wrong:
+    if wrong := [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]:
         raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
     return dict(files)
 
 
 def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
     """What bit-equal results depend on besides the configuration."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "surefoot": surefoot_version(),
         "torch": torch.__version__,
         "device": device.type,
-        "hardware": name,
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "deterministic": deterministic,
@@ -252,8 +241,7 @@ def _make(path: Path) -> None:
 
 
 def _git_commit() -> str | None:
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None
+    command = ["git", "rev-parse", "HEAD"]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip() or None
+    return None

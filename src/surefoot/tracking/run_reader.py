@@ -1,7 +1,6 @@
-"""The one reader of a run's directory: settings, sessions, crashes, the newest state.json, records. Torch-free.
+"""The one reader of a run's directory: settings, sessions, crashes, the newest state.json, records. Torch-free; locks nothing.
 
-Nothing of the run's author is executed, nothing is locked, no tensor is read. `read_run` leaves out what a missing or damaged file
-would have said, and `RunFiles.problems` names the file; `read_settings`, `read_sessions` and `read_state` raise.
+`read_run` names missing or damaged files in `RunFiles.problems`; `read_settings`, `read_sessions` and `read_state` raise.
 """
 
 import json
@@ -12,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -102,8 +102,7 @@ def read_run(path: Path) -> RunFiles:
         except ConfigError as problem:
             problems.append(first_line(problem))
         except (OSError, ValueError) as problem:
-            reason = problem.strerror if isinstance(problem, OSError) else problem
-            problems.append(f"{name} cannot be read: {reason}")
+            problems.append(f"{name} cannot be read: {problem.strerror if isinstance(problem, OSError) else problem}")
 
     config, sessions = Settings({}, {}, {}, {}), tuple[Session, ...]()
     with reading("config.toml"):
@@ -124,9 +123,9 @@ def read_settings(path: Path) -> Settings:
     """Read config.toml; `OSError`, `UnicodeDecodeError` or `ConfigError` if it is missing or damaged."""
     file = path / "config.toml"
     text = read_regular(file).decode()
-    flat, made_by = values(text, where=str(file)), program(text, where=str(file))
-    noted = tomllib.loads(text).get("run") if made_by.get("kind") == "script" else None
+    flat, made_by, noted = values(text, where=str(file)), program(text, where=str(file)), None
     if made_by.get("kind") == "script":
+        noted = tomllib.loads(text).get("run")
         flat = {name.removeprefix("run."): value for name, value in flat.items()}
     return Settings(flat, origins(text), made_by, noted if isinstance(noted, dict) else {})
 
@@ -168,10 +167,7 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
 
 
 def standing_of(run: Path) -> Standing:
-    """Whether a process trains into a directory now, as far as its lock tells; "unknown" where that cannot be told.
-
-    The lock is asked for and not held for a moment, in which a run might want to start.
-    """
+    """Whether a process trains into a directory now, as far as its lock tells, which is asked for and not held."""
     if run.resolve() in HELD:  # to open and close its lock would let go of it
         return "running"
     if sys.platform == "win32":
@@ -192,6 +188,7 @@ def is_running(run: Path) -> bool:
     return standing_of(run) == "running"
 
 
+@cache
 def surefoot_version() -> str:
     """The version that is installed."""
     try:
@@ -204,12 +201,10 @@ def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
     """What the run died of; a file that cannot be read is left out."""
     crashes = []
     for file in sorted((path / "crash").glob("step-*.json"), reverse=True)[:_MAX_CRASHES]:
-        try:
+        with suppress(OSError, ValueError, RecursionError):
             crash, words = json.loads(read_regular(file)), None
-        except (OSError, ValueError, RecursionError):
-            continue
-        with suppress(OSError, UnicodeDecodeError):
-            words = read_regular(file.with_suffix(".txt")).decode()
-        if isinstance(crash, dict):
-            crashes.append({**crash, "words": words})
+            with suppress(OSError, UnicodeDecodeError):
+                words = read_regular(file.with_suffix(".txt")).decode()
+            if isinstance(crash, dict):
+                crashes.append({**crash, "words": words})
     return tuple(crashes)

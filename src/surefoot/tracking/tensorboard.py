@@ -1,7 +1,5 @@
 """Records as TensorBoard scalars, texts, images and hparams; what a resume supersedes is purged."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import os
@@ -92,8 +90,7 @@ class TensorBoard:
         name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
         self.appended = AppendedFile(directory / name)
         # no thread of torch's writer: one that meets a full disk prints a traceback, and loses what follows
-        self.packed = BytesIO()
-        self.packing = RecordWriter(self.packed)
+        self.writer = RecordWriter
         self._append(self.event(wall_time=time.time(), file_version="brain.Event:2"))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._append(self.event(wall_time=time.time(), step=from_step + 1, session_log=start))
@@ -122,12 +119,11 @@ class TensorBoard:
     def _add_pictures(self, record: Record) -> None:
         values = []
         for panel in record["panels"]:
-            drawn = pictured(panel)
-            if drawn is not None:
+            if (drawn := pictured(panel)) is not None:
                 file = BytesIO()
                 drawn.save(file, "png")
-                held = {"width": drawn.width, "height": drawn.height, "colorspace": 3}
-                image = self.summary.Image(encoded_image_string=file.getvalue(), **held)
+                size = {"width": drawn.width, "height": drawn.height}
+                image = self.summary.Image(encoded_image_string=file.getvalue(), colorspace=3, **size)
                 values.append(self.summary.Value(tag=f"panels/{panel['title']}", image=image))
         self._add(values, record)
 
@@ -141,8 +137,8 @@ class TensorBoard:
             for name, value in record["settings"].items()
             if value is not None
         }
-        parts = hparams(settings, dict.fromkeys(scores, 0.0))  # type: ignore[no-untyped-call]  # values: those of the scalars
-        for part in parts:
+        # the values are those of the scalars
+        for part in hparams(settings, dict.fromkeys(scores, 0.0)):  # type: ignore[no-untyped-call]
             self._add(part.value, record)
 
     def _add(self, values: Any, record: Record) -> None:
@@ -151,8 +147,6 @@ class TensorBoard:
 
     def _append(self, event: Any) -> None:
         """Write an event in the format of TFRecord; a full disk raises `OSError`, and what waits is written later."""
-        self.packing.write(event.SerializeToString())
-        content = self.packed.getvalue()
-        self.packed.seek(0)
-        self.packed.truncate()
-        self.appended.append(content)
+        packed = BytesIO()
+        self.writer(packed).write(event.SerializeToString())
+        self.appended.append(packed.getvalue())

@@ -5,22 +5,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.memory import in_words
-from surefoot.tracking.text_table import text_table
+from surefoot.tracking.format import text_table
 
 _CLOSE = 0.97  # of the best throughput: what is gained beyond is less than what other sizes cost in memory
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One micro-batch size: the accumulation that keeps the batch, and what a step of it takes.
-
-    `memory_bytes` is of everything the run holds on the device at once, predicted where the size was not tried.
-    Throughputs are None, and `problem` says why, where it does not fit or cannot be passed.
-    """
+    """One micro-batch size: the accumulation that keeps the batch, and what a step of it takes; no throughputs where it fails."""
 
     size: int
     accumulation: int
-    memory_bytes: int | None
+    memory_bytes: int | None  # of all that the run holds on the device at once; predicted where it was not tried
     samples_per_s: float | None = None
     targets_per_s: float | None = None
     problem: str = ""
@@ -44,23 +40,23 @@ class FoundBatch:
 
     @property
     def flags(self) -> str:
-        written = f"{self.batch_size}", f"{self.recommended.size}"
-        batch, micro_batch = written if self.unit == "samples" else (f'"{size} tokens"' for size in written)
+        sizes = (self.batch_size, self.recommended.size)
+        batch, micro_batch = (f"{size}" if self.unit == "samples" else f'"{size} tokens"' for size in sizes)
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"
 
     def __str__(self) -> str:
-        rows = [["micro-batch", "accumulation", "memory", "samples/s", "targets/s", ""]]
-        rows += [_row(tried) for tried in self.tried]
-        return "\n".join([*text_table(rows, left=(5,)), "", f"recommended  {self.flags}", f"  {self.reason}"])
+        head = ["micro-batch", "accumulation", "memory", "samples/s", "targets/s", ""]
+        table = text_table([head, *map(_row, self.tried)], left=(5,))
+        return "\n".join([*table, "", f"recommended  {self.flags}", f"  {self.reason}"])
 
     @property
     def reason(self) -> str:
         """Why the recommended size, and which are the fastest and the largest, in words."""
-        unit, best, taken = self.unit, self.fastest, self.recommended
+        unit, best = self.unit, self.fastest
         size = "the whole batch" if self.largest.size == self.batch_size else f"{self.largest.size} {unit}"
         rated = "samples" if unit == "samples" else "targets"
         limit = f"the largest that was found to fit {in_words(self.limit_bytes)} is {size}"
-        if taken.size == best.size:
+        if self.recommended.size == best.size:
             return f"the fastest; {limit}"
         return (
             f"the smallest within 3 % of the fastest, {best.size} {unit} ({_rate(best, unit):,.4g} {rated}/s); {limit}"
@@ -72,11 +68,10 @@ def searched(
 ) -> list[Tried]:
     """Try sizes at least doubling up to the whole batch, then those above the largest that fits, then the fastest's neighbours.
 
-    Memory need not grow with the size: a loss of many logits is computed in pieces, which take less than fewer logits at
-    once. So one that does not fit ends nothing. Not tried is only what would need more than `deadly_bytes`, at which the
-    system would end the process, by a line through the two largest that were tried (through `standing_bytes` for none and
-    the largest, where there is one or they fall). Returns what was tried in order of size, and the smallest that was not,
-    with its prediction.
+    A larger size may need less memory, since a loss of many logits is computed in pieces: one that does not fit ends nothing. Only
+    what would need more than `deadly_bytes` is not tried: the system would end the process. That is predicted by a line through the
+    two largest that were tried (through `standing_bytes` for none and the largest, where there is one or they fall).
+    Returns what was tried in order of size, and the smallest that was not, with its prediction.
 
     >>> def attempt(size):
     ...     fits = 100 + 10 * size <= 1000
@@ -130,8 +125,7 @@ def chosen(
     >>> found.flags, found.fastest.size
     ('--batch-size 4 --micro-batch-size 2', 4)
     """
-    working = [row for row in tried if row.fits]
-    if not working:
+    if not (working := [row for row in tried if row.fits]):
         return None
     fastest = max(working, key=lambda row: _rate(row, unit))
     close = [row for row in working if _rate(row, unit) >= _CLOSE * _rate(fastest, unit)]

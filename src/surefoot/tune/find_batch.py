@@ -66,8 +66,7 @@ def find_batch_size(
 
         deadly_bytes = _deadly_bytes(parts.device, limit_bytes=limit_bytes, standing_bytes=standing)
         rows = searched(attempt, trial.sizes(), deadly_bytes=deadly_bytes, standing_bytes=standing)
-    found = chosen(rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes)
-    if found is not None:
+    if (found := chosen(rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes)) is not None:
         return found
     problem = _nothing_fits(rows, trial.failed, run=run, unit=sizes.unit, limit_bytes=limit_bytes)
     raise problem from None if problem is trial.failed else trial.failed
@@ -120,9 +119,7 @@ def _deadly_bytes(device: torch.device, *, limit_bytes: int, standing_bytes: int
 def _target(run: Run, target_batch: int | str | None) -> Batching:
     """The batch that is to be kept; in the unit of the run's own, which its data and settings go by."""
     own = run.parts.supply.sizes
-    if target_batch is None:
-        return own
-    sizes = planned_sizes(run.parts.supply.dataset, target_batch, None)
+    sizes = own if target_batch is None else planned_sizes(run.parts.supply.dataset, target_batch, None)
     if sizes.unit != own.unit:
         raise ConfigError(
             f"target_batch = {target_batch} is in {sizes.unit}, and this run's batch_size in {own.unit}\n"

@@ -24,13 +24,11 @@ _FEW = 5  # losses from which no curve can be made
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The losses of a range test, each at the rate of the update before it, and what follows from them.
+    """The losses of a range test, each at the rate of the update before it, and what follows from them; `print` shows a table.
 
-    `rates` and `losses` are (n,): those before the loss diverged, or all. `end` says why there are no more: the highest
-    rate was reached, the running average of the losses (`averaged`) went past four times its best, or a loss or gradient
-    was not finite; in the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits,
-    or None where none can be suggested; `reason` says why in either case, `ended` in words why the test went no further.
-    `print` shows a short table with all of it.
+    `rates` and `losses` are (n,): those before the loss diverged, or all. `end` says why there are no more: the highest rate was
+    reached, the running average of the losses (`averaged`) went past four times its best, or a loss or gradient was not finite; in
+    the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits, if there is one.
     """
 
     rates: Curve
@@ -38,10 +36,10 @@ class RangeTest:
     smoothed: Curve
     end: End
     diverged_at: float | None
-    steepest: float | None
-    minimum: float | None
-    suggested: float | None
     reason: str
+    steepest: float | None = None
+    minimum: float | None = None
+    suggested: float | None = None
 
     @property
     def ended(self) -> str:
@@ -49,9 +47,8 @@ class RangeTest:
             return f"the test went to the highest rate, {written(float(self.rates[-1]))}"
         if self.diverged_at is None:
             return "the test stopped before any rate: a loss or gradient was not finite"
-        why = "a loss or gradient was not finite"
-        if self.end == "diverged":
-            why = "the running average of the losses went past four times its best"
+        wild = "the running average of the losses went past four times its best"
+        why = wild if self.end == "diverged" else "a loss or gradient was not finite"
         return f"the test stopped at {written(self.diverged_at)}: {why}"
 
     def __str__(self) -> str:
@@ -78,18 +75,17 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
     (0.01, 0.01)
     """
     if len(losses) < _FEW:
-        return RangeTest(rates, losses, losses, end, diverged_at, None, None, None, _too_few(len(losses), diverged_at))
+        return RangeTest(rates, losses, losses, end, diverged_at, _too_few(len(losses), diverged_at))
     curve = smoothed(rates, without_spikes(losses))
     lowest = int(curve.argmin())
     if not _falls(rates, losses, curve, lowest):
-        return RangeTest(rates, losses, curve, end, diverged_at, None, None, None, _without_fall(rates, end))
+        return RangeTest(rates, losses, curve, end, diverged_at, _without_fall(rates, end))
     slope = np.gradient(curve, np.log10(rates))[: lowest + 1]
     steepest, minimum = float(rates[slope.argmin()]), float(rates[lowest])
     near = diverged_at is not None and steepest * _ROOM > diverged_at
     suggested = minimum / 10 if near else steepest
-    this = "" if near else ", which is suggested"
     told = (
-        f"the smoothed loss falls steepest at {written(steepest)}{this};"
+        f"the smoothed loss falls steepest at {written(steepest)}{'' if near else ', which is suggested'};"
         f" it is least, {curve[lowest]:.4g}, at {written(minimum)}"
     )
     if diverged_at is not None and near:
@@ -104,7 +100,7 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
         )
     else:
         told += f"\n  a tenth of that, the other usual choice, is {written(minimum / 10)}"
-    return RangeTest(rates, losses, curve, end, diverged_at, steepest, minimum, float(f"{suggested:.1e}"), told)
+    return RangeTest(rates, losses, curve, end, diverged_at, told, steepest, minimum, float(f"{suggested:.1e}"))
 
 
 def check_range(low: float, high: float, steps: int) -> None:
@@ -161,7 +157,7 @@ def far(rates: Curve, losses: Curve) -> float:
 def averaged(losses: Curve) -> Curve:
     """The running average of the losses, over the past: its weight is 0.8 on what came before, corrected for the start.
 
-    This and not the smoothed curve decides where the test ends, since it is known while the test goes on.
+    It decides where the test ends, since it is known while the test goes on.
 
     >>> averaged(np.array([2.0, 1.0])).round(4).tolist()
     [2.0, 1.4444]
@@ -175,8 +171,6 @@ def averaged(losses: Curve) -> Curve:
 
 def diverged(losses: Curve) -> int | None:
     """The place of the first loss at which the running average (`averaged`) is past four times its best; None for none.
-
-    Of a best loss below 0 four times its size is taken upwards from it.
 
     >>> diverged(np.array([2.0, 1.0, 1.0, 2.0, 60.0, 90.0])), diverged(np.array([2.0, 1.0, 3.0]))
     (4, None)
@@ -231,17 +225,13 @@ def _weights(rates: Curve) -> Curve:
 
 
 def _falls(rates: Curve, losses: Curve, curve: Curve, lowest: int) -> bool:
-    """Whether the smoothed loss falls by more than noise: from its beginning, or from most of what comes before its least.
-
-    Both, since a few batches at the beginning may happen to be easy, and since some losses fall from the first rate on.
-    """
+    """Whether the smoothed loss falls by more than noise, from its beginning or from most of what comes before its least."""
     weights, noise = _weights(rates), _noise_of_one(losses)
     from_start = weights[0] - weights[lowest]  # at the ends less is averaged, so they are less sure
     from_most = weights[: lowest + 1].mean(axis=0) - weights[lowest]
-    before = float(np.median(curve[: lowest + 1]))
     return any(
         level - curve[lowest] > max(_NOISE * noise * math.sqrt(float((apart**2).sum())), _LEAST * abs(curve[0]))
-        for level, apart in ((float(curve[0]), from_start), (before, from_most))
+        for level, apart in ((float(curve[0]), from_start), (float(np.median(curve[: lowest + 1])), from_most))
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -95,11 +94,7 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
     # a state of its own over the same parts: nothing that the run may have set beside them has a say in the rate
     state = State(parts.state.models, parts.state.trained, parts.state.averages, first, parts.state.buffers)
     base = _base_rate(parts)
-
-    def factor(step: int) -> float:
-        return rates[min(step - first, last - 1)] / base
-
-    task = replace(parts.task, factors=factor)
+    task = replace(parts.task, factors=lambda step: rates[min(step - first, last - 1)] / base)
     feed = parts.supply.feed(workers=parts.supply.workers)
     rows: list[Tensor] = []
     with closing(feed):
@@ -125,18 +120,12 @@ def _base_rate(parts: RunComponents) -> float:
 
 
 def draw(found: RangeTest, directory: Path, *, title: str) -> list[Path]:
-    """Write find-lr.png and find-lr.svg into a directory: losses, the smoothed curve, and the suggestion where there is one.
-
-    The directory is made where it is missing. Returns the two files; raises `ConfigError` where they cannot be written.
-    """
+    """Write find-lr.png and find-lr.svg into a directory; `ConfigError` where they cannot be written."""
     return figures.draw([chart_of(found)], directory / "find-lr", title=title)
 
 
 def chart_of(found: RangeTest) -> Chart:
-    """Losses, on a logarithmic axis where all are above 0; crosses at its top for those that would hide the fall.
-
-    The smoothed curve goes past its least up to the first loss that counts as less than it is.
-    """
+    """Losses, on a logarithmic axis where all are above 0; crosses at its top for those that would hide the fall."""
     if not len(found.losses):
         return Chart("find-lr", "Loss", (), wide=True)
     low, high = float(min(found.losses.min(), found.smoothed.min())), float(found.smoothed.max())
@@ -162,7 +151,13 @@ def chart_of(found: RangeTest) -> Chart:
             marks.append(Mark("best", rate, value, f"{what}: {written(rate)}", colour))
     if found.diverged_at is not None:
         marks.append(Mark("event", found.diverged_at, None, f"{found.end}: {written(found.diverged_at)}"))
-    scale: Literal["log", "linear"] = "log" if low > 0 else "linear"
     return Chart(
-        "find-lr", "Loss", tuple(lines), tuple(marks), scale=scale, x_scale="log", x_name="learning rate", wide=True
+        "find-lr",
+        "Loss",
+        tuple(lines),
+        tuple(marks),
+        scale="log" if low > 0 else "linear",
+        x_scale="log",
+        x_name="learning rate",
+        wide=True,
     )

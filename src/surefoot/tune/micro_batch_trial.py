@@ -67,11 +67,11 @@ class Trial:
     def standing_bytes(self) -> int:
         """Models, averages and optimizer state, as they are kept between steps; before the first update as far as known."""
         models = [*self.state.models.values(), *(average.model for average in self.state.averages.values())]
-        held: list[Tensor] = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-        for trained in self.state.trained.values():
-            states = trained.optimizer.state.values()
-            held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return tensor_bytes(held)
+        states = [held for trained in self.state.trained.values() for held in trained.optimizer.state.values()]
+        weights = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+        return tensor_bytes(
+            [*weights, *(held for state in states for held in state.values() if isinstance(held, Tensor))]
+        )
 
     def attempt(self, size: int, *, limit_bytes: int) -> Tried:
         """Make steps with micro-batches of one size, and measure; what is in the way of that is told in the row."""
@@ -80,7 +80,11 @@ class Trial:
             return self._measured(size, pieces, limit_bytes)
         except Exception as problem:
             failed = problem
-        self._let_go()
+        clear(self.state.parameters)  # free what the step has left
+        self.state.buffers.undo()
+        gc.collect()
+        if self.parts.device.type == "cuda":
+            torch.cuda.empty_cache()
         # of an accelerator, or of the CPU's allocator, which raises a plain RuntimeError
         if isinstance(failed, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(failed):
             return Tried(size, pieces, limit_bytes + 1, problem="out of memory")
@@ -108,28 +112,25 @@ class Trial:
             return Tried(size, pieces, memory_bytes, problem="does not fit")
         if self.update_s is None:
             self.update_s = median(self._step(self.task, [timed[0]]) for _ in range(_ROUNDS))
-        passes = [timed_pass(self.task, self.state, micro_batch) for micro_batch in timed]
-        targets = sum(count for _, count in passes) / len(timed)
+        targets = sum(timed_pass(self.task, self.state, micro_batch)[1] for micro_batch in timed)
+        samples = sum(len(micro_batch.ids) for micro_batch in timed)
         begun, times = perf_counter(), list[float]()
         while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - begun < _ENOUGH_S):
-            times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed) / len(timed))
-        step_s = pieces * median(times) + self.update_s
-        samples = sum(len(micro_batch.ids) for micro_batch in timed) / len(timed)
-        return Tried(size, pieces, memory_bytes, pieces * samples / step_s, pieces * targets / step_s)
+            times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed))
+        steps_s = pieces * median(times) + self.update_s * len(timed)  # of as many steps as are timed
+        return Tried(size, pieces, memory_bytes, pieces * samples / steps_s, pieces * targets / steps_s)
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
         """Micro-batches of one size to be timed, and to measure memory with: the same, or the fullest where they differ."""
-        supply, state = self.parts.supply, self.state
-        sizes = Batching(size, size, self.target.unit)
+        supply, sizes = self.parts.supply, Batching(size, size, self.target.unit)
         plan = data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=sizes)
         if isinstance(plan, Buckets):
             longest = plan.longest
             looked_at = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]
             by_places = max(looked_at, key=lambda held: len(held[0]) * int(longest[held[0]].max()))
-            by_length = max(looked_at, key=lambda held: int(longest[held[0]].max()))
-            ids = [*looked_at[:4], by_places, by_length]
+            ids = [*looked_at[:4], by_places, max(looked_at, key=lambda held: int(longest[held[0]].max()))]
         else:
-            ids = [plan.micro_batches(state.step)[0]]
+            ids = [plan.micro_batches(self.state.step)[0]]
         feed = replace(supply, plan=_Chosen(ids, plan.samples), sizes=sizes).feed(workers=0)
         feed.start(0, stop=1)
         made = feed.micro_batches(0)
@@ -144,14 +145,6 @@ class Trial:
         update(step)
         _wait(step)
         return perf_counter() - begun
-
-    def _let_go(self) -> None:
-        """Free what a step that failed has left."""
-        clear(self.state.parameters)
-        self.state.buffers.undo()
-        gc.collect()
-        if self.parts.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def _wait(step: Step) -> None:

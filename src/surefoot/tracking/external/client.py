@@ -1,7 +1,6 @@
 """A tracker as a sink: a process of its own, and a bounded queue of records that it has not taken yet.
 
-Nothing that a tracker does reaches the training: its imports, threads, handlers, output and failures are another process's, and a
-record is handed over by a write that never waits. `close` waits for a bounded time, and then ends the process.
+Its imports, threads, output and failures do not reach the training; no write waits, and `close` waits for a bounded time.
 """
 
 import json
@@ -36,14 +35,12 @@ class Tracker:
         self.log = self.directory / f"{name}.log"
         project, run = project_and_name(out)
         self.waiting: deque[bytes] = deque()
-        self.begun_line = b""  # what is left of a line that was written in part
-        self.heard = b""
+        self.begun_line = self.heard = b""  # what is left of a line that was written, or read, in part
         self.problem: str | None = None
         self.told = False  # of the problem
         self.until = math.inf  # when it must have finished
         self.process: subprocess.Popen[bytes] | None = None
-        about = About(name, project, run, str(self.directory.resolve()), settings)
-        self._append(json.dumps(asdict(about), default=str))
+        self._append(asdict(About(name, project, run, str(self.directory.resolve()), settings)))
         try:
             self.process = self._started()
         except OSError as problem:
@@ -53,7 +50,7 @@ class Tracker:
         """Hand a record over as far as the tracker takes it now; the rest waits here for the next call."""
         if record["kind"] == "resumed":  # a tracker's run just goes on
             return
-        self._append(json.dumps(record, default=str))
+        self._append(record)
         if len(self.waiting) > WAITING:
             self.waiting.popleft()
             self.problem = self.problem or f"it is more than {WAITING:,} records behind"
@@ -65,32 +62,27 @@ class Tracker:
         """Tell the tracker that there will be no more records; from now on it has its time to finish."""
         if self.until == math.inf:
             self.until = time.monotonic() + CLOSING_S
-            self._append(json.dumps({"kind": "close"}))
+            self._append({"kind": "close"})
             self._push()
 
     def close(self) -> None:
         """Hand over what waits and let the tracker finish, for `CLOSING_S` seconds at most."""
         self.ask_to_close()
-        process = self.process
-        if process is None:
-            self._tell()
-            return
-        while process.poll() is None and time.monotonic() < self.until:
-            self._push()
-            self._hear()
-            time.sleep(0.01)
-        if process.poll() is None:
-            self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end, and was ended"
-            with suppress(OSError):
-                if sys.platform != "win32":
-                    os.killpg(process.pid, signal.SIGKILL)  # with those that it started
-            process.kill()
-        process.wait()
-        self._hear()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self.process = None
+        if self.process is not None:
+            with self.process as process:  # which closes its pipes
+                while process.poll() is None and time.monotonic() < self.until:
+                    self._push()
+                    self._hear()
+                    time.sleep(0.01)
+                if process.poll() is None:
+                    self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end, and was ended"
+                    with suppress(OSError):
+                        if sys.platform != "win32":
+                            os.killpg(process.pid, signal.SIGKILL)  # with those that it started
+                    process.kill()
+                process.wait()
+                self._hear()
+            self.process = None
         self._tell()
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -111,8 +103,8 @@ class Tracker:
             os.set_blocking(pipe.fileno(), False)
         return process
 
-    def _append(self, line: str) -> None:
-        self.waiting.append(line.encode(errors="backslashreplace") + b"\n")
+    def _append(self, values: dict[str, Any]) -> None:
+        self.waiting.append(json.dumps(values, default=str).encode(errors="backslashreplace") + b"\n")
 
     def _push(self) -> None:
         if self.process is None or self.process.stdin is None:
@@ -120,14 +112,12 @@ class Tracker:
         while self.begun_line or self.waiting:
             self.begun_line = self.begun_line or self.waiting.popleft()
             try:
-                written = os.write(self.process.stdin.fileno(), self.begun_line)
+                self.begun_line = self.begun_line[os.write(self.process.stdin.fileno(), self.begun_line) :]
             except BlockingIOError:
                 return
             except OSError:  # it has ended; what it said of that is read next, or its status is
                 self.waiting.clear()
                 self.begun_line = b""
-                return
-            self.begun_line = self.begun_line[written:]
 
     def _hear(self) -> None:
         """Read what the process has to say: one line of JSON for each thing that went wrong."""

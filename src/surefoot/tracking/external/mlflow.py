@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from surefoot.tracking.external.registry import About, Kept, flat_settings, numbers_in, text_in
+from surefoot.config.tree import flat
+from surefoot.tracking.external.registry import About, Kept, numbers_in, text_in
 from surefoot.tracking.record import Record
 
 _METRICS, _PARAMETERS = 1000, 100  # of one request
@@ -33,9 +34,9 @@ class Mlflow:
             self.client.update_run(kept.id, status="RUNNING")
         else:
             project = os.environ.get("MLFLOW_EXPERIMENT_NAME", about.project)
-            artifacts, found = (
-                (place / "mlflow").as_uri() if here else None,
+            found, artifacts = (
                 self.client.get_experiment_by_name(project),
+                (place / "mlflow").as_uri() if here else None,
             )
             experiment = found.experiment_id if found else self.client.create_experiment(project, artifacts)
             kept.id = self.client.create_run(str(experiment), run_name=about.name).info.run_id
@@ -60,7 +61,7 @@ class Mlflow:
 
     def _tell(self, settings: dict[str, Any]) -> None:
         """Log settings that are not there yet: a parameter cannot be changed, so one that a resume changes becomes a tag."""
-        given = {_name(name): _text(value) for name, value in flat_settings(settings).items()}
+        given = {_name(name): _text(value) for name, value in flat(settings).items()}
         held = self.client.get_run(self.id).data.params
         new = [self.entities.Param(name, value) for name, value in given.items() if name not in held]
         for begin in range(0, len(new), _PARAMETERS):

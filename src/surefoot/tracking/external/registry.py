@@ -1,7 +1,4 @@
-"""Which trackers there are and what each needs; what one is told of a run, and what is kept of it in the run's directory.
-
-Torch-free, and imports none of them.
-"""
+"""Which trackers there are and what each needs; what one is told of a run, and what is kept of it. Torch-free."""
 
 import json
 import re
@@ -25,9 +22,7 @@ _LONGEST = 100  # characters of a name: Weights & Biases takes 128
 
 
 def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
-    """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for one that is unknown or named twice.
-
-    And where the run has no directory to keep in which run of theirs it is.
+    """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for an unknown one, one named twice, or a run without `out`.
 
     >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
     (('wandb', 'mlflow'), ('trackio',), ())
@@ -52,7 +47,10 @@ def refuse_missing(names: Sequence[str]) -> None:
 
     >>> refuse_missing([])
     """
-    wanted = {name: [package for package in PACKAGES[name] if not _is_there(package)] for name in names}
+    found = {package: find_spec(package) for name in names for package in PACKAGES[name]}
+    # a directory of its name, such as the one that wandb leaves behind, has no origin and is no package
+    there = {package for package, spec in found.items() if spec is not None and spec.origin is not None}
+    wanted = {name: [package for package in PACKAGES[name] if package not in there] for name in names}
     if missing := {name: packages for name, packages in wanted.items() if packages}:
         what = "; ".join(f"{name} needs {', '.join(packages)}" for name, packages in missing.items())
         raise ConfigError(
@@ -69,12 +67,6 @@ def project_and_name(out: Path) -> tuple[str, str]:
     place = out.resolve()
     above = next((folder for folder in place.parents if folder.name not in _USUAL), place.parent)
     return _plain(above.name) or "surefoot", _plain(place.name) or "run"
-
-
-def _is_there(package: str) -> bool:
-    """Whether it can be imported; a directory of its name, such as the one that wandb leaves behind, is no package."""
-    found = find_spec(package)
-    return found is not None and found.origin is not None
 
 
 def _plain(name: str) -> str:
@@ -116,9 +108,6 @@ class Kept:
         write_whole(self.path, (json.dumps({"id": self.id, "begun": self.begun, "sent": self.sent}) + "\n").encode())
 
 
-_TEXTS = {"sample": "text", "event": "what"}  # kind -> its text
-
-
 def numbers_in(record: Record) -> dict[str, float]:
     """The numbers of a record by the names that they have in a tracker; those of a dictionary by its own names too.
 
@@ -132,7 +121,7 @@ def numbers_in(record: Record) -> dict[str, float]:
     prefix = "" if record["kind"] == "scores" else f"{record['kind']}/"
     return {
         prefix + name: value
-        for name, value in flat_settings(record, separator="/").items()
+        for name, value in _flat(record).items()
         if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
     }
 
@@ -143,21 +132,13 @@ def text_in(record: Record) -> str | None:
     >>> text_in({"kind": "sample", "step": 3, "text": "once"}), text_in({"kind": "train", "step": 3, "loss": 0.5})
     ('once', None)
     """
-    text = record.get(_TEXTS.get(record["kind"], ""))
+    text = record.get({"sample": "text", "event": "what"}.get(record["kind"], ""))
     return None if text is None else str(text)
 
 
-def flat_settings(settings: Mapping[str, Any], *, separator: str = ".") -> dict[str, Any]:
-    """Nested settings as one level with dotted names; lists stay whole.
-
-    >>> flat_settings({"seed": 0, "optimizer": {"name": "adamw", "betas": [0.9, 0.95]}})
-    {'seed': 0, 'optimizer.name': 'adamw', 'optimizer.betas': [0.9, 0.95]}
-    """
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            nested = flat_settings(value, separator=separator)
-            flat |= {f"{name}{separator}{inner}": part for inner, part in nested.items()}
-        else:
-            flat[name] = value
-    return flat
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dictionaries in a record as one level, with slashes in the names: those of parameters have dots."""
+    by_name: dict[str, Any] = {}
+    for name, value in nested.items():
+        by_name |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return by_name

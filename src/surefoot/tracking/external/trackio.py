@@ -1,22 +1,16 @@
 """trackio: a local database, or the Space or server that the user's TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names.
 
-TRACKIO_DIR is the user's too; without it the database lies in the run's directory. A run is found again by its name, so that
-ends in a part of its own.
+TRACKIO_DIR is the user's too; without it the database lies in the run's directory. A run is found by its name, which is unique.
 """
-
-from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.tracking.external.registry import About, Kept, numbers_in, text_in
 from surefoot.tracking.record import Record
-
-if TYPE_CHECKING:
-    import trackio
 
 
 class Trackio:
@@ -27,7 +21,7 @@ class Trackio:
         import trackio
 
         warnings.showwarning = _heard(say)  # it tells of what it could not log by warnings alone
-        self.markdown: type[trackio.Markdown] = trackio.Markdown
+        self.markdown = trackio.Markdown
         self.run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", about.project),
             name=f"{about.name}-{kept.id[:6]}",
@@ -40,8 +34,7 @@ class Trackio:
 
     def write(self, record: Record) -> None:
         values: dict[str, Any] = dict(numbers_in(record))
-        text = text_in(record)
-        if text is not None:
+        if (text := text_in(record)) is not None:
             values[record["kind"]] = self.markdown(f"```\n{text}\n```")
         if values:
             self.run.log(values, step=record["step"])

@@ -3,18 +3,13 @@
 WANDB_MODE, WANDB_PROJECT, WANDB_DIR and the rest are the user's. Without a login, and with no mode asked for, it is offline.
 """
 
-from __future__ import annotations
-
 import html
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from surefoot.tracking.external.registry import About, Kept, numbers_in, text_in
 from surefoot.tracking.record import Record, scores_in
-
-if TYPE_CHECKING:
-    import wandb
 
 _FINISH_S = 25  # less than the end of a run waits
 
@@ -25,20 +20,30 @@ class Wandb:
     def __init__(self, about: About, kept: Kept, say: Callable[[str], None]) -> None:  # noqa: ARG002
         import wandb
 
+        def begun(mode: Literal["offline"] | None) -> wandb.Run:
+            return wandb.init(
+                id=kept.id,
+                resume="allow",
+                project=None if "WANDB_PROJECT" in os.environ else about.project,
+                name=None if "WANDB_NAME" in os.environ else about.name,
+                dir=None if "WANDB_DIR" in os.environ else about.directory,
+                mode=mode,
+                settings=wandb.Settings(console="off", finish_timeout=_FINISH_S),
+            )
+
         self.html = wandb.Html
         try:
-            self.run = _begun(about, kept, mode=None)
+            self.run = begun(None)
         except wandb.errors.UsageError:  # nobody is logged in
             if "WANDB_MODE" in os.environ:
                 raise
-            self.run = _begun(about, kept, mode="offline")
+            self.run = begun("offline")
         self.run.define_metric("*", step_metric="step")
         self.run.config.update(about.settings, allow_val_change=True)
 
     def write(self, record: Record) -> None:
         values: dict[str, object] = dict(numbers_in(record))
-        text = text_in(record)
-        if text is not None:
+        if (text := text_in(record)) is not None:
             values[record["kind"]] = self.html(f"<pre>{html.escape(text)}</pre>", inject=False)
         if values:
             self.run.log({**values, "step": record["step"]})
@@ -48,18 +53,3 @@ class Wandb:
     def close(self, ending: str) -> None:
         """Bring everything out; a run that failed is marked so."""
         self.run.finish(exit_code=1 if ending == "failed" else 0)
-
-
-def _begun(about: About, kept: Kept, *, mode: Literal["offline"] | None) -> wandb.Run:
-    import wandb
-
-    environment = os.environ
-    return wandb.init(
-        id=kept.id,
-        resume="allow",
-        project=None if "WANDB_PROJECT" in environment else about.project,
-        name=None if "WANDB_NAME" in environment else about.name,
-        dir=None if "WANDB_DIR" in environment else about.directory,
-        mode=mode,
-        settings=wandb.Settings(console="off", finish_timeout=_FINISH_S),
-    )

@@ -21,14 +21,13 @@ from surefoot.tracking.record import Record
 
 GONE_S = 60.0
 _LOOKS_S = 1.0  # between two looks at whether the training process is there
-Ending = str  # "finished", "stopped" or "failed"
 
 
 class Package(Protocol):
     """A tracker's package, with the run in it that records go to."""
 
     def write(self, record: Record) -> None: ...
-    def close(self, ending: Ending) -> None: ...
+    def close(self, ending: str) -> None: ...  # "finished", "stopped" or "failed"
 
 
 def main() -> None:
@@ -90,7 +89,7 @@ def follow(
             first = str(problem).strip().partition("\n")[0]
             say(f"{type(problem).__name__}: {first}" if first else type(problem).__name__)
 
-    ending: Ending | None = None
+    ending = None
     with telling():
         package = begin(about, kept, say)
         kept.begun = True
@@ -129,7 +128,7 @@ def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes
     gone.set()
 
 
-def _told(record: Record) -> Ending | None:
+def _told(record: Record) -> str | None:
     """What an event says of how the run ends."""
     word = str(record.get("what", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
     return {"failed": "failed", "diverged": "failed", "stopped": "stopped"}.get(word)
