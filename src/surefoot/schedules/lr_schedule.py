@@ -11,8 +11,7 @@ from typing import Any
 
 from surefoot.config.durations import Length, in_steps
 from surefoot.errors import ConfigError
-from surefoot.schedules import validation
-from surefoot.schedules.curves import SHAPES, Factors, Fall, curve
+from surefoot.schedules.curves import SHAPES, Factors, Fall, curve, in_a_run, refuse_foreign_or_out_of_range, shown
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Schedule:
     cycle_growth: float | None = None  # restarts: each cycle is so many times longer than the one before. Default 1.
 
     def __post_init__(self) -> None:
-        validation.refuse_foreign_or_out_of_range(self.shape, self._given)
+        refuse_foreign_or_out_of_range(self.shape, self._given)
 
     @property
     def _given(self) -> dict[str, Any]:
@@ -67,7 +66,7 @@ class Schedule:
         return SHAPES[self.shape].shared(self._in(length))
 
     def _in(self, length: Length) -> Fall:
-        return validation.in_a_run(self.shape, self._given, length)
+        return in_a_run(self.shape, self._given, length)
 
     def described(self) -> dict[str, Any]:
         """The shape and the settings that are not absent, as JSON."""
@@ -113,7 +112,7 @@ class Joined:
         at = in_steps(self.at, length=length, setting="at")
         if not 0 < at < length.steps:
             needed = f"two joined schedules in a run of {length.steps} steps need one for each"
-            raise ConfigError(f"at = {validation.shown(at, self.at)}: {needed}\n  try: at='50%'")
+            raise ConfigError(f"at = {shown(at, self.at)}: {needed}\n  try: at='50%'")
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)
 
 
