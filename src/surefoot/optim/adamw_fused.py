@@ -91,9 +91,17 @@ class _GroupState:
     def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
         """Take the state of all parameters with a gradient, and make it where there is none, as torch's AdamW does."""
         self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
-        states = [_started(optimizer.state[parameter], parameter) for parameter in self.parameters]
-        self.means, self.squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
-        self.steps = [state["step"] for state in states]
+        for parameter in self.parameters:
+            if not optimizer.state[parameter]:
+                optimizer.state[parameter] |= {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+                }
+        self.steps, self.means, self.squares = (
+            [optimizer.state[parameter][key] for parameter in self.parameters]
+            for key in ("step", "exp_avg", "exp_avg_sq")
+        )
 
 
 def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:
@@ -101,17 +109,6 @@ def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:
     if type(optimizer) is not AdamW or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return None
     groups = optimizer.param_groups
-    if len({(each.device, each.dtype) for group in groups for each in group["params"]}) > 1:
-        return None
-    more = ("amsgrad", "maximize", "differentiable")
-    if any(not group["fused"] or any(group[key] for key in more) for group in groups):
-        return None
-    return StraightToKernel()
-
-
-def _started(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
-    if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
-        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
-    return state
+    kinds = {(each.device, each.dtype) for group in groups for each in group["params"]}
+    more = any(group["amsgrad"] or group["maximize"] or group["differentiable"] for group in groups)
+    return StraightToKernel() if len(kinds) == 1 and not more and all(group["fused"] for group in groups) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,19 +79,17 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
         raise ConfigError(f"optimizer.name = {spec.name!r} cannot train complex parameters: use adamw, adam or sgd")
     if kind.build is not None:
         return kind.build(groups, spec.lr, spec.settings)
-    made: Optimizer = kind.made(with_rates(groups, spec.lr), lr=spec.lr, **spec.settings)
-    return made
+    return kind.made(with_rates(groups, spec.lr), lr=spec.lr, **spec.settings)
 
 
 def limited(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Which of a model's trained parameters the way that `clip` names limits: all, but "adaptive" spares the final layer."""
-    kind, number = clip
-    head = final_layer(model) if kind == "adaptive" else None
+    head = final_layer(model) if clip[0] == "adaptive" else None
     spared = set() if head is None else set(head.parameters(recurse=False))
     found = [parameter for parameter in parameters if parameter not in spared]
     if not found:
         raise ConfigError(
-            f"clip = 'adaptive {number:g}' spares the final layer, and {type(model).__name__} trains no other\n"
+            f"clip = 'adaptive {clip[1]:g}' spares the final layer, and {type(model).__name__} trains no other\n"
             "  try: clip 'norm 1.0'"
         )
     return found
@@ -115,7 +113,7 @@ def trained_by(
     clipping, device = clipping_of(clip, decision.limited), parameters[0].device
     latch = torch.zeros((), device=device)
     if before is not None:
-        carry_over(before.optimizer, optimizer, of=parameters)
+        carry_over(before.optimizer, optimizer, of=set(parameters))
         clipping.remembered, latch = before.clipping.remembered, before.bad_in_a_row
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
@@ -141,14 +139,13 @@ def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
         ) from None
 
 
-def carry_over(before: Optimizer, after: Optimizer, *, of: Collection[nn.Parameter]) -> None:
+def carry_over(before: Optimizer, after: Optimizer, *, of: set[nn.Parameter]) -> None:
     """Give an optimizer that was built again, `of` these parameters, the state, hooks and groups' numbers of the one before.
 
-    A group takes the numbers of the one that its parameters were in: what joins it has its rate and decay. A parameter that is
-    new has no state yet, as after torch's `add_param_group`.
+    A group takes the numbers of the one that its parameters were in. A new parameter has no state yet, as after torch's
+    `add_param_group`.
     """
-    still = set(of)
-    homes = {each: _numbers(group) for group in before.param_groups for each in group["params"] if each in still}
+    homes = {each: _numbers(group) for group in before.param_groups for each in group["params"] if each in of}
     groups = [[homes[each] for each in group["params"] if each in homes] for group in after.param_groups]
     if sum(map(len, groups)) < len(homes) or any(own != numbers[0] for numbers in groups for own in numbers):
         raise ConfigError(
@@ -164,7 +161,7 @@ def carry_over(before: Optimizer, after: Optimizer, *, of: Collection[nn.Paramet
 
 
 def _may_lie_together(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> bool:
-    """Whether what an optimizer trains should lie in one tensor a group, and no part of any model would notice."""
+    """Whether each group should lie in one tensor, and no part of any model would notice."""
     held = {id(tensor): tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())}
     return all(worth_it(group["params"]) for group in optimizer.param_groups) and none_shared(held.values())
 
@@ -175,16 +172,14 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Make optimizers in this block without importing `torch._dynamo`; where that is imported already, as always.
+    """Make optimizers in this block without importing `torch._dynamo`.
 
     torch wraps `Optimizer.add_param_group`, which every optimizer calls when it is made, so that code being compiled leaves it
     out; the wrapper imports the compiler to say so. In this block the method itself is called, as nothing is being compiled.
     """
-    if "torch._dynamo" in sys.modules:
-        yield
-        return
     wrapped = Optimizer.add_param_group
-    Optimizer.add_param_group = inspect.unwrap(wrapped)  # type: ignore[method-assign]
+    if "torch._dynamo" not in sys.modules:
+        Optimizer.add_param_group = inspect.unwrap(wrapped)  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -61,10 +61,7 @@ class FlatGroup:
             self.parameters, states, self.counters, means, squares, strict=True
         ):
             for place, key in ((counter, "step"), (mean, "exp_avg"), (square, "exp_avg_sq")):
-                if state:
-                    place.copy_(state[key])
-                else:
-                    place.zero_()
+                place.copy_(state[key] if state else torch.zeros(()))
             optimizer.state[parameter] = {"step": counter, "exp_avg": mean, "exp_avg_sq": square}
         return True
 
@@ -182,11 +179,6 @@ def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     Those of a round number of elements come first: so they, the matrices, begin where torch's allocator would have put them.
     Nothing lies between: what no gradient ever fills could not be rid of a NaN.
     """
-    places: dict[int, Tensor] = {}
-    start = 0
-    for ragged in (False, True):
-        for index, held in enumerate(parameters):
-            if (held.numel() % _ALIGNED > 0) == ragged:
-                places[index] = tensor[start : start + held.numel()].view(held.shape)
-                start += held.numel()
-    return [places[index] for index in range(len(parameters))]
+    order = sorted(range(len(parameters)), key=lambda index: parameters[index].numel() % _ALIGNED > 0)
+    pieces = dict(zip(order, torch.split(tensor, [parameters[index].numel() for index in order]), strict=True))
+    return [pieces[index].view(held.shape) for index, held in enumerate(parameters)]

@@ -78,8 +78,8 @@ def sgd(
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
     """
-    settings = {"momentum": momentum, "nesterov": nesterov}
-    return named("sgd", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
+    own = {"momentum": momentum, "nesterov": nesterov}
+    return named("sgd", lr=lr, weight_decay=weight_decay, settings=own, rates=rates)
 
 
 @declared(".lion", first_run=(1e-3, 0.3))
@@ -153,8 +153,15 @@ def muon(
     >>> muon(3e-3).described()["ns_steps"]
     5
     """
-    settings: dict[str, Setting] = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
-    settings |= {"betas": betas, "eps": eps, "adamw_lr": adamw_lr, "adamw_for": adamw_for}
+    settings: dict[str, Setting] = {
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "ns_steps": ns_steps,
+        "betas": betas,
+        "eps": eps,
+        "adamw_lr": adamw_lr,
+        "adamw_for": adamw_for,
+    }
     return named("muon", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 

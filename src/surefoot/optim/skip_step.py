@@ -72,8 +72,8 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n"
             "  use another optimizer, such as surefoot.adamw(...)"
         )
-    fused = [each for group in optimizer.param_groups if group.get("fused") for each in group["params"]]
-    if isinstance(optimizer, torch.optim.SGD) and not all(fused_sgd_writes(each) for each in fused):
+    sgd = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
+    if not all(fused_sgd_writes(each) for group in sgd if group["fused"] for each in group["params"]):
         raise ConfigError(
             "torch's fused SGD leaves weights of 16 bits on the CPU as they are\n"
             "  build it with SGD(..., fused=False), or keep the weights in float32"
@@ -84,10 +84,12 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
     way = "copies" if kind is None else kind.skip
     if way == "own arithmetic" or (way == "own arithmetic off the CPU" and device.type != "cpu"):
         return InsideKernel("inside its own arithmetic, which writes nothing then")
+    # the first step that a dampened SGD applies differs from all others: its gradient is not dampened
+    dampened = any(group["momentum"] and group["dampening"] for group in sgd)
     known_device = device.type in ("cpu", "cuda", "meta")  # where torch's kernels honour the flag
     all_fused = known_device and all(group.get("fused") for group in optimizer.param_groups)
-    if way == "fused kernel" and all_fused and not _is_dampened_sgd(optimizer):
-        _make_momentum_buffers(optimizer)
+    if way == "fused kernel" and all_fused and not dampened:
+        _make_momentum_buffers(optimizer, [each for group in sgd if group["momentum"] for each in group["params"]])
         return straight_to_kernel(optimizer) or InsideKernel(f"inside the fused {name} kernel")
     if device.type == "cpu":
         return BranchOnCpu(f"by not calling {name} (a branch on the CPU, which waits for nothing there)")
@@ -96,7 +98,7 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             f"{name} counts its steps on the host, which is not told of a step skipped on {device.type}\n"
             f"  build it with {name}(..., capturable=True)"
         )
-    if _is_dampened_sgd(optimizer):
+    if dampened:
         raise ConfigError(
             f"SGD with dampening takes its first step unlike all others, and whether {device.type} skipped it"
             " the host is not told\n  leave dampening out: a smaller lr does the same"
@@ -173,21 +175,13 @@ def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
         optimizer.step()
 
 
-def _is_dampened_sgd(optimizer: Optimizer) -> bool:
-    """True where the first applied step differs from all others: its gradient is not dampened."""
-    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
-    return any(group["momentum"] and group["dampening"] for group in groups)
-
-
-def _make_momentum_buffers(optimizer: Optimizer) -> None:
+def _make_momentum_buffers(sgd: Optimizer, parameters: list[Tensor]) -> None:
     """Start SGD's momentum from zeros, which without dampening is what its first step amounts to.
 
-    Left to itself the fused SGD (torch 2.13) makes its buffers in the first step from uninitialised memory,
-    and leaves them so where that step is skipped; and it fails where a parameter has its first gradient in a
-    later step.
+    Left to itself the fused SGD (torch 2.13) makes its buffers in the first step from uninitialised memory, and leaves them so
+    if that step is skipped; and it fails if a parameter has its first gradient in a later step.
     """
-    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
-    for parameter in (each for group in groups if group["momentum"] for each in group["params"]):
-        state = optimizer.state[parameter]
+    for parameter in parameters:
+        state = sgd.state[parameter]
         if state.get("momentum_buffer") is None:
             state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)

@@ -71,14 +71,15 @@ _QUARTER = 0.5 * math.pi  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x
 
 def curve(shape: Shape, at: Fall) -> Factors:
     """The factor as a function of the step; `ConfigError` where it underflows to 0."""
-    warmup, floor, start, fall = at.warmup, at.floor, at.settings.get("start"), shape.fall(at)
+    warmup, floor, fall = at.warmup, at.floor, shape.fall(at)
+    start: Any = at.settings.get("start")
     last = at.last if "floor" in at.settings else NEVER
 
     def factor(step: int) -> float:
         if step < warmup and start is None:
             return (step + 1) / (warmup + 1)
         if step < warmup:
-            return float(start + (1.0 - start) * math.sin(_QUARTER * step / warmup) ** 2)
+            return float(start) + (1.0 - start) * math.sin(_QUARTER * step / warmup) ** 2
         if step == warmup:
             return 1.0
         return floor if step >= last else fall(step)
@@ -223,21 +224,7 @@ def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
     if "drops" in settings:
         settings["drops"] = tuple(in_steps(drop, length=length, setting="schedule.drops") for drop in written["drops"])
     fall = Fall(settings, length.steps)
-    _refuse_what_does_not_fit(fall, written)
-    return fall
-
-
-def shown(steps: int, written: str | int) -> str:
-    """A duration in steps, and as it was written if that says more.
-
-    >>> shown(5, "10%"), shown(5, 5)
-    ('5 steps (10%)', '5 steps')
-    """
-    return f"{steps} steps" if isinstance(written, int) else f"{steps} steps ({written})"
-
-
-def _refuse_what_does_not_fit(fall: Fall, written: Settings) -> None:
-    settings, steps, warmup = fall.settings, fall.steps, fall.warmup
+    steps, warmup = fall.steps, fall.warmup
     if warmup >= steps:
         raise ConfigError(
             f"schedule.warmup = {shown(warmup, written['warmup'])} does not fit in a run of {steps} steps:"
@@ -261,3 +248,13 @@ def _refuse_what_does_not_fit(fall: Fall, written: Settings) -> None:
             " each must come after the one before, after warm-up and before the end\n"
             "  try: --schedule.drops 50% 75%"
         )
+    return fall
+
+
+def shown(steps: int, written: str | int) -> str:
+    """A duration in steps, and as it was written if that says more.
+
+    >>> shown(5, "10%"), shown(5, 5)
+    ('5 steps (10%)', '5 steps')
+    """
+    return f"{steps} steps" if isinstance(written, int) else f"{steps} steps ({written})"

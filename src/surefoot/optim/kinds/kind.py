@@ -45,7 +45,7 @@ class Composite(Protocol):
 class OptimizerKind:
     """One optimizer. Without a `name` it is one that a function of the user's may build, or a part of another."""
 
-    made: type[Any]  # its class
+    made: Callable[..., Optimizer]  # its class
     name: str | None = None
     build: Build | None = None  # from groups, the base rate and settings. None: `made`, with all settings as keywords.
     takes_complex: bool = False  # whether it trains complex parameters
@@ -93,9 +93,9 @@ def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
 
 
 def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
-    """Bytes of state on this rank, without step counters; None for an optimizer of which that is not known.
+    """Bytes of state on this rank, without step counters; None if that is not known of the optimizer.
 
-    With `shards` those of the first of so many ranks that each hold some rows of every parameter, as FSDP2 spreads them.
+    With `shards` those of the first of as many ranks that each hold some rows of every parameter, as FSDP2 spreads them.
 
     >>> import torch
     >>> from surefoot.optim.kinds.lion import Lion
@@ -106,8 +106,9 @@ def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
     if isinstance(optimizer, Composite):
         return sum(state_bytes(part, shards=shards) or 0 for part in optimizer.parts)
     kind = kind_of(optimizer)
-    known = None if kind is None else kind.state_bytes
-    return None if known is None else known(optimizer, shapes_of(optimizer, shards))
+    if kind is None or kind.state_bytes is None:
+        return None
+    return kind.state_bytes(optimizer, shapes_of(optimizer, shards))
 
 
 def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
@@ -116,9 +117,7 @@ def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
 
 
 def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
-    """Raise `ConfigError` for an optimizer of which it is not known that it may run on shards; one of a user's own above all.
-
-    Most look at one number at a time, and a row does not care who holds the next one.
+    """Raise `ConfigError` unless an optimizer is known to run on shards; most do, as they look at one number at a time.
 
     >>> refuse_shards(kind_named("muon"), name="muon")
     """
