@@ -70,9 +70,8 @@ def searched(
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: at least one source is searched at a time")
-    for place, source in enumerate(sources):
-        if not len(source):
-            raise DataError(f"source {place} has no token, not even an end: there is nothing to translate")
+    if empty := [place for place, source in enumerate(sources) if not len(source)]:
+        raise DataError(f"source {empty[0]} has no token, not even an end: there is nothing to translate")
     device = model.embedding.weight.device
     places = sorted(range(len(sources)), key=lambda place: len(sources[place]))
     found: dict[int, Hypothesis] = {}
@@ -103,13 +102,17 @@ def beam_search(
     if beam < 1:
         raise ConfigError(f"beam = {beam}: at least 1 hypothesis is kept open; 1 is greedy search")
     if not 0 <= length_penalty < math.inf:
-        problem = "a number from 0 (none) on, such as 0.6; the larger, the longer"
-        raise ConfigError(f"length_penalty = {length_penalty}: {problem}")
+        raise ConfigError(
+            f"length_penalty = {length_penalty}: a number from 0 (none) on, such as 0.6; the larger, the longer"
+        )
     limits = [max(1, min(most(tokens), model.shape.context)) for tokens in (source_BS != PADDING).sum(dim=1).tolist()]
     if not limits:
         return []
     with torch.no_grad(), untouched(), evaluation_mode([model]):
-        return _Search(model, source_BS, limits, beam=beam, alpha=length_penalty).finished()
+        search = _Search(model, source_BS, limits, beam=beam, alpha=length_penalty)
+        while search.alive:
+            search.lengthen()
+    return [best for best in search.best if best is not None]  # each has one: `lengthen` sees to it
 
 
 class _Search:
@@ -120,23 +123,17 @@ class _Search:
         self.decoding = Decoding(model, source_BS, hypotheses=1, most=max(limits))
         self.alive = list(range(len(limits)))
         self.tokens_BKT = torch.full((len(limits), 1, 1), BEGIN, device=source_BS.device)
-        self.scores_BK: Tensor | None = None  # logarithms of probabilities; none before the first token
+        self.scores_BK = torch.zeros((len(limits), 1), device=source_BS.device)  # logarithms of probabilities
         self.ended = [0] * len(limits)
         self.best: list[Hypothesis | None] = [None] * len(limits)
 
-    def finished(self) -> list[Hypothesis]:
-        length = 0
-        while self.alive:
-            length += 1
-            self._lengthen(length)
-        return [best for best in self.best if best is not None]  # each has one: `_lengthen` sees to it
-
-    def _lengthen(self, length: int) -> None:
-        """One more token: each hypothesis then has `length` of them."""
+    def lengthen(self) -> None:
+        """Add a token to each open hypothesis."""
+        length = self.tokens_BKT.shape[2]  # with the new one, without the begin
         scores_BC, parents_BC, tokens_BC = self._candidates()
         ends_BC = tokens_BC == END
-        ending = ends_BC & (torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam)
-        self._end(length, scores_BC.masked_fill(~ending, -math.inf), parents_BC)
+        ending_BC = ends_BC & (torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam)
+        self._end(length, scores_BC.masked_fill(~ending_BC, -math.inf), parents_BC)
         self.scores_BK, chosen_BK = scores_BC.masked_fill(ends_BC, -math.inf).topk(min(self.beam, ends_BC.shape[1]))
         parents_BK, tokens_BK = parents_BC.gather(1, chosen_BK), tokens_BC.gather(1, chosen_BK)
         before_BKT = self.tokens_BKT.gather(1, parents_BK[:, :, None].expand(-1, -1, self.tokens_BKT.shape[2]))
@@ -148,8 +145,8 @@ class _Search:
             # probabilities only fall, and the penalty helps most at the greatest length
             may_win = best is None or open_score / penalty(limit, self.alpha) > best.score
             if length == limit and best is None:
-                score = open_score / penalty(length, self.alpha)
-                self.best[source] = Hypothesis(self.tokens_BKT[row, 0, 1:].tolist(), score)
+                tokens = self.tokens_BKT[row, 0, 1:].tolist()
+                self.best[source] = Hypothesis(tokens, open_score / penalty(length, self.alpha))
             elif length < limit and self.ended[source] < self.beam and may_win:
                 going_on.append(row)
         self._keep(going_on, parents_BK)
@@ -170,9 +167,7 @@ class _Search:
         logits_BKV[:, :, [PADDING, BEGIN]] = -math.inf
         following = min(2 * self.beam, logits_BKV.shape[2])
         top_BKN, tokens_BKN = logits_BKV.topk(following)
-        scores_BKN = top_BKN - total_BK1
-        if self.scores_BK is not None:
-            scores_BKN = scores_BKN + self.scores_BK[:, :, None]
+        scores_BKN = top_BKN - total_BK1 + self.scores_BK[:, :, None]
         scores_BC, places_BC = scores_BKN.flatten(1).topk(min(2 * self.beam, scores_BKN[0].numel()))
         return scores_BC, places_BC // following, tokens_BKN.flatten(1).gather(1, places_BC)
 
@@ -188,7 +183,6 @@ class _Search:
                 self.best[source] = Hypothesis(self.tokens_BKT[row, parents_B[row], 1:].tolist(), normed)
 
     def _keep(self, rows: list[int], parents_BK: Tensor) -> None:
-        assert self.scores_BK is not None
         self.alive = [self.alive[row] for row in rows]
         if not rows:
             return

@@ -181,8 +181,8 @@ class _Draw:
         chances_V = torch.softmax((logits_V - logits_V.max()) / self.temperature, dim=0)
         if self.top_p is not None:
             ordered_V, order = chances_V.sort(descending=True, stable=True)
-            before_V = ordered_V.cumsum(0) - ordered_V  # of all that are likelier: the first is always left
-            kept = int((before_V < self.top_p).sum())
+            # `cumsum - itself` is the probability of all that are likelier: the first is always left
+            kept = int((ordered_V.cumsum(0) - ordered_V < self.top_p).sum())
             chances_V, candidates = ordered_V[:kept], candidates[order[:kept]]
         return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
 

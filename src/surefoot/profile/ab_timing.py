@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -51,8 +51,8 @@ def tried(variant: Variant, base: Stepping, *, limit_s: float) -> Tried:
 def ranked(found: Sequence[Tried]) -> list[Tried]:
     """Gains first, the largest before; then what is inside the noise, what is slower, and what could not be tried."""
     measured = [one for one in found if one.problem is None]
-    measured.sort(key=lambda one: (1 if one.in_noise else 0 if one.speedup > 1 else 2, -one.speedup))
-    return [*measured, *(one for one in found if one.problem is not None)]
+    failed = [one for one in found if one.problem is not None]
+    return sorted(measured, key=lambda one: (1 if one.in_noise else 0 if one.speedup > 1 else 2, -one.speedup)) + failed
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -102,10 +102,8 @@ def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float
     while len(own_s) < 2 * _PAIRS[0] or (len(own_s) < _PAIRS[1] and perf_counter() - begun < limit_s):
         usual_s += _stretch(base, base.feed.workers)[1]
         steps = variant.make()
-        try:
+        with closing(steps.feed):
             begin_s, stretch_s = _stretch(steps, variant.workers)
-        finally:
-            steps.feed.close()
         own_s += stretch_s
         first_s = first_s or begin_s
     return [median(usual_s) / each_s for each_s in own_s], first_s

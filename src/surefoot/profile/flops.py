@@ -1,9 +1,8 @@
 """The arithmetic of a step: counted by torch's counter, and as the usual formula for GPTs has it.
 
-Counted are matrix products, convolutions and attention, a multiplication and an addition as two operations; with nothing for
-elementwise work, normalisation, softmax and embeddings, which are little arithmetic. Causal attention counts in full, as is usual,
-and the same whatever computes it: what a fused kernel computes again for its backward pass is no progress and counts nothing, and
-attention in tiles, which leaves half of it out, counts as if it did not.
+Matrix products, convolutions and attention count, a multiplication and an addition as two operations; elementwise work, norms,
+softmax and embeddings do not. Causal attention counts in full, whatever computes it: a fused kernel's second computation for its
+backward pass adds nothing, and attention in tiles, which leaves half of it out, counts as if it did not.
 """
 
 from collections.abc import Iterator
@@ -89,7 +88,7 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
             once = _by_phase(plain, state, micro_batches, feed)
     formula, model = None, state.models.get("model")
     if isinstance(model, GPT):
-        inputs = [micro_batch.batch[0] for micro_batch in micro_batches]
+        inputs = (micro_batch.batch[0] for micro_batch in micro_batches)
         formula = sum(gpt_flops(model, tokens=held.numel(), length=held.shape[1]) for held in inputs)
     return Flops(once, sum(done.values()) - sum(once.values()), formula)
 
@@ -105,9 +104,12 @@ def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
 
 def computed_again(state: State) -> list[nn.Module]:
     """The blocks of a run's models that activation checkpointing computes again."""
-    parts = [part for model in state.models.values() for part in model.modules()]
-    again = activation_checkpointing._computed_again
-    return [part for part in parts if getattr(vars(part).get("forward"), "func", None) is again]
+    return [
+        part
+        for model in state.models.values()
+        for part in model.modules()
+        if getattr(vars(part).get("forward"), "func", None) is activation_checkpointing._computed_again
+    ]
 
 
 def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:
@@ -122,9 +124,9 @@ def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
     Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311): N parameters that are multiplied with, L layers, T
     tokens in a sequence, D the width, which is heads x channels. Embeddings are looked up and not multiplied with; the head is.
     """
-    shape = model.shape
-    matrices = {id(part.weight): part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear)}
-    return (6 * sum(matrices.values()) + 12 * shape.layers * length * shape.width) * tokens
+    matrices = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
+    attention = 12 * model.shape.layers * length * model.shape.width
+    return (6 * sum(weight.numel() for weight in matrices) + attention) * tokens
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -142,10 +144,9 @@ def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, *
 
 
 _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
-_LONG_S = 1.0
 
 
-def measured_peak(device: torch.device, precision: str, *, limit_s: float = _LONG_S) -> float:
+def measured_peak(device: torch.device, precision: str, *, limit_s: float = 1.0) -> float:
     """Operations a second of square matrix products, the best of several sizes, within about `limit_s`.
 
     In bfloat16 or float16 where the run computes in it; with torch's settings as they are, so TF32 where the run has it.

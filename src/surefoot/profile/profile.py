@@ -1,8 +1,10 @@
 """A run's step under the magnifying glass: time, operators, memory, arithmetic, and what would make it quicker."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -12,7 +14,7 @@ from surefoot.profile.ab_timing import Tried, ranked, tried
 from surefoot.profile.flops import counted, measured_peak
 from surefoot.profile.result import Profile, middle_half, written
 from surefoot.profile.timed_step import Stepping
-from surefoot.profile.trace import copied_s, device_busy_s, memory_line, operators, profiled, write_trace
+from surefoot.profile.trace import copied_s, device_busy_s, memory_line, operators, profiled
 from surefoot.profile.variants import USUAL, stepping, variants
 from surefoot.report.figures import made
 from surefoot.run.components import RunComponents
@@ -72,7 +74,7 @@ def measure(
         if place is not None:
             made(place)  # before what takes long
         base = stepping(parts)
-        try:
+        with closing(base.feed):
             tell("warming up")
             for _ in range(_WARM_UP):
                 base.make()
@@ -83,7 +85,7 @@ def measure(
             tell("under torch's profiler")
             seen = profiled(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
             if place is not None:
-                write_trace(seen, place / "trace.json.gz")
+                _write_trace(seen, place / "trace.json.gz")
             memory = memory_line(base.make, parts.state, parts.device)
             tell("counting operations")
             micro_batches = base.feed.micro_batches(base.next)
@@ -91,8 +93,6 @@ def measure(
             flops = counted(parts.task, parts.state, micro_batches, parts.supply.feed(workers=0))
             found_peak = peak or measured_peak(parts.device, parts.whole.precision.name)
             outcomes, left_out = _tried(parts, base, tries, until=until, limit_s=limit_s, tell=tell)
-        finally:
-            base.feed.close()
         on_device = parts.device.type == "cuda"
         found = Profile(
             what=what,
@@ -151,3 +151,11 @@ def _setting(parts: RunComponents) -> str:
         f"from step {parts.state.step:,}",
     )
     return ", ".join(filter(None, words))
+
+
+def _write_trace(found: Any, path: Path) -> None:
+    """Write the trace as Chrome and Perfetto (https://ui.perfetto.dev) read it."""
+    try:
+        found.export_chrome_trace(str(path))
+    except (OSError, RuntimeError) as problem:
+        raise ConfigError(f"cannot write {path}: {problem}\n  choose another place: --out DIR") from problem

@@ -11,7 +11,8 @@ from surefoot.errors import ConfigError
 from surefoot.memory import in_words
 from surefoot.profile.ab_timing import Tried
 from surefoot.profile.flops import Flops
-from surefoot.profile.trace import MemoryLine, Operator, draw
+from surefoot.profile.trace import MemoryLine, Operator
+from surefoot.report.figures import COLOURS, drawing, write
 from surefoot.tracking.format import measured_time, shortened, with_unit
 from surefoot.tracking.text_table import text_table
 
@@ -92,13 +93,13 @@ class Profile:
 
     def described(self) -> dict[str, Any]:
         """All of it as JSON values."""
-        whole = asdict(self) | {"flops_per_s": self.flops_per_s, "mfu": self.mfu, "step_s": self.phases.step_s}
-        whole["flops"] |= {"model": self.flops.model, "done": self.flops.done}
-        whole["tries"] = [
+        tries = [
             {name: value for name, value in asdict(one).items() if value == value} | {"in_noise": one.in_noise}  # noqa: PLR0124  # NaN
             for one in self.tries
         ]
-        return whole
+        flops = asdict(self.flops) | {"model": self.flops.model, "done": self.flops.done}
+        speed = {"flops_per_s": self.flops_per_s, "mfu": self.mfu, "step_s": self.phases.step_s}
+        return asdict(self) | speed | {"flops": flops, "tries": tries}
 
     def __str__(self) -> str:
         """Time, operators, memory, arithmetic and suggestions, each a paragraph."""
@@ -110,12 +111,12 @@ class Profile:
 
 def written(profile: Profile, place: Path) -> Profile:
     """Write all but the trace, which is there; returns the profile with the names of its files."""
-    pictures = draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
-    there = [place / "profile.txt", place / "profile.json", place / "trace.json.gz", *pictures]
-    found = replace(profile, files=tuple(str(path) for path in there))
+    pictures = _draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
+    text, numbers = place / "profile.txt", place / "profile.json"
+    found = replace(profile, files=tuple(map(str, (text, numbers, place / "trace.json.gz", *pictures))))
     try:
-        (place / "profile.json").write_text(json.dumps(found.described(), indent=1, allow_nan=False) + "\n")
-        (place / "profile.txt").write_text(f"{found}\n")
+        numbers.write_text(json.dumps(found.described(), indent=1, allow_nan=False) + "\n")
+        text.write_text(f"{found}\n")
     except OSError as problem:
         raise ConfigError(
             f"cannot write to {place}: {problem.strerror or problem}\n  choose another place: --out DIR"
@@ -126,7 +127,6 @@ def written(profile: Profile, place: Path) -> Profile:
 _NAMES = {
     "waiting": "waiting for data",
     "optimizer": "optimizer, clipping",
-    "communication": "communication",
     "rest": "Python and the rest",
 }
 
@@ -143,9 +143,9 @@ def _time(profile: Profile) -> list[str]:
         "",
     ]
     rows = [("where it goes", "time", "share", "memory at its peak")]
-    for name in (name for name in PHASES if name in phases.seconds):
+    for name, seconds in phases.seconds.items():
         memory = in_words(profile.memory.phases[name].total) if name in profile.memory.phases else ""
-        rows.append((_NAMES.get(name, name), measured_time(phases.seconds[name]), f"{phases.share(name):.0%}", memory))
+        rows.append((_NAMES.get(name, name), measured_time(seconds), f"{phases.share(name):.0%}", memory))
     rows.append(("together", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total)))
     lines += text_table(rows)
     if profile.busy_s is not None:
@@ -158,11 +158,10 @@ def _time(profile: Profile) -> list[str]:
 
 def _operators(profile: Profile) -> list[str]:
     shown = profile.operators[:_SHOWN]
-    rows = [("operators, by their own time", "calls", "time", "share")]
-    rows += [
+    rows = [
         (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}") for row in shown
     ]
-    head, *lines = text_table(rows)
+    head, *lines = text_table([("operators, by their own time", "calls", "time", "share"), *rows])
     paragraph = [head]
     for line, row in zip(lines, shown, strict=True):
         paragraph += [line, *[f"    {shortened(row.shapes, 90)}"] * bool(row.shapes)]
@@ -178,15 +177,14 @@ def _memory(profile: Profile) -> list[str]:
         "buffers, averages": peak.buffers,
         "activations, results": peak.activations,
     }
-    lines = [f"memory of tensors, at its peak {in_words(peak.total)}"]
-    if memory.told_by_allocator is not None:
-        lines[0] += f" (the allocator says {in_words(memory.told_by_allocator)})"
+    told = memory.told_by_allocator
+    allocator = "" if told is None else f" (the allocator says {in_words(told)})"
     rows = [(name, in_words(size), f"{size / max(1, peak.total):.0%}") for name, size in parts.items() if size]
-    return lines + text_table(rows, indent="  ")
+    return [f"memory of tensors, at its peak {in_words(peak.total)}{allocator}", *text_table(rows, indent="  ")]
 
 
 def _arithmetic(profile: Profile) -> list[str]:
-    flops, step_s = profile.flops, profile.phases.step_s
+    flops, most = profile.flops, profile.phases.step_s * profile.peak  # operations that a step could do
     by = ", ".join(f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items())
     whose = "given" if profile.peak_given else "measured: the best of matrix products in this format"
     lines = [
@@ -195,11 +193,11 @@ def _arithmetic(profile: Profile) -> list[str]:
         f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
     ]
     if flops.again:
-        again, used = with_unit(flops.again, "FLOP"), flops.done / step_s / profile.peak
-        lines.append(f"  and {again} again for activation checkpointing: {used:.1%} of the peak is used")
+        again = with_unit(flops.again, "FLOP")
+        lines.append(f"  and {again} again for activation checkpointing: {flops.done / most:.1%} of the peak is used")
     if flops.formula is not None:
-        by_formula, used = with_unit(flops.formula, "FLOP"), flops.formula / step_s / profile.peak
-        lines.append(f"  by the formula (6 N + 12 L T D) a token: {by_formula} a step, utilisation {used:.1%}")
+        formula, used = with_unit(flops.formula, "FLOP"), flops.formula / most
+        lines.append(f"  by the formula (6 N + 12 L T D) a token: {formula} a step, utilisation {used:.1%}")
     lines.append("  counted: matrix products, convolutions, attention (in full); not: elementwise work, norms, softmax")
     return lines
 
@@ -228,3 +226,24 @@ def _suggestion(one: Tried) -> list[str]:
     margin = f"  {'':<26}"
     flags = wrap(one.flag, _COLUMNS, initial_indent=f"  {gained:<24}", subsequent_indent=margin)
     return [*flags, *[f"{margin}{'; '.join(notes)}"][: bool(notes)]]
+
+
+def _draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
+    """The memory of a step over its time, what stands all the time below and gradients above it: PATH.png and PATH.svg."""
+    from matplotlib.figure import Figure
+
+    peak, megabytes = memory.peak, 1e6
+    standing = {"parameters": peak.parameters, "optimizer state": peak.optimizer, "buffers": peak.buffers}
+    below = sum(standing.values())
+    times_ms = [point[0] * 1e3 for point in memory.curve]
+    layers = {name: [size / megabytes] * len(times_ms) for name, size in standing.items() if size}
+    layers["gradients"] = [point[2] / megabytes for point in memory.curve]
+    layers["activations and results"] = [max(0, now - below - of) / megabytes for _, now, of in memory.curve]
+    with drawing():
+        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+        axes = figure.add_subplot()
+        axes.stackplot(times_ms, *layers.values(), labels=list(layers), colors=COLOURS, step="post")
+        axes.set(xlabel="ms since the step began, under the profiler", ylabel="MB", title=title)
+        axes.legend(loc="upper right", frameon=False)
+        axes.margins(x=0)
+        return write(figure, path)

@@ -72,14 +72,14 @@ _QUARTER = 0.5 * math.pi  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x
 def curve(shape: Shape, at: Fall) -> Factors:
     """The factor as a function of the step; `ConfigError` where it underflows to 0."""
     warmup, floor, fall = at.warmup, at.floor, shape.fall(at)
-    start: Any = at.settings.get("start")
+    start: float | None = at.settings.get("start")
     last = at.last if "floor" in at.settings else NEVER
 
     def factor(step: int) -> float:
-        if step < warmup and start is None:
-            return (step + 1) / (warmup + 1)
+        if step < warmup and start is not None:
+            return start + (1.0 - start) * math.sin(_QUARTER * step / warmup) ** 2
         if step < warmup:
-            return float(start) + (1.0 - start) * math.sin(_QUARTER * step / warmup) ** 2
+            return (step + 1) / (warmup + 1)
         if step == warmup:
             return 1.0
         return floor if step >= last else fall(step)
