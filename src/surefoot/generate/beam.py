@@ -149,7 +149,11 @@ class _Search:
                 self.best[source] = Hypothesis(tokens, open_score / penalty(length, self.alpha))
             elif length < limit and self.ended[source] < self.beam and may_win:
                 going_on.append(row)
-        self._keep(going_on, parents_BK)
+        self.alive = [self.alive[row] for row in going_on]
+        if going_on:
+            kept_B = torch.tensor(going_on, device=parents_BK.device)
+            self.scores_BK, self.tokens_BKT = self.scores_BK[kept_B], self.tokens_BKT[kept_B]
+            self.decoding.select(kept_B, parents_BK[kept_B])
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest 2 K continuations of each source, best first: scores, parents among the hypotheses, tokens.
@@ -181,12 +185,3 @@ class _Search:
             normed, best = score / penalty(length, self.alpha), self.best[source]
             if ended_B[row] and (best is None or normed > best.score):
                 self.best[source] = Hypothesis(self.tokens_BKT[row, parents_B[row], 1:].tolist(), normed)
-
-    def _keep(self, rows: list[int], parents_BK: Tensor) -> None:
-        self.alive = [self.alive[row] for row in rows]
-        if not rows:
-            return
-        kept_B = torch.tensor(rows, device=parents_BK.device)
-        if len(rows) < len(parents_BK):
-            self.scores_BK, self.tokens_BKT = self.scores_BK[kept_B], self.tokens_BKT[kept_B]
-        self.decoding.select(kept_B, parents_BK[kept_B])

@@ -14,7 +14,6 @@ from surefoot.errors import ConfigError, DivergedError
 from surefoot.seeding import fold, untouched
 from surefoot.train.evaluate import evaluation_mode
 
-_SEEDS = 1 << 64
 _COLDEST = 1e-6  # below, the likeliest token is certain, and float32 would overflow
 
 
@@ -143,7 +142,7 @@ class _Draw:
     def check_prompt(self, tokens: Sequence[int] | Tensor) -> None:
         """Raise `ConfigError` with all that is wrong with the settings and a prompt."""
         needs = {
-            f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < _SEEDS,
+            f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < 1 << 64,
             "no token to start from: give at least one, for example that of a line break": len(tokens) > 0,
             f"count = {self.count}: give the number of tokens to add, 0 or more": self.count >= 0,
             f"context = {self.context}: give the number of tokens the model sees at once, 1 or more": self.context >= 1,

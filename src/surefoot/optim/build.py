@@ -1,7 +1,4 @@
-"""From what a user specifies to the optimizer, over groups of parameters, with all that its updates need.
-
-Optimizers are made without torch's compiler, the import of which takes a second or two: decision 0037.
-"""
+"""From what a user specifies to the optimizer, over groups of parameters, with all that its updates need."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from surefoot.optim.ema import Twin
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.optimizers import OptimizerSpec
-from surefoot.optim.param_groups import Group, final_layer, with_rates
+from surefoot.optim.param_groups import Group, final_layer, own_parameters, with_rates
 from surefoot.optim.skip_step import Skip, skipping
 
 Built = Callable[[list[dict[str, Any]]], Optimizer]
@@ -84,8 +81,7 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
 
 def limited(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Which of a model's trained parameters the way that `clip` names limits: all, but "adaptive" spares the final layer."""
-    head = final_layer(model) if clip[0] == "adaptive" else None
-    spared = set() if head is None else set(head.parameters(recurse=False))
+    spared = own_parameters(final_layer(model)) if clip[0] == "adaptive" else set()
     found = [parameter for parameter in parameters if parameter not in spared]
     if not found:
         raise ConfigError(
@@ -118,7 +114,9 @@ def trained_by(
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
     by_group = clip[0] != "adaptive"  # which is told of parameters, not of groups
-    if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and _may_lie_together(optimizer, models):
+    small = all(worth_it(group["params"]) for group in optimizer.param_groups)
+    tensors = (tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers()))
+    if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and small and none_shared(tensors):
         skip = FlatAdamW(optimizer, skip)
         gradients = skip.gradients
     return Trained(optimizer, parameters, skip, clipping, latch, gradients)
@@ -145,7 +143,12 @@ def carry_over(before: Optimizer, after: Optimizer, *, of: set[nn.Parameter]) ->
     A group takes the numbers of the one that its parameters were in. A new parameter has no state yet, as after torch's
     `add_param_group`.
     """
-    homes = {each: _numbers(group) for group in before.param_groups for each in group["params"] if each in of}
+    homes = {
+        each: {key: held for key, held in group.items() if key != "params"}
+        for group in before.param_groups
+        for each in group["params"]
+        if each in of
+    }
     groups = [[homes[each] for each in group["params"] if each in homes] for group in after.param_groups]
     if sum(map(len, groups)) < len(homes) or any(own != numbers[0] for numbers in groups for own in numbers):
         raise ConfigError(
@@ -160,22 +163,12 @@ def carry_over(before: Optimizer, after: Optimizer, *, of: set[nn.Parameter]) ->
     after._optimizer_step_post_hooks = before._optimizer_step_post_hooks
 
 
-def _may_lie_together(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> bool:
-    """Whether each group should lie in one tensor, and no part of any model would notice."""
-    held = {id(tensor): tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())}
-    return all(worth_it(group["params"]) for group in optimizer.param_groups) and none_shared(held.values())
-
-
-def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: held for key, held in group.items() if key != "params"}
-
-
 @contextmanager
 def without_compiler() -> Iterator[None]:
     """Make optimizers in this block without importing `torch._dynamo`.
 
-    torch wraps `Optimizer.add_param_group`, which every optimizer calls when it is made, so that code being compiled leaves it
-    out; the wrapper imports the compiler to say so. In this block the method itself is called, as nothing is being compiled.
+    That import takes a second or two (decision 0037). torch wraps `Optimizer.add_param_group`, which every optimizer calls when it
+    is made, so that code being compiled leaves it out, and the wrapper imports the compiler. In this block the method is bare.
     """
     wrapped = Optimizer.add_param_group
     if "torch._dynamo" not in sys.modules:

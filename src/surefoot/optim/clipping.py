@@ -1,8 +1,4 @@
-"""Gradients between backward and the optimizer: their norm, their limits, and their end.
-
-A limit (by norm, by value, by unit, by recent norms) is applied to what backward left, multiplied by `factor` first (what the
-loss counted, the loss scale), and may remember. Nothing here waits for the device.
-"""
+"""Gradients between backward and the optimizer: their norm, their limits, and their end. Nothing here waits for the device."""
 
 import math
 from collections.abc import Sequence
@@ -46,17 +42,16 @@ def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
     >>> by_norm.apply([gradient], factor=1.0, norm=torch.tensor(3.0), skipped=torch.tensor(0.0)), gradient.item()
     (tensor(True), 0.9999996423721313)
     """
-    kind, number = clip
-    wide = torch.promote_types(parameters[0].dtype.to_real(), torch.float32)
-    match kind:
-        case "norm":
-            return ByNorm(number, dtype=wide, device=parameters[0].device)
-        case "value":
+    wide, device = torch.promote_types(parameters[0].dtype.to_real(), torch.float32), parameters[0].device
+    match clip:
+        case "norm", number:
+            return ByNorm(number, dtype=wide, device=device)
+        case "value", number:
             return ByValue(number, holders(parameters))
-        case "adaptive":
+        case "adaptive", number:
             return Adaptive(number, list(parameters))
-        case "auto":
-            return ByRecentNorms(number, dtype=wide, device=parameters[0].device)
+        case "auto", number:
+            return ByRecentNorms(number, dtype=wide, device=device)
     return Unlimited()
 
 
@@ -132,25 +127,21 @@ class Adaptive:
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
-        """The fraction of units that were above their limit, among those that may be.
-
-        A rank that holds some rows of a matrix holds whole units; a vector of which it holds a part is measured with the others.
-        """
+        """The fraction of units that were above their limit; several ranks measure a vector together if each holds a part."""
         _multiply(gradients, factor)
         held = [(parameter.detach(), parameter.grad) for parameter in self.limited if parameter.grad is not None]
         if not held:
             return torch.zeros_like(skipped)
         group = holders(self.limited)
         norms = _norms_of_units([*(weight for weight, _ in held), *(gradient for _, gradient in held)], group)
-        mosts = torch._foreach_clamp_min(norms[: len(held)], _LEAST_NORM)
-        limits = torch._foreach_div(mosts, norms[len(held) :])
+        limits = torch._foreach_div(torch._foreach_clamp_min(norms[: len(held)], _LEAST_NORM), norms[len(held) :])
         torch._foreach_mul_(limits, self.most)
         torch._foreach_clamp_max_(limits, 1.0)  # a gradient of 0 has an infinite one
         torch._foreach_mul_([gradient for _, gradient in held], limits)
         if group is None:
             return torch.lt(torch.cat([limit.flatten() for limit in limits]), 1.0).float().mean()
         # a vector's is the same on every rank
-        own = [limit.flatten() for limit in limits if limit.ndim or group.rank() == 0]
+        own = (limit.flatten() for limit in limits if limit.ndim or group.rank() == 0)
         units = torch.cat([*own, norm.new_ones(0)])
         return _fraction(torch.count_nonzero(torch.lt(units, 1.0)), len(units), group)
 
@@ -158,9 +149,9 @@ class Adaptive:
 class ByRecentNorms:
     """To a norm that is a quantile of the last 100 norms of applied steps, the present one among them.
 
-    Seetharaman et al. 2020, algorithm 1 (https://arxiv.org/abs/2007.14469), which takes it of all norms since the start. While
-    there are fewer than 100, of those that there are: the first step is never limited. Between two norms the quantile is
-    interpolated linearly, as `numpy.quantile` does.
+    Seetharaman et al. 2020, algorithm 1 (https://arxiv.org/abs/2007.14469), which takes it of all norms since the start. Fewer
+    than 100 are enough: the first step is never limited. Between two norms the quantile is interpolated linearly, as
+    `numpy.quantile` does.
     """
 
     def __init__(self, quantile: float, *, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,9 +1,8 @@
-"""AdamW of a small model on one tensor instead of one for each parameter: a call for all of them, a private choice of layout.
+"""AdamW of a small model on one tensor instead of one for each parameter: one call of the kernel, a private choice of layout.
 
-Parameters become views of one tensor and stay what they are to everyone else: the same objects, of the same shapes, saved by
-name; so does their state. Gradients are copied together after backward, so one that is absent is still seen (None is not
-zeros: such a parameter must neither decay nor coast); from then on its group is updated parameter by parameter. So is one of
-whose parameters another tensor was put in place (`parameter.data = ...`).
+Parameters become views of one tensor and stay the same objects, of the same shapes, saved by name; so does their state. Gradients
+are copied together after backward, so an absent one is still seen (such a parameter must neither decay nor coast): from then on
+its group is updated parameter by parameter. So is a group with a parameter that lies elsewhere (`parameter.data = ...`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -135,7 +134,7 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
 
 
 def none_shared(tensors: Iterable[Tensor]) -> bool:
-    """Whether no two of these lie in the same memory: to move one of two that do would part them.
+    """Whether no two different ones of these lie in the same memory: to move one of two that do would part them.
 
     Views of one tensor that lie apart, such as what was laid out before, share nothing.
 
@@ -143,8 +142,8 @@ def none_shared(tensors: Iterable[Tensor]) -> bool:
     >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])
     (True, False)
     """
-    lying = [held for held in tensors if held.layout == torch.strided and held.is_cpu and held.numel()]
-    taken = sorted((held.data_ptr(), held.data_ptr() + _extent(held)) for held in lying)
+    lying = {id(held): held for held in tensors if held.layout == torch.strided and held.is_cpu and held.numel()}
+    taken = sorted((held.data_ptr(), held.data_ptr() + _extent(held)) for held in lying.values())
     return all(end <= start for (_, end), (start, _) in pairwise(taken))
 
 

@@ -67,11 +67,11 @@ def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> lis
 
 def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
     """The most memory that one of the `batches` takes: its matrices as they come, before and after a step, and two products A."""
-    sizes = []
+    most = 0
     for places in batches(shapes, [NewtonSchulz()] * len(shapes)):
         height, width = min(shapes[places[0]]), max(shapes[places[0]])
-        sizes.append(len(places) * height * (3 * width + 2 * height) * torch.bfloat16.itemsize)
-    return max(sizes, default=0)
+        most = max(most, len(places) * height * (3 * width + 2 * height) * torch.bfloat16.itemsize)
+    return most
 
 
 def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequence[NewtonSchulz]) -> list[Tensor]:
@@ -111,8 +111,7 @@ def shared_out(shapes: tuple[tuple[int, ...], ...], ranks: int) -> tuple[int, ..
     >>> shared_out(((8, 8), (2, 2), (2, 4), (2, 4)), 2)
     (0, 1, 1, 1)
     """
-    work = [0] * ranks
-    owners = [0] * len(shapes)
+    work, owners = [0] * ranks, [0] * len(shapes)
     for place in sorted(range(len(shapes)), key=lambda place: -_multiplications(shapes[place])):
         owners[place] = work.index(min(work))
         work[owners[place]] += _multiplications(shapes[place])
@@ -129,17 +128,15 @@ def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     """
     if ranks == 1:
         return working_bytes(shapes)
-    owners = shared_out(tuple(shapes), ranks)
-    owned = [
-        sum(prod(shape) for shape, owner in zip(shapes, owners, strict=True) if owner == one) for one in range(ranks)
-    ]
+    owned = [0] * ranks
+    for shape, owner in zip(shapes, shared_out(tuple(shapes), ranks), strict=True):
+        owned[owner] += prod(shape)
     rows = sum(-(-shape[0] // ranks) * shape[1] for shape in shapes)
     return (5 * max(owned) + 2 * rows) * torch.bfloat16.itemsize
 
 
 def _iterated(matrices: list[Tensor], how: NewtonSchulz) -> Sequence[Tensor]:
-    a, b, c = how.coefficients
-    x = torch.stack(matrices)
+    (a, b, c), x = how.coefficients, torch.stack(matrices)
     x /= torch.stack([matrix.norm() for matrix in matrices]).clamp(min=how.eps)[:, None, None]  # then all S are below 1
     for _ in range(how.steps):
         gram = x @ x.mT

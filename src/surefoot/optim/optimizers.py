@@ -124,10 +124,12 @@ def adafactor(
     return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 
-_OF_MUON = {"ns_steps": validation.FEW, "adamw_lr": validation.POSITIVE, "adamw_for": validation.NAMES}
-
-
-@declared(".muon", first_run=(1e-2, 0.1), like_adam=False, checks=_OF_MUON)
+@declared(
+    ".muon",
+    first_run=(1e-2, 0.1),
+    like_adam=False,
+    checks={"ns_steps": validation.FEW, "adamw_lr": validation.POSITIVE, "adamw_for": validation.NAMES},
+)
 def muon(
     lr: float,
     *,

@@ -73,7 +73,7 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             "  use another optimizer, such as surefoot.adamw(...)"
         )
     sgd = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
-    if not all(fused_sgd_writes(each) for group in sgd if group["fused"] for each in group["params"]):
+    if not all(fused_sgd_writes(each) for group in sgd if group.get("fused") for each in group["params"]):
         raise ConfigError(
             "torch's fused SGD leaves weights of 16 bits on the CPU as they are\n"
             "  build it with SGD(..., fused=False), or keep the weights in float32"

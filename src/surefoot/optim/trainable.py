@@ -96,10 +96,10 @@ class Trainable:
     def _follow(self, *, in_step: bool) -> None:
         before = dict(zip(self.parameters, self.flags, strict=True))
         changed = [name for name, parameter in self.parameters.items() if parameter.requires_grad is not before[name]]
-        if self.sharded:
-            if not in_step:  # what still differs after the step
-                raise ConfigError(_not_under_fsdp(changed))
+        if self.sharded and in_step:
             return
+        if self.sharded:  # what still differs after the step
+            raise ConfigError(_not_under_fsdp(changed))
         if replaced := self._replaced():
             self._refuse_other_parameters()
         wanted = [(model, name) for model, name, parameter in self._outside if parameter.requires_grad]
@@ -132,15 +132,13 @@ class Trainable:
     def _refuse_other_parameters(self) -> None:
         """Raise `ConfigError` where a model has other parameters than it had; other modules around them are its own business."""
         then, now = self.parameters, {self._full(model, name): parameter for model, name, parameter in self._named()}
-        other = [name for name in dict.fromkeys([*then, *now]) if then.get(name) is not now.get(name)]
-        if not other:
-            return
-        how = "is gone" if other[0] not in now else "is new" if other[0] not in then else "is another tensor now"
-        raise ConfigError(
-            f"{_counted(other)} of the model changed while the run goes on: {other[0]} {how}\n"
-            "  no optimizer would train it, and no resume would find it\n"
-            "  change the model before Run(...); new numbers for it: parameter.copy_(...) under torch.no_grad(), or load_state_dict"
-        )
+        if other := [name for name in dict.fromkeys([*then, *now]) if then.get(name) is not now.get(name)]:
+            how = "is gone" if other[0] not in now else "is new" if other[0] not in then else "is another tensor now"
+            raise ConfigError(
+                f"{_counted(other)} of the model changed while the run goes on: {other[0]} {how}\n"
+                "  no optimizer would train it, and no resume would find it\n"
+                "  change the model before Run(...); new numbers for it: parameter.copy_(...) under torch.no_grad(), or load_state_dict"
+            )
 
     def _named(self) -> list[tuple[str, str, nn.Parameter]]:
         return [(model, *pair) for model, module in self.models.items() for pair in module.named_parameters()]

@@ -59,17 +59,25 @@ def counter() -> Any:
     >>> counting.get_total_flops()
     120
     """
-    from torch.utils.flop_counter import FlopCounterMode  # makes loggers when it is imported
+    from torch.utils import flop_counter  # makes loggers when it is imported
+
+    def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(flop_counter.sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+    def backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        batch, heads, queries, channels = query
+        again: int = 2 * batch * heads * queries * key[2] * channels  # the scores
+        return int(flop_counter.sdpa_backward_flop_count(outer, query, key, value)) - again  # type: ignore[no-untyped-call]
 
     operators = torch.ops.aten
-    return FlopCounterMode(
+    return flop_counter.FlopCounterMode(
         display=False,
         custom_mapping={
-            operators._scaled_dot_product_flash_attention_for_cpu: _attention,
-            operators._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-            operators._scaled_dot_product_flash_attention_backward: _attention_backward,
-            operators._scaled_dot_product_efficient_attention_backward: _attention_backward,
-            operators._scaled_dot_product_cudnn_attention_backward: _attention_backward,
+            operators._scaled_dot_product_flash_attention_for_cpu: forward,
+            operators._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+            operators._scaled_dot_product_flash_attention_backward: backward,
+            operators._scaled_dot_product_efficient_attention_backward: backward,
+            operators._scaled_dot_product_cudnn_attention_backward: backward,
         },
     )
 
@@ -127,20 +135,6 @@ def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
     matrices = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
     attention = 12 * model.shape.layers * length * model.shape.width
     return (6 * sum(weight.numel() for weight in matrices) + attention) * tokens
-
-
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    from torch.utils.flop_counter import sdpa_flop_count
-
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
-
-
-def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    from torch.utils.flop_counter import sdpa_backward_flop_count
-
-    batch, heads, queries, channels = query
-    again: int = 2 * batch * heads * queries * key[2] * channels  # the scores
-    return int(sdpa_backward_flop_count(outer, query, key, value)) - again  # type: ignore[no-untyped-call]
 
 
 _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
