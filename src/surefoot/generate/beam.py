@@ -1,8 +1,7 @@
 """The likeliest target of a source, by an encoder-decoder: beam search, and with a beam of 1 greedy search.
 
-Everything is done for many sources at once, and the target of one depends neither on the others nor on how many are done
-together (but for the rounding of larger matrices). Shapes: B sources, S time of the source, K open hypotheses of each,
-N candidates for one of them, V vocabulary, T tokens so far.
+The target of a source does not depend on those it is searched with (but for the rounding of larger matrices). Shapes: B
+sources, S time of the source, K open hypotheses of each, N candidates for one of them, V vocabulary, T tokens so far.
 """
 
 import math
@@ -72,13 +71,12 @@ def searched(
         raise ConfigError(f"batch_size = {batch_size}: at least one source is searched at a time")
     if empty := [place for place, source in enumerate(sources) if not len(source)]:
         raise DataError(f"source {empty[0]} has no token, not even an end: there is nothing to translate")
-    device = model.embedding.weight.device
     places = sorted(range(len(sources)), key=lambda place: len(sources[place]))
     found: dict[int, Hypothesis] = {}
     for first in range(0, len(places), batch_size):
         group = places[first : first + batch_size]
-        rows = [torch.tensor(sources[place]) for place in group]
-        source_BS = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING).to(device)
+        rows = [torch.tensor(sources[place], device=model.embedding.weight.device) for place in group]
+        source_BS = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
         hypotheses = beam_search(model, source_BS, beam=beam, length_penalty=length_penalty, most=most)
         found |= zip(group, hypotheses, strict=True)
     return [found[place] for place in range(len(sources))]
@@ -94,10 +92,9 @@ def beam_search(
 ) -> list[Hypothesis]:
     """The best target found for each row of a padded batch of sources, on the model's device.
 
-    The `beam` likeliest hypotheses of each source are kept open. At every token each of them is followed by all tokens; those
-    of the `beam` likeliest results that end are finished, the likeliest others stay open. A source is done when `beam` have
-    ended, when none that is open can win any more, or after `most(tokens of the source)` tokens; where none has ended until
-    then, the likeliest open one is taken as it is.
+    The `beam` likeliest hypotheses of each source are kept open. At every token each of them is followed by all tokens; those of
+    the `beam` likeliest results that end are finished, the likeliest others stay open. A source is done when `beam` have ended,
+    when no open one can win, or after `most(tokens of the source)` tokens: then the likeliest open one is taken if none has ended.
     """
     if beam < 1:
         raise ConfigError(f"beam = {beam}: at least 1 hypothesis is kept open; 1 is greedy search")

@@ -65,13 +65,11 @@ def stream(
 ) -> Iterator[int]:
     """Up to `count` tokens after `tokens` (T, at least one), one after the other; none after `end`, which is not yielded.
 
-    model: (1, T) to logits (1, T, V), on its own device, in evaluation mode; at most `context` tokens at once. Where they are
-    full, it goes on from the last half of them. `caching`: the model is a `Caching` one, and each token costs one place.
-    Temperature 0 takes the likeliest token; below 1 likely ones become likelier. `top_k` leaves only so many to choose
-    from; `top_p` the likeliest that together have this probability (Holtzman et al. 2020, section 3.1:
-    https://arxiv.org/abs/1904.09751). Draws from a generator of its own on the CPU: the same seed gives the same text, and
-    the modes of the modules and the global generators are left as they were, so that training notices nothing. Waits for
-    the device at every token.
+    model: (1, T) to logits (1, T, V), on its own device, in evaluation mode; at most `context` tokens at once, then it goes on
+    from the last half of them. `caching`: the model is a `Caching` one, and each token costs one place. Temperature 0 takes the
+    likeliest token. `top_k` leaves only k to choose from; `top_p` the likeliest that together have this probability (Holtzman et
+    al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The same seed gives the same text; the modes of the modules and the
+    global generators stay as they were. Waits for the device at every token.
     """
     draw = _Draw(count, context, temperature, top_k, top_p, seed)
     draw.check_prompt(tokens)
@@ -102,8 +100,8 @@ def samples(
 ) -> list[list[int]]:
     """Each prompt with up to `count` tokens after it, in the order of the prompts; those of one length go together.
 
-    Every prompt draws from a generator of its own, from (seed, its place), so the text of one depends neither on the others
-    nor on `batch_size` (but for the rounding of larger matrices). The settings are those of `stream`.
+    Every prompt draws by (seed, its place), so its text depends neither on the others nor on `batch_size` (but for the rounding
+    of larger matrices). The settings are those of `stream`.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: at least one prompt is continued at a time")

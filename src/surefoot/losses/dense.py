@@ -1,6 +1,4 @@
-"""Cross entropy as a counted mean, so that ignored targets and ragged batches weigh what they should; of a head too, without all
-its logits in memory at once.
-"""
+"""Cross-entropy as a counted mean; of a head too, without all its logits in memory at once."""
 
 from typing import Any
 
@@ -155,10 +153,9 @@ def linear_cross_entropy(
     """`cross_entropy` of `hidden @ head_weight.T` in the way that suits its size and this torch.
 
     hidden (..., D), head_weight (C, D), targets (...). On the CPU the gradient of many logits is made piece by piece in the
-    forward pass, 1.4 times as fast. Elsewhere up to 16,384 classes all logits are held at once;
-    beyond, in pieces: torch's own `F.linear_cross_entropy` where this torch has it (2.12); `chunked_cross_entropy` where not,
-    and where torch's (as of 2.13) falls short: under torch.compile and autocast, which it does not follow, in half
-    precision, in which it sums, and with label smoothing.
+    forward pass, 1.4 times as fast. Elsewhere up to 16,384 classes all logits are held at once; beyond, torch's own
+    `F.linear_cross_entropy` (from 2.12 on) takes pieces, or `chunked_cross_entropy` where torch's (as of 2.13) falls short: under
+    torch.compile and autocast, which it does not follow, in half precision, in which it sums, and with label smoothing.
 
     >>> mean = linear_cross_entropy(torch.ones(2, 5, 3), torch.zeros(4, 3), torch.zeros(2, 5, dtype=torch.long))
     >>> round(float(mean.value), 4), int(mean.count)

@@ -1,5 +1,4 @@
-"""Images of a batch mixed in pairs, in the loss: mixup and cutmix. What is drawn comes from the generators that the loop seeds
-by (seed, step, micro-batch), on the host, so that no device is waited for.
+"""Images of a batch mixed in pairs, in the loss: mixup and cutmix, drawn on the host from the generators that the loop seeds.
 
 Shapes: B batch, C channels, H height, W width, K classes.
 """

@@ -1,11 +1,8 @@
 """AdamW's fused kernel without the wrapping of `torch.optim.Optimizer.step`, which costs four times as much on small models.
 
-The arithmetic, the state and its layout are those of `torch.optim.AdamW(fused=True)`: the two can take turns. What is left
-out is regrouping the same tensors in every step, hooks and the profiler's record; an optimizer that has hooks keeps its own
-`step` (`straight_to_kernel` is None for it).
+The arithmetic, the state and its layout are those of `torch.optim.AdamW(fused=True)`: the two can take turns. Each step's
+regrouping of the same tensors, hooks and the profiler's record are left out; an optimizer with hooks keeps its own `step`.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +10,36 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
+
+
+@dataclass
+class _GroupState:
+    """The lists that the kernel takes, of the parameters of one group that have a gradient."""
+
+    parameters: list[Tensor] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)
+    squares: list[Tensor] = field(default_factory=list)
+    steps: list[Tensor] = field(default_factory=list)
+
+    def is_of(self, optimizer: Optimizer, parameters: list[Tensor]) -> bool:
+        """True where these are the state's tensors for all parameters: a loaded checkpoint puts others there."""
+        last = optimizer.state.get(parameters[-1], {}).get("step")
+        return len(self.parameters) == len(parameters) and last is self.steps[-1]
+
+    def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
+        """Take the state of all parameters with a gradient, and make it where there is none, as torch's AdamW does."""
+        self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
+        for parameter in self.parameters:
+            if not optimizer.state[parameter]:
+                optimizer.state[parameter] |= {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+                }
+        self.steps, self.means, self.squares = (
+            [optimizer.state[parameter][key] for parameter in self.parameters]
+            for key in ("step", "exp_avg", "exp_avg_sq")
+        )
 
 
 @dataclass
@@ -72,36 +99,6 @@ def adamw_kernel(
         maximize=False,
         found_inf=found_inf,
     )
-
-
-@dataclass
-class _GroupState:
-    """The lists that the kernel takes, of the parameters of one group that have a gradient."""
-
-    parameters: list[Tensor] = field(default_factory=list)
-    means: list[Tensor] = field(default_factory=list)
-    squares: list[Tensor] = field(default_factory=list)
-    steps: list[Tensor] = field(default_factory=list)
-
-    def is_of(self, optimizer: Optimizer, parameters: list[Tensor]) -> bool:
-        """True where these are the state's tensors for all parameters: a loaded checkpoint puts others there."""
-        last = optimizer.state.get(parameters[-1], {}).get("step")
-        return len(self.parameters) == len(parameters) and last is self.steps[-1]
-
-    def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
-        """Take the state of all parameters with a gradient, and make it where there is none, as torch's AdamW does."""
-        self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
-        for parameter in self.parameters:
-            if not optimizer.state[parameter]:
-                optimizer.state[parameter] |= {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-                }
-        self.steps, self.means, self.squares = (
-            [optimizer.state[parameter][key] for parameter in self.parameters]
-            for key in ("step", "exp_avg", "exp_avg_sq")
-        )
 
 
 def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:

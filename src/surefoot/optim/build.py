@@ -1,7 +1,5 @@
 """From what a user specifies to the optimizer, over groups of parameters, with all that its updates need."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import traceback
@@ -9,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +42,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Decided:
-    """What of one model is told by its modules and names: who is trained how. Decided while it holds whole parameters."""
+    """How one model's parameters are trained, decided by modules and names while the model holds whole parameters."""
 
     spec: OptimizerSpec | Built
     factors: dict[str, float]  # on the rate, of every parameter by name
@@ -56,7 +54,7 @@ class Decided:
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.groups for parameter in group.parameters]
 
-    def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Decided:
+    def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Self:
         """The same of what this rank holds of each parameter, and of a twin of that."""
         groups = [replace(group, parameters=[held[each] for each in group.parameters]) for group in self.groups]
         return replace(self, groups=groups, limited=[held[each] for each in self.limited], twin=twin)
@@ -69,7 +67,15 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
     >>> type(build_optimizer(lion(0.1), [Group("all", 0.0, [nn.Parameter(torch.ones(2))], ["weight"])])).__name__
     'Lion'
     """
-    _refuse_gaps(groups)
+    named = (pair for group in groups for pair in zip(group.names, group.parameters, strict=True))
+    if gaps := [
+        name for name, parameter in named if not _lies_whole(parameter)
+    ]:  # fused kernels would take what lies between
+        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        raise ConfigError(
+            f"the numbers of {gaps[0]}{more} do not lie together in memory: a part of a larger tensor?\n"
+            "  give the model a copy of its own: nn.Parameter(part.clone())"
+        )
     kind = kind_named(spec.name)
     real = all(parameter.is_floating_point() for group in groups for parameter in group.parameters)
     if not real and not kind.takes_complex:
@@ -177,17 +183,6 @@ def without_compiler() -> Iterator[None]:
         yield
     finally:
         Optimizer.add_param_group = wrapped  # type: ignore[method-assign]
-
-
-def _refuse_gaps(groups: Sequence[Group]) -> None:
-    """Raise `ConfigError` for parameters with other numbers between theirs: fused kernels walk memory and would take those."""
-    named = (pair for group in groups for pair in zip(group.names, group.parameters, strict=True))
-    if gaps := [name for name, parameter in named if not _lies_whole(parameter)]:
-        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
-        raise ConfigError(
-            f"the numbers of {gaps[0]}{more} do not lie together in memory: a part of a larger tensor?\n"
-            "  give the model a copy of its own: nn.Parameter(part.clone())"
-        )
 
 
 def _lies_whole(tensor: Tensor) -> bool:

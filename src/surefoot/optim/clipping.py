@@ -141,8 +141,7 @@ class Adaptive:
         if group is None:
             return torch.lt(torch.cat([limit.flatten() for limit in limits]), 1.0).float().mean()
         # a vector's is the same on every rank
-        own = (limit.flatten() for limit in limits if limit.ndim or group.rank() == 0)
-        units = torch.cat([*own, norm.new_ones(0)])
+        units = torch.cat([*(limit.flatten() for limit in limits if limit.ndim or group.rank() == 0), norm.new_ones(0)])
         return _fraction(torch.count_nonzero(torch.lt(units, 1.0)), len(units), group)
 
 

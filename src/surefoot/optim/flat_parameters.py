@@ -154,10 +154,7 @@ def _extent(held: Tensor) -> int:
 
 
 def laid_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[FlatGroup]]:
-    """Move the parameters of each group into one tensor, as views of it; their bits stay as they are, and so do the objects.
-
-    Gradients and step counters of all groups lie in one tensor each, which come first.
-    """
+    """Move the parameters of each group into one tensor, as views; returns the gradients and step counters of all groups first."""
     sizes = [sum(parameter.numel() for parameter in parameters) for parameters in groups]
     counted = [len(parameters) for parameters in groups]
     gradients, steps = (torch.zeros(sum(numbers), dtype=torch.float32) for numbers in (sizes, counted))
@@ -173,10 +170,9 @@ def laid_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list
 
 
 def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """The parts of a flat tensor that belong to each parameter, in its shape.
+    """The parts of a flat tensor that belong to each parameter, in its shape, without gaps.
 
     Those of a round number of elements come first: so they, the matrices, begin where torch's allocator would have put them.
-    Nothing lies between: what no gradient ever fills could not be rid of a NaN.
     """
     order = sorted(range(len(parameters)), key=lambda index: parameters[index].numel() % _ALIGNED > 0)
     pieces = dict(zip(order, torch.split(tensor, [parameters[index].numel() for index in order]), strict=True))

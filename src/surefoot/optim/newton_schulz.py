@@ -9,13 +9,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from math import prod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from surefoot.distributed.shards import Rows
+from surefoot.distributed.shards import Rows, shard_shape
 
 _TOGETHER = 1 << 24  # numbers of a batch: larger matrices fill a device by themselves
 
@@ -84,7 +85,7 @@ def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequen
     widths = [each.shape[1] for each in rows]
 
     gathered = _exchanged(
-        [[updates[place] for place in of[other]] for other in range(ranks)],
+        [[updates[place] for place in places] for places in of],
         [[(heights[place][other], widths[place]) for place in of[rank]] for other in range(ranks)],
         empty=updates[0].new_empty(0),
         group=group,
@@ -96,11 +97,11 @@ def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequen
             [torch.split(matrix, heights[place])[other] for matrix, place in zip(made, of[rank], strict=True)]
             for other in range(ranks)
         ],
-        [[(heights[place][rank], widths[place]) for place in of[other]] for other in range(ranks)],
+        [[(heights[place][rank], widths[place]) for place in places] for places in of],
         empty=updates[0].new_empty(0),
         group=group,
     )
-    found = {place: part for other in range(ranks) for place, part in zip(of[other], returned[other], strict=True)}
+    found = dict(zip(chain.from_iterable(of), chain.from_iterable(returned), strict=True))
     return [found[place] for place in range(len(updates))]
 
 
@@ -131,7 +132,7 @@ def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     owned = [0] * ranks
     for shape, owner in zip(shapes, shared_out(tuple(shapes), ranks), strict=True):
         owned[owner] += prod(shape)
-    rows = sum(-(-shape[0] // ranks) * shape[1] for shape in shapes)
+    rows = sum(prod(shard_shape(shape, ranks)) for shape in shapes)
     return (5 * max(owned) + 2 * rows) * torch.bfloat16.itemsize
 
 

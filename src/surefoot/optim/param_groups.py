@@ -65,8 +65,7 @@ def parameter_groups(
             spared = bool(weight_decay) and (is_bias_or_norm(module, name, parameter) or is_embedding(module))
             rate = 1.0 if rates is None else rates.get(whole, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"
-            decay = 0.0 if spared else weight_decay
-            group = groups.setdefault((spared, rate), Group(title, decay, [], [], rate=rate))
+            group = groups.setdefault((spared, rate), Group(title, weight_decay * (not spared), [], [], rate=rate))
             group.parameters.append(parameter)
             group.names.append(whole)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[1] != 1.0, -key[1], key[0]))]

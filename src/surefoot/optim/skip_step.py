@@ -1,7 +1,6 @@
 """How a bad step is skipped: parameters and optimizer state stay as they were, and the host is not told.
 
-`skipped_where_bad` says which; of the ways to skip, `skipping` chooses one by what the optimizer is able to do, and each can
-describe itself. A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
+A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
 """
 
 import math
@@ -59,8 +58,8 @@ def skipped_where_bad(
 def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
     """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
 
-    Fused AdamW, Adam, SGD and Adagrad and those of this folder are told; others are not called on the CPU, and undone
-    elsewhere. On the meta device (a run on paper) it is as on CUDA.
+    Fused AdamW, Adam, SGD and Adagrad and those of `kinds/` are told; others are not called on the CPU, and undone elsewhere. The
+    meta device counts as CUDA.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
@@ -128,7 +127,7 @@ def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
 
 @dataclass(frozen=True)
 class InsideKernel:
-    """The optimizer reads the flag itself, on the device: no copy of anything, no wait."""
+    """The optimizer reads the flag itself, on the device: no copy, no wait."""
 
     description: str
 

@@ -59,11 +59,7 @@ class Trainable:
         for name, parameter in () if self.sharded else self.parameters.items():
             parameter.requires_grad_(name not in frozen)
         named = [(model, name) for model, name, _ in self._named() if self._full(model, name) not in outside]
-        for model, before in self.trained.items():
-            names = {name for other, name in named if other == model}
-            if names != before:
-                self.trained[model] = names
-                self.rebuild(model, names)
+        self._retrain({model: {name for other, name in named if other == model} for model in self.trained})
         self._look()
 
     def changes(self, before: tuple[bool, ...]) -> list[str]:
@@ -119,15 +115,22 @@ class Trainable:
                 "  they would get gradients and never move\n"
                 f"  give it one: Run(optimizer={{..., {thawed[0].partition('.')[0]!r}: surefoot.adamw(...)}}), or leave it frozen"
             )
-        for model, trained in self.trained.items():
-            names = trained.union(name for other, name in joining if other == model)
-            if names != trained:
-                self.rebuild(model, names)
-                trained.update(names)
+        self._retrain(
+            {
+                model: {*trained, *(name for other, name in joining if other == model)}
+                for model, trained in self.trained.items()
+            }
+        )
         if replaced or joining:
             self._look()
         else:
             self._take_flags()
+
+    def _retrain(self, trained: dict[str, set[str]]) -> None:
+        for model, names in trained.items():
+            if names != self.trained[model]:
+                self.rebuild(model, names)
+                self.trained[model] = names
 
     def _refuse_other_parameters(self) -> None:
         """Raise `ConfigError` where a model has other parameters than it had; other modules around them are its own business."""

@@ -23,8 +23,7 @@ class Declaration:
     weight_decay: float
     settings: Mapping[str, Setting]
     checks: Mapping[str, Check]
-    # lr and weight_decay of a recipe that is not told any: for a first run, not the best there is. They were chosen
-    # among rates a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md).
+    # lr and weight_decay of a recipe that is not told any, chosen among rates a factor of 3 apart (docs/optimizers.md)
     first_run: tuple[float, float]
     like_adam: bool  # whether the size of its steps is that of `lr`, whatever the size of the gradient
 

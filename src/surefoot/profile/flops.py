@@ -28,9 +28,8 @@ from surefoot.train.precision import FORMATS
 class Flops:
     """Floating-point operations of one step of this process.
 
-    `again` are those of activation checkpointing, which computes forward passes twice: they are done, and no progress.
-    `formula` is 6 N a token (Kaplan et al. 2020, table 1) and 12 L T D for attention (Chowdhery et al. 2022, appendix B), where the
-    model is surefoot's GPT; N counts what is multiplied with: no embeddings but a tied head.
+    `again` are those of activation checkpointing, which computes forward passes twice. `formula`, for surefoot's GPT alone, is 6 N
+    per token (Kaplan et al. 2020, table 1) and 12 L T D for attention (`gpt_flops`).
     """
 
     by_phase: dict[str, int]
@@ -51,8 +50,7 @@ class Flops:
 def counter() -> Any:
     """Torch's counter, which also knows attention on the CPU (torch 2.13 leaves that out).
 
-    It counts the scores that fused attention computes again in its backward pass, which this one does not: attention written
-    out, which keeps them, is as many operations.
+    Unlike torch's, it leaves out the scores that fused attention computes again in its backward pass.
 
     >>> with counter() as counting:
     ...     held = torch.ones(4, 3) @ torch.ones(3, 5)
@@ -83,10 +81,7 @@ def counter() -> Any:
 
 
 def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> Flops:
-    """The operations of one step with these micro-batches; what is compiled is counted as it is written.
-
-    Nothing is counted twice: where activation checkpointing computes again, that is told apart.
-    """
+    """The operations of one step with these micro-batches; compiled code counts as it is written."""
     called = task.forward.values() if isinstance(task.forward, dict) else [task.forward]
     any_compiled = any(is_compiled(part) for part in called if isinstance(part, nn.Module))
     plain = replace(task, forward=sole_or_all(state.models)) if any_compiled else task
@@ -127,10 +122,10 @@ def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: A
 
 
 def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
-    """6 N + 12 L T D operations a token, forward and backward, of a GPT on sequences of one length.
+    """6 N + 12 L T D operations per token, forward and backward, of a GPT on sequences of one length.
 
-    Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311): N parameters that are multiplied with, L layers, T
-    tokens in a sequence, D the width, which is heads x channels. Embeddings are looked up and not multiplied with; the head is.
+    Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311): N parameters of products (the head, no embeddings), L
+    layers, T tokens in a sequence, D the width, which is heads x channels.
     """
     matrices = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
     attention = 12 * model.shape.layers * length * model.shape.width

@@ -1,6 +1,7 @@
 """What a profile found, as JSON and as a person reads it, in at most 100 columns."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,13 +10,12 @@ from typing import Any
 
 from surefoot.errors import ConfigError
 from surefoot.memory import in_words
-from surefoot.profile.ab_timing import Tried
 from surefoot.profile.flops import Flops
-from surefoot.profile.trace import MemoryLine, Operator
-from surefoot.report.figures import COLOURS, drawing, write
+from surefoot.profile.trace import MemoryLine, Operator, draw
 from surefoot.tracking.format import measured_time, shortened, with_unit
 from surefoot.tracking.text_table import text_table
 
+_LITTLE = 0.02  # a gain below this is none
 PHASES = ("waiting", "forward", "loss", "backward", "communication", "optimizer", "rest")
 
 
@@ -38,9 +38,7 @@ class Phases:
 
 
 def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
-    """The mean over the middle half of the steps, by how long each was: as little moved by a slow step as a median is.
-
-    Medians of the phases would not add up to the median of the step; these do.
+    """The mean over the middle half of the steps, by how long each was: robust as a median, and the phases add up.
 
     >>> laps = [{"forward": 1.0, "rest": 1.0}, {"forward": 1.5, "rest": 1.0}, {"forward": 2.0, "rest": 50.0}]
     >>> middle_half(laps).seconds, middle_half(laps).step_s
@@ -59,11 +57,30 @@ def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What a variant gained: `speedup` times as fast, between `low` and `high` (see `interval`); or why it could not be tried."""
+
+    name: str
+    flag: str
+    changes: str = ""
+    speedup: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    pairs: int = 0
+    first_s: float = 0.0  # its first step, in which compiling happens
+    problem: str | None = None
+
+    @property
+    def in_noise(self) -> bool:
+        """Whether it may as well be no gain and no loss."""
+        return self.low <= 1.0 <= self.high or abs(self.speedup - 1.0) < _LITTLE
+
+
+@dataclass(frozen=True)
 class Profile:
     """Where a step of a run goes. Seconds, bytes and operations are of one step of this process; shares are 0 to 1.
 
-    `peak` is in operations a second; `not_tried` names what there was no time for. On CUDA `busy_s` is how long the device worked,
-    and `copied_s` how long it took copies, beside that.
+    `peak` is in operations per second. On CUDA `busy_s` is how long the device worked, and `copied_s` how long it took copies.
     """
 
     what: str
@@ -76,14 +93,14 @@ class Profile:
     peak_given: bool
     tokens: float  # targets of a step
     tries: list[Tried]
-    not_tried: list[str]
+    not_tried: list[str]  # what there was no time for
     busy_s: float | None = None
     copied_s: float | None = None
     files: tuple[str, ...] = ()
 
     @property
     def flops_per_s(self) -> float:
-        """Operations of the model a second: forward and backward passes once each, over the whole step's time."""
+        """Operations of the model per second: forward and backward passes once each, over the whole step's time."""
         return self.flops.model / self.phases.step_s
 
     @property
@@ -111,7 +128,7 @@ class Profile:
 
 def written(profile: Profile, place: Path) -> Profile:
     """Write all but the trace, which is there; returns the profile with the names of its files."""
-    pictures = _draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
+    pictures = draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
     text, numbers = place / "profile.txt", place / "profile.json"
     found = replace(profile, files=tuple(map(str, (text, numbers, place / "trace.json.gz", *pictures))))
     try:
@@ -124,11 +141,7 @@ def written(profile: Profile, place: Path) -> Profile:
     return found
 
 
-_NAMES = {
-    "waiting": "waiting for data",
-    "optimizer": "optimizer, clipping",
-    "rest": "Python and the rest",
-}
+_NAMES = {"waiting": "waiting for data", "optimizer": "optimizer, clipping", "rest": "Python and the rest"}
 
 _SHOWN = 12  # operators
 _COLUMNS = 96
@@ -226,24 +239,3 @@ def _suggestion(one: Tried) -> list[str]:
     margin = f"  {'':<26}"
     flags = wrap(one.flag, _COLUMNS, initial_indent=f"  {gained:<24}", subsequent_indent=margin)
     return [*flags, *[f"{margin}{'; '.join(notes)}"][: bool(notes)]]
-
-
-def _draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
-    """The memory of a step over its time, what stands all the time below and gradients above it: PATH.png and PATH.svg."""
-    from matplotlib.figure import Figure
-
-    peak, megabytes = memory.peak, 1e6
-    standing = {"parameters": peak.parameters, "optimizer state": peak.optimizer, "buffers": peak.buffers}
-    below = sum(standing.values())
-    times_ms = [point[0] * 1e3 for point in memory.curve]
-    layers = {name: [size / megabytes] * len(times_ms) for name, size in standing.items() if size}
-    layers["gradients"] = [point[2] / megabytes for point in memory.curve]
-    layers["activations and results"] = [max(0, now - below - of) / megabytes for _, now, of in memory.curve]
-    with drawing():
-        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
-        axes = figure.add_subplot()
-        axes.stackplot(times_ms, *layers.values(), labels=list(layers), colors=COLOURS, step="post")
-        axes.set(xlabel="ms since the step began, under the profiler", ylabel="MB", title=title)
-        axes.legend(loc="upper right", frameon=False)
-        axes.margins(x=0)
-        return write(figure, path)

@@ -1,7 +1,7 @@
 """A run's step with a stopwatch at its phases: the same calls in the same order, `train/loop.py` untouched.
 
-What a step calls is replaced by what notes the time and calls it: the model's forward pass, the loss, what ranks share, and the
-buffers, whose `end_pass` is the first call after `backward()`.
+Stand-ins note the time and call the model's forward pass, the loss, what ranks share, and the buffers' `end_pass`, which is the
+first call after `backward()`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -81,11 +81,7 @@ class Stopwatch:
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    """One that counts seconds as a device spends them.
-
-    On CUDA an event is put into the stream at every change of phase, and their times are read once the device has come to the
-    last one: nothing waits inside a step, and a phase in which the device had nothing to do is as long as it had not.
-    """
+    """A stopwatch of seconds as a device spends them; on CUDA by events in the stream, so that nothing waits inside a step."""
     if device.type != "cuda":
         return Stopwatch()
 
@@ -143,7 +139,7 @@ class Stepping:
 
 
 def _seen(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
-    """The model with its forward pass timed: a plain module as itself, anything else (compiled, several ranks) through a stand-in."""
+    """The model with its forward pass timed: a plain module as itself, all else (compiled, several ranks) by a stand-in."""
     if not isinstance(model, nn.Module) or is_compiled(model):
         return _StandIn(model, called=_in_phase("forward", model, watch))
     afterwards.enter_context(with_forward(model, _in_phase("forward", model.forward, watch, splits=True)))

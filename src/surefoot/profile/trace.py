@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from surefoot.memory import tensor_bytes
 from surefoot.profile.timed_step import RANGE, REST
+from surefoot.report.figures import COLOURS, drawing, write
 from surefoot.train.loop import State
 
 _POINTS = 400  # of a curve
@@ -64,7 +66,7 @@ class Operator:
 def profiled(
     make: Callable[[], Any], device: torch.device, *, times: int = 1, shapes: bool, memory: bool = True
 ) -> Any:
-    """What `make` does, called so many times, under torch's profiler, with the device's own activities where it is CUDA."""
+    """Call `make` under torch's profiler, with the device's own activities if it is CUDA."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     found = profile(activities=activities, record_shapes=shapes, profile_memory=memory)
     with _quiet():
@@ -174,8 +176,8 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
         peak = max(peak, here, key=total_of)
     size = -(-len(curve) // _POINTS)  # of each stretch of the curve its highest point, so that no peak is lost
     thinned = [max(curve[place : place + size], key=lambda point: point[1]) for place in range(0, len(curve), size)]
-    told = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
-    return MemoryLine(peak, phases, thinned, told)
+    told_by_allocator = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+    return MemoryLine(peak, phases, thinned, told_by_allocator)
 
 
 def _seen(found: Any, kind: DeviceType) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
@@ -188,3 +190,24 @@ def _seen(found: Any, kind: DeviceType) -> tuple[list[tuple[int, int, str]], lis
     ]
     changes = [event for event in events if event.name() == "[memory]" and event.device_type() == kind]
     return ranges, sorted((event.start_ns(), event.nbytes()) for event in changes)
+
+
+def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
+    """The memory of a step over its time, what stands all the time below and gradients above it: PATH.png and PATH.svg."""
+    from matplotlib.figure import Figure
+
+    peak, megabytes = memory.peak, 1e6
+    standing = {"parameters": peak.parameters, "optimizer state": peak.optimizer, "buffers": peak.buffers}
+    below = sum(standing.values())
+    times_ms = [point[0] * 1e3 for point in memory.curve]
+    layers = {name: [size / megabytes] * len(times_ms) for name, size in standing.items() if size}
+    layers["gradients"] = [point[2] / megabytes for point in memory.curve]
+    layers["activations and results"] = [max(0, now - below - of) / megabytes for _, now, of in memory.curve]
+    with drawing():
+        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+        axes = figure.add_subplot()
+        axes.stackplot(times_ms, *layers.values(), labels=list(layers), colors=COLOURS, step="post")
+        axes.set(xlabel="ms since the step began, under the profiler", ylabel="MB", title=title)
+        axes.legend(loc="upper right", frameon=False)
+        axes.margins(x=0)
+        return write(figure, path)

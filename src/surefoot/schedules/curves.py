@@ -215,8 +215,7 @@ def refuse_foreign_or_out_of_range(shape: str, given: Settings) -> None:
 
 def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
     """All settings of a shape, defaults filled in and durations in steps; `ConfigError` where they do not fit the run."""
-    takes = SHAPES[shape].takes
-    written = {name: given.get(name, default) for name, default in takes.items()}
+    written = {name: given.get(name, default) for name, default in SHAPES[shape].takes.items()}
     settings = dict(written)
     for name in ("warmup", "cooldown", "cycle"):
         if name in settings:

@@ -111,8 +111,10 @@ class Joined:
     def _cut(self, length: Length) -> tuple[int, Length, Length]:
         at = in_steps(self.at, length=length, setting="at")
         if not 0 < at < length.steps:
-            needed = f"two joined schedules in a run of {length.steps} steps need one for each"
-            raise ConfigError(f"at = {shown(at, self.at)}: {needed}\n  try: at='50%'")
+            raise ConfigError(
+                f"at = {shown(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
+                "  try: at='50%'"
+            )
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)
 
 

@@ -23,8 +23,8 @@ SMALLEST = 4096  # numbers; what is smaller keeps 32 bits: norms and biases need
 class AdamW8bit(Optimizer):
     """Dettmers et al. 2022, sections 2.1 and 2.2 (https://arxiv.org/abs/2110.02861); the arithmetic is in float32.
 
-    The state of a large parameter is `exp_avg` and `exp_avg_sq` as codes of 8 bits, and for each block of 256 of them the
-    largest magnitude, `..._largest`. An attribute `found_inf` of 1 makes a step change no bit.
+    The state of a large parameter is `exp_avg` and `exp_avg_sq` as codes of 8 bits, and the largest magnitude of each block of
+    256. An attribute `found_inf` of 1 makes a step change no bit.
     """
 
     def __init__(
