@@ -143,8 +143,7 @@ class _Summed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         of_hidden, of_head = ctx.saved_tensors
-        of_hidden_type, of_head_type = ctx.types
-        return (of_hidden * outer).to(of_hidden_type), (of_head * outer).to(of_head_type), None, None, None
+        return (of_hidden * outer).to(ctx.types[0]), (of_head * outer).to(ctx.types[1]), None, None, None
 
 
 def linear_cross_entropy(

@@ -82,7 +82,6 @@ def adamw_kernel(
     found_inf: Tensor,
 ) -> None:
     """Torch's kernel with a group's settings; `steps` have moved on already, and where `found_inf` is 1 nothing is written."""
-    beta1, beta2 = group["betas"]
     torch._fused_adamw_(
         weights,
         gradients,
@@ -91,8 +90,8 @@ def adamw_kernel(
         [],
         steps,
         lr=group["lr"],
-        beta1=beta1,
-        beta2=beta2,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
         weight_decay=group["weight_decay"],
         eps=group["eps"],
         amsgrad=False,

@@ -29,8 +29,8 @@ class Clipping(Protocol):
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor | None:
         """Multiply all gradients by `factor` (1.0 or a tensor) and limit them; how much of them was limited, 0 to 1.
 
-        `norm` is that of the gradients after `factor`. Where `skipped` (0.0 or 1.0, on the device) is 1 they will not be used,
-        and what is remembered stays as it was. None where there is no limit.
+        `norm` is that of the gradients after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1 they will not be used, and what
+        is remembered stays as it was. None if there is no limit.
         """
 
 
@@ -87,7 +87,7 @@ class ByNorm:
         return torch.lt(limit, self._one)
 
     def _apply_on_cpu(self, gradients: list[Tensor], norm: np.float32) -> Tensor:
-        """The same arithmetic on numbers of the host, to the same bits; of a norm that is NaN the update is not applied."""
+        """The same arithmetic on the host, to the same bits; the update of a norm that is NaN is not applied."""
         if not norm + _TINY > self._most_here:
             return self._not_limited
         torch._foreach_mul_(gradients, float(self._most_here / (norm + _TINY)))
@@ -117,9 +117,8 @@ class ByValue:
 class Adaptive:
     """The gradient of every unit to at most `most` times the norm of its weights: G <- G * min(1, most * max(|W|, 1e-3) / |G|).
 
-    Brock et al. 2021, section 4.1, equation 3 (https://arxiv.org/abs/2102.06171). A unit is a row of a matrix, an output channel
-    of a convolution; a vector (a bias, the gains of a norm) is one unit, as in the authors' code. `limited` are all parameters
-    but those of the final layer, as section 4.1 has it.
+    Brock et al. 2021, section 4.1 and equation 3 (https://arxiv.org/abs/2102.06171). A unit is a row of a matrix, an output channel
+    of a convolution; a vector is one unit, as in the authors' code. `limited` are all parameters but those of the final layer.
     """
 
     most: float

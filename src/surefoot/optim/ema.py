@@ -35,7 +35,7 @@ class Twin:
 
     @torch.no_grad()
     def copy_parameters(self, parameters: set[nn.Parameter] | None = None) -> None:
-        """Take over these parameters of the live model, or all: frozen ones too, since no average ever moves those."""
+        """Take over these parameters of the live model, or all: no average ever moves frozen ones."""
         for live, own in self.pairs:
             if parameters is None or live in parameters:
                 own.copy_(live)
@@ -86,7 +86,7 @@ class Ema:
         if not 0.0 <= decay < 1.0:
             raise ConfigError(f"ema = {decay!r}: a number from 0 to below 1 is needed, such as 0.999")
         self.decay, self.twin, self.model = decay, twin, twin.model
-        # all others stay as they are; they may be infinite (a mask), whose average would not be a number
+        # all others stay as they are: the average of an infinite one (a mask) would not be a number
         averaged = {live for live, _ in twin.pairs if live.requires_grad} if trained is None else trained
         self._live = [live.detach() for live, _ in twin.pairs if live in averaged]
         self._averages = [average.detach() for live, average in twin.pairs if live in averaged]

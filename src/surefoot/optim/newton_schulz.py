@@ -1,8 +1,8 @@
 """Matrices made nearly orthogonal by Newton and Schulz's iteration, those of one shape together.
 
 Jordan et al. 2024, Muon (https://kellerjordan.github.io/posts/muon/): singular values end between about 0.7 and 1.2.
-Matrices of which each rank holds some rows are gathered whole, shared out among the ranks, and sent back: made orthogonal by
-its rows alone a matrix would be another one. Two exchanges a step, in bfloat16, in which they are made orthogonal anyway.
+Matrices of which each rank holds some rows are gathered whole, shared out among the ranks, and sent back: two exchanges a step,
+in bfloat16.
 """
 
 from collections import defaultdict
@@ -33,8 +33,8 @@ class NewtonSchulz:
 def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[Tensor]:
     """Each matrix U S V^T as about U V^T, in bfloat16; `how` has one entry for each.
 
-    Matrices of one shape, transposed ones too, are multiplied in one batch: a third less time for a small GPT's on the CPU, and
-    as many fewer kernels elsewhere. On the CPU no bit differs from what torch's Muon makes of each alone.
+    Matrices of one shape, transposed ones too, are multiplied in one batch: a third less time for a small GPT's on the CPU. There
+    no bit differs from what torch's Muon makes of each alone.
 
     >>> (made,) = orthogonal([torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, -4.0]])], [NewtonSchulz()])
     >>> [round(value, 1) for value in made.flatten().tolist()]
@@ -51,7 +51,7 @@ def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[
 
 
 def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> list[list[int]]:
-    """Which matrices are multiplied in one batch, by their places: of one shape, up to so many that memory stays small.
+    """Which matrices are multiplied in one batch, by their places: of one shape, and few enough that memory stays small.
 
     >>> batches([(2, 3), (4, 4), (3, 2)], [NewtonSchulz()] * 3)
     [[0, 2], [1]]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import straight_to_kernel
 from surefoot.optim.in_place import Restoring, fused_sgd_writes, read_on_cpu
-from surefoot.optim.kinds.kind import Composite, kind_of, shapes_of, state_bytes
+from surefoot.optim.kinds.kind import kind_of, shapes_of, state_bytes
 
 _LARGE = 1e38  # below it no sum of two numbers of 32 bits overflows
 
@@ -55,7 +55,7 @@ def skipped_where_bad(
     return skipped
 
 
-def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
+def skipping(optimizer: Any, device: torch.device) -> Skip:
     """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
 
     Fused AdamW, Adam, SGD and Adagrad and those of `kinds/` are told; others are not called on the CPU, and undone elsewhere. The
@@ -77,10 +77,10 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             "torch's fused SGD leaves weights of 16 bits on the CPU as they are\n"
             "  build it with SGD(..., fused=False), or keep the weights in float32"
         )
-    if isinstance(optimizer, Composite):
-        return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
     kind = kind_of(optimizer)
     way = "copies" if kind is None else kind.skip
+    if way == "part by part":
+        return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
     if way == "own arithmetic" or (way == "own arithmetic off the CPU" and device.type != "cpu"):
         return InsideKernel("inside its own arithmetic, which writes nothing then")
     # the first step that a dampened SGD applies differs from all others: its gradient is not dampened
@@ -150,8 +150,7 @@ class PartByPart:
     def description(self) -> str:
         return ", and ".join(dict.fromkeys(skip.description for _, skip in self.parts))
 
-    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        assert isinstance(optimizer, Composite)
+    def apply(self, optimizer: Any, found_inf: Tensor) -> None:
         optimizer.hand_over()
         for part, skip in self.parts:
             skip.apply(part, found_inf)

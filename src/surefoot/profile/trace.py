@@ -84,7 +84,7 @@ def profiled(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch 2.13's profiler writes to standard error by itself, whatever its log level, when it starts and stops."""
+    """Without what torch 2.13's profiler writes to standard error when it starts and stops, whatever its log level."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

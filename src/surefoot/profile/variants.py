@@ -1,7 +1,4 @@
-"""Variants of a run's own step that may be quicker: which are there for a run, and how to make each.
-
-A variant changes the run only inside `entered`, so that steps of it and of the run as it is can be made in turn.
-"""
+"""Variants of a run's own step that may be quicker: which are there for a run, and how to make each."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +31,7 @@ USUAL = NAMES[:-1]
 
 @dataclass(frozen=True)
 class Variant:
-    """One thing to try. `flag` is what to type for it; `changes` says where results are not those of the run as it is."""
+    """One thing to try. `flag` is what to type for it; `changes` says how results differ; the run is changed inside `entered`."""
 
     name: str
     flag: str
@@ -65,7 +62,6 @@ _DIGITS = {
     "tf32": "products have 4 digits where fp32 has 7",
     "fp32": "more digits",
 }
-
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 
 

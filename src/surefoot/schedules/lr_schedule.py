@@ -229,8 +229,8 @@ def warm_restarts(
 ) -> Schedule:
     """Rise for `warmup`, then fall along half a cosine in each `cycle`, back to the full rate at once at the start of the next.
 
-    A floor above 0 is reached on the last step of each cycle. The last one ends with the run: of what is left after whole
-    cycles, half a cycle or more is one of its own, and less lengthens the one before.
+    A floor above 0 is reached on the last step of each cycle. The last cycle ends with the run: half a cycle or more that is left
+    is one of its own, and less lengthens the one before.
     Loshchilov and Hutter 2017, section 3: https://arxiv.org/abs/1608.03983
 
     >>> factor = warm_restarts(cycle=2, cycle_growth=2.0).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))

@@ -49,8 +49,8 @@ class AdamW8bit(Optimizer):
     def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
         made_steps([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
         for parameter in parameters:  # one by one: only its own moments are in 32 bits at a time
-            update = self._update(parameter, group, found_inf)
-            subtract([parameter], [update], rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
+            updates = [self._update(parameter, group, found_inf)]
+            subtract([parameter], updates, rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
         """Adam's direction for a parameter; moves its moments."""

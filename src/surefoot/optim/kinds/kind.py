@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -28,19 +28,6 @@ WaysToSkip = Literal["fused kernel", "own arithmetic", "own arithmetic off the C
 NUMBER_BY_NUMBER = "number by number"
 
 
-@runtime_checkable
-class Composite(Protocol):
-    """An optimizer made of others, which step or skip one by one."""
-
-    parts: list[Optimizer]
-
-    def hand_over(self) -> None:
-        """Give the parts the rates, gradients and state that are here."""
-
-    def let_go(self) -> None:
-        """Give up what the parts needed for a step."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class OptimizerKind:
     """One optimizer. Without a `name` it is one that a function of the user's may build, or a part of another."""
@@ -49,14 +36,15 @@ class OptimizerKind:
     name: str | None = None
     build: Build | None = None  # from groups, the base rate and settings. None: `made`, with all settings as keywords.
     takes_complex: bool = False  # whether it trains complex parameters
-    # Bytes of state on this rank, without step counters, of an optimizer of this class. None: not known before its
-    # first step.
+    # Bytes of state on this rank, without step counters. None: not known before its first step.
     state_bytes: StateBytes | None = None
     # Bytes that an update takes for its time, of whole shapes and a number of ranks. None: what `skip` copies.
     update_bytes: Callable[[Sequence[Shape], int], int] | None = None
     shardable: bool  # whether it may run where each rank holds some rows of every parameter
     on_shards: str = NUMBER_BY_NUMBER  # how it does, or why it may not
-    skip: WaysToSkip  # how it leaves a bad step undone
+    # How it leaves a bad step undone. "part by part": as each of its `parts`, which `hand_over` gives rates, gradients and state
+    # for a step, and `let_go` frees after it.
+    skip: WaysToSkip
     # Cuts the groups by what parameters are. None: they stay as they are.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
     # A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none.
@@ -92,7 +80,7 @@ def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
     return next((kind for kind in all_kinds() if kind.made is type(optimizer)), None)
 
 
-def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
+def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
     """Bytes of state on this rank, without step counters; None if that is not known of the optimizer.
 
     With `shards` those of the first of as many ranks that each hold some rows of every parameter, as FSDP2 spreads them.
@@ -103,9 +91,9 @@ def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
     >>> state_bytes(lion), state_bytes(lion, shards=4)
     (40, 12)
     """
-    if isinstance(optimizer, Composite):
-        return sum(state_bytes(part, shards=shards) or 0 for part in optimizer.parts)
     kind = kind_of(optimizer)
+    if kind is not None and kind.skip == "part by part":
+        return sum(state_bytes(part, shards=shards) or 0 for part in optimizer.parts)
     if kind is None or kind.state_bytes is None:
         return None
     return kind.state_bytes(optimizer, shapes_of(optimizer, shards))
