@@ -59,8 +59,8 @@ def searched(
 ) -> list[Hypothesis]:
     """The best target found for each source (tokens, the end among them), in the order of the sources.
 
-    Sources of about one length are searched together, up to `batch_size` of them. The modes of the model's parts and the
-    global generators are left as they were. Waits for the device at every token.
+    Up to `batch_size` sources of about one length are searched together. The modes of the model's parts and the global generators
+    stay as they were. Waits for the device at every token.
 
     >>> from surefoot.models import Seq2SeqShape
     >>> model = Seq2Seq(Seq2SeqShape(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10))
@@ -153,10 +153,7 @@ class _Search:
             self.decoding.select(kept_B, parents_BK[kept_B])
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The likeliest 2 K continuations of each source, best first: scores, parents among the hypotheses, tokens.
-
-        As many, because up to K of them may end.
-        """
+        """The likeliest 2 K continuations of each source, as K may end, best first: scores, parents among hypotheses, tokens."""
         logits_BKV = self.decoding.logits(self.tokens_BKT[:, :, -1])
         logits_BKV = logits_BKV.to(torch.promote_types(logits_BKV.dtype, torch.float32))
         total_BK1 = logits_BKV.logsumexp(dim=2, keepdim=True)

@@ -96,8 +96,8 @@ def read_on_cpu(number: Tensor) -> float:
 def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None]) -> Callable[..., Any]:
     """An optimizer's `step` that moves the parameters of each group that have a gradient.
 
-    `move` gets the optimizer, these parameters, their group, and the optimizer's attribute `found_inf` or None; no bit may
-    change if that is 1. The optimizer's `first_state` makes the state of a parameter that has none.
+    `move` gets the optimizer, these parameters, their group, and the attribute `found_inf` or None; if that is 1 no bit may change.
+    `first_state` makes the state of a parameter that has none.
     """
 
     @torch.no_grad()

@@ -88,7 +88,11 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
     known_device = device.type in ("cpu", "cuda", "meta")  # where torch's kernels honour the flag
     all_fused = known_device and all(group.get("fused") for group in optimizer.param_groups)
     if way == "fused kernel" and all_fused and not dampened:
-        _make_momentum_buffers(optimizer, [each for group in sgd if group["momentum"] for each in group["params"]])
+        # Left to itself the fused SGD (torch 2.13) makes its buffers from uninitialised memory in its first step, and leaves them
+        # so if that is skipped; without dampening its first step amounts to a start from zeros.
+        for parameter in (each for group in sgd if group["momentum"] for each in group["params"]):
+            if optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
         return straight_to_kernel(optimizer) or InsideKernel(f"inside the fused {name} kernel")
     if device.type == "cpu":
         return BranchOnCpu(f"by not calling {name} (a branch on the CPU, which waits for nothing there)")
@@ -171,15 +175,3 @@ def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
     """Take the step unless the flag is set, which must be on the CPU."""
     if read_on_cpu(found_inf) == 0:
         optimizer.step()
-
-
-def _make_momentum_buffers(sgd: Optimizer, parameters: list[Tensor]) -> None:
-    """Start SGD's momentum from zeros, which without dampening is what its first step amounts to.
-
-    Left to itself the fused SGD (torch 2.13) makes its buffers in the first step from uninitialised memory, and leaves them so
-    if that step is skipped; and it fails if a parameter has its first gradient in a later step.
-    """
-    for parameter in parameters:
-        state = sgd.state[parameter]
-        if state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)

@@ -1,7 +1,7 @@
 """Which parameters a run trains, while its own code freezes and unfreezes them through `requires_grad`.
 
-A parameter that is frozen on the way stays with its optimizer, as in torch: it gets no gradient, neither moves nor decays, and its
-state waits. One that is unfrozen for the first time joins: its model's optimizer is built again, and all others keep their state.
+A parameter that is frozen on the way stays with its optimizer and does not change. One that is unfrozen for the first time joins:
+its model's optimizer is built again, and all others keep their state.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,7 @@ class Trainable:
     """Notices between steps what user code has frozen, unfrozen or replaced; looks at flags and identities, never at numbers.
 
     trained: names of the parameters that an optimizer has, for each model with one; `rebuild` builds that for others of it.
-    joins_in_step: whether it may do so inside a step, where no other process waits. sharded: parameters lie over several ranks,
-    divided for what is trained at first.
+    joins_in_step: whether it may do so inside a step, where no other process waits. sharded: parameters lie over several ranks.
     """
 
     models: dict[str, nn.Module] = field(default_factory=dict)

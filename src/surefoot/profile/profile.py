@@ -189,8 +189,8 @@ def ranked(found: Sequence[Tried]) -> list[Tried]:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Two of the values between which the median lies with 19 chances in 20 or more, whatever their distribution.
 
-    As many are left out on each side as may be with that (Conover 1999, Practical Nonparametric Statistics, section 3.2). Of
-    fewer than six it is the lowest and the highest, with fewer chances: 7 in 8 for four.
+    Conover 1999, Practical Nonparametric Statistics, section 3.2. Of fewer than six it is the lowest and the highest, with fewer
+    chances: 7 in 8 for four.
 
     >>> interval([1.0, 2.0, 3.0]), interval(list(range(100)))
     ((1.0, 3.0), (39, 60))
@@ -224,10 +224,7 @@ def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[fl
 
 
 def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
-    """In stretches: workers read ahead, and would do so while the run as it is makes its steps.
-
-    They are ended after each stretch, and the steps for which they had read ahead are not counted.
-    """
+    """In stretches: workers would read ahead while the run as it is makes its steps, so they end after each stretch."""
     assert variant.workers is not None
     usual_s, own_s, first_s, begun = list[float](), list[float](), 0.0, perf_counter()
     while len(own_s) < 2 * _PAIRS[0] or (len(own_s) < _PAIRS[1] and perf_counter() - begun < limit_s):

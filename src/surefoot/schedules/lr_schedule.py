@@ -44,9 +44,7 @@ class Schedule:
         return {name: value for name, value in vars(self).items() if name != "shape" and value is not None}
 
     def resolved(self, length: Length) -> Schedule:
-        """The same with durations in steps and defaults filled in, so that 5% of this run stays that in a longer one.
-
-        Raises `ConfigError` where it does not fit in the run.
+        """The same with durations in steps and defaults filled in; `ConfigError` if it does not fit in the run.
 
         >>> warmup_cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
         10
