@@ -32,6 +32,10 @@ class Phases:
     def step_s(self) -> float:
         return sum(self.seconds.values())
 
+    def share(self, phase: str) -> float:
+        """What part of a step a phase is, 0 to 1."""
+        return self.seconds.get(phase, 0.0) / self.step_s if self.step_s else 0.0
+
 
 def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
     """The mean over the middle half of the steps, by how long each was: robust as a median, and the phases add up.
@@ -154,7 +158,7 @@ def _time(profile: Profile) -> list[str]:
     rows = [("where it goes", "time", "share", "memory at its peak")]
     for name, seconds in phases.seconds.items():
         memory = in_words(profile.memory.phases[name].total) if name in profile.memory.phases else ""
-        rows.append((_NAMES.get(name, name), measured_time(seconds), f"{seconds / phases.step_s:.0%}", memory))
+        rows.append((_NAMES.get(name, name), measured_time(seconds), f"{phases.share(name):.0%}", memory))
     rows.append(("together", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total)))
     lines += text_table(rows)
     if profile.busy_s is not None:
