@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.config.speed_table import BF16_WORTH_IT, LAYOUT_WORTH_IT, Facts
-from surefoot.profile.ab_timing import interval
+from surefoot.profile.profile import interval
 from surefoot.recipes.translation.corpus import smoothed, targets_of
 from surefoot.train.auto_precision import run_facts
 from surefoot.train.precision import instruction_set

@@ -21,9 +21,9 @@ from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTShape
-from surefoot.profile.ab_timing import Tried, interval, ranked, tried
 from surefoot.profile.flops import Flops, counted
-from surefoot.profile.result import _suggestion
+from surefoot.profile.profile import interval, ranked, tried
+from surefoot.profile.result import Tried, _suggestion
 from surefoot.profile.trace import memory_line
 from surefoot.profile.variants import NAMES, stepping, variants
 from surefoot.run.run import unchanged

@@ -1,8 +1,7 @@
 """The likeliest target of a source, by an encoder-decoder: beam search, and with a beam of 1 greedy search.
 
-Everything is done for many sources at once, and the target of one depends neither on the others nor on how many are done
-together (but for the rounding of larger matrices). Shapes: B sources, S time of the source, K open hypotheses of each,
-N candidates for one of them, V vocabulary, T tokens so far.
+The target of a source does not depend on those it is searched with (but for the rounding of larger matrices). Shapes: B
+sources, S time of the source, K open hypotheses of each, N candidates for one of them, V vocabulary, T tokens so far.
 """
 
 import math
@@ -60,8 +59,8 @@ def searched(
 ) -> list[Hypothesis]:
     """The best target found for each source (tokens, the end among them), in the order of the sources.
 
-    Sources of about one length are searched together, up to `batch_size` of them. The modes of the model's parts and the
-    global generators are left as they were. Waits for the device at every token.
+    Up to `batch_size` sources of about one length are searched together. The modes of the model's parts and the global generators
+    stay as they were. Waits for the device at every token.
 
     >>> from surefoot.models import Seq2SeqShape
     >>> model = Seq2Seq(Seq2SeqShape(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10))
@@ -70,16 +69,14 @@ def searched(
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: at least one source is searched at a time")
-    for place, source in enumerate(sources):
-        if not len(source):
-            raise DataError(f"source {place} has no token, not even an end: there is nothing to translate")
-    device = model.embedding.weight.device
+    if empty := [place for place, source in enumerate(sources) if not len(source)]:
+        raise DataError(f"source {empty[0]} has no token, not even an end: there is nothing to translate")
     places = sorted(range(len(sources)), key=lambda place: len(sources[place]))
     found: dict[int, Hypothesis] = {}
     for first in range(0, len(places), batch_size):
         group = places[first : first + batch_size]
-        rows = [torch.tensor(sources[place]) for place in group]
-        source_BS = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING).to(device)
+        rows = [torch.tensor(sources[place], device=model.embedding.weight.device) for place in group]
+        source_BS = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
         hypotheses = beam_search(model, source_BS, beam=beam, length_penalty=length_penalty, most=most)
         found |= zip(group, hypotheses, strict=True)
     return [found[place] for place in range(len(sources))]
@@ -95,21 +92,24 @@ def beam_search(
 ) -> list[Hypothesis]:
     """The best target found for each row of a padded batch of sources, on the model's device.
 
-    The `beam` likeliest hypotheses of each source are kept open. At every token each of them is followed by all tokens; those
-    of the `beam` likeliest results that end are finished, the likeliest others stay open. A source is done when `beam` have
-    ended, when none that is open can win any more, or after `most(tokens of the source)` tokens; where none has ended until
-    then, the likeliest open one is taken as it is.
+    The `beam` likeliest hypotheses of each source are kept open. At every token each of them is followed by all tokens; those of
+    the `beam` likeliest results that end are finished, the likeliest others stay open. A source is done when `beam` have ended,
+    when no open one can win, or after `most(tokens of the source)` tokens: then the likeliest open one is taken if none has ended.
     """
     if beam < 1:
         raise ConfigError(f"beam = {beam}: at least 1 hypothesis is kept open; 1 is greedy search")
     if not 0 <= length_penalty < math.inf:
-        problem = "a number from 0 (none) on, such as 0.6; the larger, the longer"
-        raise ConfigError(f"length_penalty = {length_penalty}: {problem}")
+        raise ConfigError(
+            f"length_penalty = {length_penalty}: a number from 0 (none) on, such as 0.6; the larger, the longer"
+        )
     limits = [max(1, min(most(tokens), model.shape.context)) for tokens in (source_BS != PADDING).sum(dim=1).tolist()]
     if not limits:
         return []
     with torch.no_grad(), untouched(), evaluation_mode([model]):
-        return _Search(model, source_BS, limits, beam=beam, alpha=length_penalty).finished()
+        search = _Search(model, source_BS, limits, beam=beam, alpha=length_penalty)
+        while search.alive:
+            search.lengthen()
+    return [best for best in search.best if best is not None]  # each has one: `lengthen` sees to it
 
 
 class _Search:
@@ -120,23 +120,17 @@ class _Search:
         self.decoding = Decoding(model, source_BS, hypotheses=1, most=max(limits))
         self.alive = list(range(len(limits)))
         self.tokens_BKT = torch.full((len(limits), 1, 1), BEGIN, device=source_BS.device)
-        self.scores_BK: Tensor | None = None  # logarithms of probabilities; none before the first token
+        self.scores_BK = torch.zeros((len(limits), 1), device=source_BS.device)  # logarithms of probabilities
         self.ended = [0] * len(limits)
         self.best: list[Hypothesis | None] = [None] * len(limits)
 
-    def finished(self) -> list[Hypothesis]:
-        length = 0
-        while self.alive:
-            length += 1
-            self._lengthen(length)
-        return [best for best in self.best if best is not None]  # each has one: `_lengthen` sees to it
-
-    def _lengthen(self, length: int) -> None:
-        """One more token: each hypothesis then has `length` of them."""
+    def lengthen(self) -> None:
+        """Add a token to each open hypothesis."""
+        length = self.tokens_BKT.shape[2]  # with the new one, without the begin
         scores_BC, parents_BC, tokens_BC = self._candidates()
         ends_BC = tokens_BC == END
-        ending = ends_BC & (torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam)
-        self._end(length, scores_BC.masked_fill(~ending, -math.inf), parents_BC)
+        ending_BC = ends_BC & (torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam)
+        self._end(length, scores_BC.masked_fill(~ending_BC, -math.inf), parents_BC)
         self.scores_BK, chosen_BK = scores_BC.masked_fill(ends_BC, -math.inf).topk(min(self.beam, ends_BC.shape[1]))
         parents_BK, tokens_BK = parents_BC.gather(1, chosen_BK), tokens_BC.gather(1, chosen_BK)
         before_BKT = self.tokens_BKT.gather(1, parents_BK[:, :, None].expand(-1, -1, self.tokens_BKT.shape[2]))
@@ -148,17 +142,18 @@ class _Search:
             # probabilities only fall, and the penalty helps most at the greatest length
             may_win = best is None or open_score / penalty(limit, self.alpha) > best.score
             if length == limit and best is None:
-                score = open_score / penalty(length, self.alpha)
-                self.best[source] = Hypothesis(self.tokens_BKT[row, 0, 1:].tolist(), score)
+                tokens = self.tokens_BKT[row, 0, 1:].tolist()
+                self.best[source] = Hypothesis(tokens, open_score / penalty(length, self.alpha))
             elif length < limit and self.ended[source] < self.beam and may_win:
                 going_on.append(row)
-        self._keep(going_on, parents_BK)
+        self.alive = [self.alive[row] for row in going_on]
+        if going_on:
+            kept_B = torch.tensor(going_on, device=parents_BK.device)
+            self.scores_BK, self.tokens_BKT = self.scores_BK[kept_B], self.tokens_BKT[kept_B]
+            self.decoding.select(kept_B, parents_BK[kept_B])
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The likeliest 2 K continuations of each source, best first: scores, parents among the hypotheses, tokens.
-
-        As many, because up to K of them may end.
-        """
+        """The likeliest 2 K continuations of each source, as K may end, best first: scores, parents among hypotheses, tokens."""
         logits_BKV = self.decoding.logits(self.tokens_BKT[:, :, -1])
         logits_BKV = logits_BKV.to(torch.promote_types(logits_BKV.dtype, torch.float32))
         total_BK1 = logits_BKV.logsumexp(dim=2, keepdim=True)
@@ -170,9 +165,7 @@ class _Search:
         logits_BKV[:, :, [PADDING, BEGIN]] = -math.inf
         following = min(2 * self.beam, logits_BKV.shape[2])
         top_BKN, tokens_BKN = logits_BKV.topk(following)
-        scores_BKN = top_BKN - total_BK1
-        if self.scores_BK is not None:
-            scores_BKN = scores_BKN + self.scores_BK[:, :, None]
+        scores_BKN = top_BKN - total_BK1 + self.scores_BK[:, :, None]
         scores_BC, places_BC = scores_BKN.flatten(1).topk(min(2 * self.beam, scores_BKN[0].numel()))
         return scores_BC, places_BC // following, tokens_BKN.flatten(1).gather(1, places_BC)
 
@@ -186,13 +179,3 @@ class _Search:
             normed, best = score / penalty(length, self.alpha), self.best[source]
             if ended_B[row] and (best is None or normed > best.score):
                 self.best[source] = Hypothesis(self.tokens_BKT[row, parents_B[row], 1:].tolist(), normed)
-
-    def _keep(self, rows: list[int], parents_BK: Tensor) -> None:
-        assert self.scores_BK is not None
-        self.alive = [self.alive[row] for row in rows]
-        if not rows:
-            return
-        kept_B = torch.tensor(rows, device=parents_BK.device)
-        if len(rows) < len(parents_BK):
-            self.scores_BK, self.tokens_BKT = self.scores_BK[kept_B], self.tokens_BKT[kept_B]
-        self.decoding.select(kept_B, parents_BK[kept_B])

@@ -14,7 +14,6 @@ from surefoot.errors import ConfigError, DivergedError
 from surefoot.seeding import fold, untouched
 from surefoot.train.evaluate import evaluation_mode
 
-_SEEDS = 1 << 64
 _COLDEST = 1e-6  # below, the likeliest token is certain, and float32 would overflow
 
 
@@ -66,13 +65,11 @@ def stream(
 ) -> Iterator[int]:
     """Up to `count` tokens after `tokens` (T, at least one), one after the other; none after `end`, which is not yielded.
 
-    model: (1, T) to logits (1, T, V), on its own device, in evaluation mode; at most `context` tokens at once. Where they are
-    full, it goes on from the last half of them. `caching`: the model is a `Caching` one, and each token costs one place.
-    Temperature 0 takes the likeliest token; below 1 likely ones become likelier. `top_k` leaves only so many to choose
-    from; `top_p` the likeliest that together have this probability (Holtzman et al. 2020, section 3.1:
-    https://arxiv.org/abs/1904.09751). Draws from a generator of its own on the CPU: the same seed gives the same text, and
-    the modes of the modules and the global generators are left as they were, so that training notices nothing. Waits for
-    the device at every token.
+    model: (1, T) to logits (1, T, V), on its own device, in evaluation mode; at most `context` tokens at once, then it goes on
+    from the last half of them. `caching`: the model is a `Caching` one, and each token costs one place. Temperature 0 takes the
+    likeliest token. `top_k` leaves only k to choose from; `top_p` the likeliest that together have this probability (Holtzman et
+    al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The same seed gives the same text; the modes of the modules and the
+    global generators stay as they were. Waits for the device at every token.
     """
     draw = _Draw(count, context, temperature, top_k, top_p, seed)
     draw.check_prompt(tokens)
@@ -103,8 +100,8 @@ def samples(
 ) -> list[list[int]]:
     """Each prompt with up to `count` tokens after it, in the order of the prompts; those of one length go together.
 
-    Every prompt draws from a generator of its own, from (seed, its place), so the text of one depends neither on the others
-    nor on `batch_size` (but for the rounding of larger matrices). The settings are those of `stream`.
+    Every prompt draws by (seed, its place), so its text depends neither on the others nor on `batch_size` (but for the rounding
+    of larger matrices). The settings are those of `stream`.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: at least one prompt is continued at a time")
@@ -143,7 +140,7 @@ class _Draw:
     def check_prompt(self, tokens: Sequence[int] | Tensor) -> None:
         """Raise `ConfigError` with all that is wrong with the settings and a prompt."""
         needs = {
-            f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < _SEEDS,
+            f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < 1 << 64,
             "no token to start from: give at least one, for example that of a line break": len(tokens) > 0,
             f"count = {self.count}: give the number of tokens to add, 0 or more": self.count >= 0,
             f"context = {self.context}: give the number of tokens the model sees at once, 1 or more": self.context >= 1,
@@ -181,8 +178,8 @@ class _Draw:
         chances_V = torch.softmax((logits_V - logits_V.max()) / self.temperature, dim=0)
         if self.top_p is not None:
             ordered_V, order = chances_V.sort(descending=True, stable=True)
-            before_V = ordered_V.cumsum(0) - ordered_V  # of all that are likelier: the first is always left
-            kept = int((before_V < self.top_p).sum())
+            # `cumsum - itself` is the probability of all that are likelier: the first is always left
+            kept = int((ordered_V.cumsum(0) - ordered_V < self.top_p).sum())
             chances_V, candidates = ordered_V[:kept], candidates[order[:kept]]
         return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
 

@@ -1,6 +1,4 @@
-"""Cross entropy as a counted mean, so that ignored targets and ragged batches weigh what they should; of a head too, without all
-its logits in memory at once.
-"""
+"""Cross-entropy as a counted mean; of a head too, without all its logits in memory at once."""
 
 from typing import Any
 
@@ -36,7 +34,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, 
             "give logits (..., classes) and targets (...) with the same leading sizes;\n"
             "  where classes are dimension 1, as in images, pass logits.movedim(1, -1)"
         )
-    return _counted(logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
+    total = _total(logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
+    return Mean(total, (targets != ignore_index).sum())
 
 
 def chunked_cross_entropy(
@@ -64,16 +63,13 @@ def chunked_cross_entropy(
     refuse_misfits(hidden, head_weight, targets)
 
     def total(part: Tensor, part_targets: Tensor) -> Tensor:
-        mean = _counted(
-            F.linear(part, head_weight), part_targets, ignore_index=ignore_index, label_smoothing=label_smoothing
-        )
-        assert isinstance(mean.total, Tensor)
-        return mean.total
+        logits = F.linear(part, head_weight)
+        return _total(logits, part_targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
 
-    flat_targets = targets.reshape(-1)
-    parts = zip(torch.split(hidden.reshape(-1, hidden.shape[-1]), chunk), torch.split(flat_targets, chunk), strict=True)
+    flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    parts = zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True)
     totals = [checkpoint(total, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-    return Mean(torch.stack(totals).sum(), (flat_targets != ignore_index).sum())
+    return Mean(torch.stack(totals).sum(), (targets != ignore_index).sum())
 
 
 def refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> None:
@@ -85,16 +81,14 @@ def refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> None
         )
 
 
-def _counted(logits: Tensor, targets: Tensor, *, ignore_index: int, label_smoothing: float) -> Mean:
-    flat_targets = targets.reshape(-1)
-    total = F.cross_entropy(
+def _total(logits: Tensor, targets: Tensor, *, ignore_index: int, label_smoothing: float) -> Tensor:
+    return F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32)),
-        flat_targets,
+        targets.reshape(-1),
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         reduction="sum",
     )
-    return Mean(total, (flat_targets != ignore_index).sum())
 
 
 def summed_cross_entropy(
@@ -123,10 +117,8 @@ class _Summed(torch.autograd.Function):
         hidden, head = hidden_ND.detach().to(computed), head_VD.detach().to(computed)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         of_hidden, of_head = torch.empty_like(hidden), torch.zeros_like(head_VD, dtype=wide)
-        spread, right = (
-            label_smoothing / len(head),
-            1.0 - label_smoothing,
-        )  # probability of every class, and on top of it
+        # the probability of each class, and of the right one on top of it
+        spread, right = label_smoothing / len(head), 1.0 - label_smoothing
         with torch.autocast(hidden.device.type, enabled=False):
             for first in range(0, len(hidden), _PIECE):
                 piece_nD = hidden[first : first + _PIECE]
@@ -151,8 +143,7 @@ class _Summed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         of_hidden, of_head = ctx.saved_tensors
-        of_hidden_type, of_head_type = ctx.types
-        return (of_hidden * outer).to(of_hidden_type), (of_head * outer).to(of_head_type), None, None, None
+        return (of_hidden * outer).to(ctx.types[0]), (of_head * outer).to(ctx.types[1]), None, None, None
 
 
 def linear_cross_entropy(
@@ -161,10 +152,9 @@ def linear_cross_entropy(
     """`cross_entropy` of `hidden @ head_weight.T` in the way that suits its size and this torch.
 
     hidden (..., D), head_weight (C, D), targets (...). On the CPU the gradient of many logits is made piece by piece in the
-    forward pass, 1.4 times as fast. Elsewhere up to 16,384 classes all logits are held at once;
-    beyond, in pieces: torch's own `F.linear_cross_entropy` where this torch has it (2.12); `chunked_cross_entropy` where not,
-    and where torch's (as of 2.13) falls short: under torch.compile and autocast, which it does not follow, in half
-    precision, in which it sums, and with label smoothing.
+    forward pass, 1.4 times as fast. Elsewhere up to 16,384 classes all logits are held at once; beyond, torch's own
+    `F.linear_cross_entropy` (from 2.12 on) takes pieces, or `chunked_cross_entropy` where torch's (as of 2.13) falls short: under
+    torch.compile and autocast, which it does not follow, in half precision, in which it sums, and with label smoothing.
 
     >>> mean = linear_cross_entropy(torch.ones(2, 5, 3), torch.zeros(4, 3), torch.zeros(2, 5, dtype=torch.long))
     >>> round(float(mean.value), 4), int(mean.count)
@@ -180,17 +170,16 @@ def linear_cross_entropy(
     if head_weight.shape[0] <= HELD_AT_ONCE:
         return cross_entropy(F.linear(hidden, head_weight), targets, **settings)
     # meta knows no autocast, and would be asked in vain
-    narrow = hidden.is_meta or hidden.dtype in (torch.bfloat16, torch.float16)
-    narrow = narrow or torch.is_autocast_enabled(hidden.device.type)
+    half = hidden.dtype in (torch.bfloat16, torch.float16)
+    narrow = hidden.is_meta or half or torch.is_autocast_enabled(hidden.device.type)
     if not TORCH_HAS_IT or torch.compiler.is_compiling() or narrow or label_smoothing > 0:
         return chunked_cross_entropy(hidden, head_weight, targets, **settings)
-    flat_targets = targets.reshape(-1)
     total = F.linear_cross_entropy(
         hidden.reshape(-1, hidden.shape[-1]),
         head_weight,
-        flat_targets,
+        targets.reshape(-1),
         reduction="sum",
         ignore_index=ignore_index,
         options=torch.nn.LinearCrossEntropyOptions(),
     )
-    return Mean(total, (flat_targets != ignore_index).sum())
+    return Mean(total, (targets != ignore_index).sum())

@@ -1,5 +1,4 @@
-"""Images of a batch mixed in pairs, in the loss: mixup and cutmix. What is drawn comes from the generators that the loop seeds
-by (seed, step, micro-batch), on the host, so that no device is waited for.
+"""Images of a batch mixed in pairs, in the loss: mixup and cutmix, drawn on the host from the generators that the loop seeds.
 
 Shapes: B batch, C channels, H height, W width, K classes.
 """
@@ -37,14 +36,13 @@ def mixed(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: 
     (torch.Size([4, 1, 8, 8]), True)
     """
     refuse_mixing(mixup=mixup, cutmix=cutmix)
-    batch = len(labels_B)
     cuts = cutmix > 0 and (mixup <= 0 or random.random() < 0.5)
     strength = cutmix if cuts else mixup
-    if batch < 2 or strength <= 0:
+    if len(labels_B) < 2 or strength <= 0:
         return Mixed(images_BCHW, labels_B, labels_B, 1.0)
     share = random.betavariate(strength, strength)
     # the order of samples is random already, so that the neighbour at any distance is a random partner
-    shift = random.randrange(1, batch)
+    shift = random.randrange(1, len(labels_B))
     partners_BCHW, others_B = images_BCHW.roll(shift, 0), labels_B.roll(shift, 0)
     if not cuts:
         return Mixed(share * images_BCHW + (1 - share) * partners_BCHW, labels_B, others_B, share)
@@ -75,8 +73,9 @@ def refuse_mixing(*, mixup: float, cutmix: float) -> None:
     """Raise `ConfigError` for what is no parameter of a Beta distribution."""
     for name, value in (("mixup", mixup), ("cutmix", cutmix)):
         if not 0 <= value < float("inf"):
-            problem = "0 for none, or a positive number such as 0.2 (few images half and half)"
-            raise ConfigError(f"{name} = {value}: {problem}")
+            raise ConfigError(
+                f"{name} = {value}: 0 for none, or a positive number such as 0.2 (few images half and half)"
+            )
 
 
 def _stretch(length: int, fraction: float) -> tuple[int, int]:

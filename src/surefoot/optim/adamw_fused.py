@@ -1,11 +1,8 @@
 """AdamW's fused kernel without the wrapping of `torch.optim.Optimizer.step`, which costs four times as much on small models.
 
-The arithmetic, the state and its layout are those of `torch.optim.AdamW(fused=True)`: the two can take turns. What is left
-out is regrouping the same tensors in every step, hooks and the profiler's record; an optimizer that has hooks keeps its own
-`step` (`straight_to_kernel` is None for it).
+The arithmetic, the state and its layout are those of `torch.optim.AdamW(fused=True)`: the two can take turns. Each step's
+regrouping of the same tensors, hooks and the profiler's record are left out; an optimizer with hooks keeps its own `step`.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +10,36 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
+
+
+@dataclass
+class _GroupState:
+    """The lists that the kernel takes, of the parameters of one group that have a gradient."""
+
+    parameters: list[Tensor] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)
+    squares: list[Tensor] = field(default_factory=list)
+    steps: list[Tensor] = field(default_factory=list)
+
+    def is_of(self, optimizer: Optimizer, parameters: list[Tensor]) -> bool:
+        """True where these are the state's tensors for all parameters: a loaded checkpoint puts others there."""
+        last = optimizer.state.get(parameters[-1], {}).get("step")
+        return len(self.parameters) == len(parameters) and last is self.steps[-1]
+
+    def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
+        """Take the state of all parameters with a gradient, and make it where there is none, as torch's AdamW does."""
+        self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
+        for parameter in self.parameters:
+            if not optimizer.state[parameter]:
+                optimizer.state[parameter] |= {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+                }
+        self.steps, self.means, self.squares = (
+            [optimizer.state[parameter][key] for parameter in self.parameters]
+            for key in ("step", "exp_avg", "exp_avg_sq")
+        )
 
 
 @dataclass
@@ -55,7 +82,6 @@ def adamw_kernel(
     found_inf: Tensor,
 ) -> None:
     """Torch's kernel with a group's settings; `steps` have moved on already, and where `found_inf` is 1 nothing is written."""
-    beta1, beta2 = group["betas"]
     torch._fused_adamw_(
         weights,
         gradients,
@@ -64,8 +90,8 @@ def adamw_kernel(
         [],
         steps,
         lr=group["lr"],
-        beta1=beta1,
-        beta2=beta2,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
         weight_decay=group["weight_decay"],
         eps=group["eps"],
         amsgrad=False,
@@ -74,44 +100,11 @@ def adamw_kernel(
     )
 
 
-@dataclass
-class _GroupState:
-    """The lists that the kernel takes, of the parameters of one group that have a gradient."""
-
-    parameters: list[Tensor] = field(default_factory=list)
-    means: list[Tensor] = field(default_factory=list)
-    squares: list[Tensor] = field(default_factory=list)
-    steps: list[Tensor] = field(default_factory=list)
-
-    def is_of(self, optimizer: Optimizer, parameters: list[Tensor]) -> bool:
-        """True where these are the state's tensors for all parameters: a loaded checkpoint puts others there."""
-        last = optimizer.state.get(parameters[-1], {}).get("step")
-        return len(self.parameters) == len(parameters) and last is self.steps[-1]
-
-    def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
-        """Take the state of all parameters with a gradient, and make it where there is none, as torch's AdamW does."""
-        self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
-        states = [_started(optimizer.state[parameter], parameter) for parameter in self.parameters]
-        self.means, self.squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
-        self.steps = [state["step"] for state in states]
-
-
 def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:
     """The short way for this optimizer, or None where it does more than one kernel call says."""
     if type(optimizer) is not AdamW or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return None
     groups = optimizer.param_groups
-    if len({(each.device, each.dtype) for group in groups for each in group["params"]}) > 1:
-        return None
-    more = ("amsgrad", "maximize", "differentiable")
-    if any(not group["fused"] or any(group[key] for key in more) for group in groups):
-        return None
-    return StraightToKernel()
-
-
-def _started(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
-    if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
-        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
-    return state
+    kinds = {(each.device, each.dtype) for group in groups for each in group["params"]}
+    more = any(group["amsgrad"] or group["maximize"] or group["differentiable"] for group in groups)
+    return StraightToKernel() if len(kinds) == 1 and not more and all(group["fused"] for group in groups) else None

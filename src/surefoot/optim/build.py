@@ -1,18 +1,13 @@
-"""From what a user specifies to the optimizer, over groups of parameters, with all that its updates need.
-
-Optimizers are made without torch's compiler, the import of which takes a second or two: decision 0037.
-"""
-
-from __future__ import annotations
+"""From what a user specifies to the optimizer, over groups of parameters, with all that its updates need."""
 
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +22,7 @@ from surefoot.optim.ema import Twin
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.optimizers import OptimizerSpec
-from surefoot.optim.param_groups import Group, final_layer, with_rates
+from surefoot.optim.param_groups import Group, final_layer, own_parameters, with_rates
 from surefoot.optim.skip_step import Skip, skipping
 
 Built = Callable[[list[dict[str, Any]]], Optimizer]
@@ -47,7 +42,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Decided:
-    """What of one model is told by its modules and names: who is trained how. Decided while it holds whole parameters."""
+    """How one model's parameters are trained, decided by modules and names while the model holds whole parameters."""
 
     spec: OptimizerSpec | Built
     factors: dict[str, float]  # on the rate, of every parameter by name
@@ -59,7 +54,7 @@ class Decided:
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.groups for parameter in group.parameters]
 
-    def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Decided:
+    def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Self:
         """The same of what this rank holds of each parameter, and of a twin of that."""
         groups = [replace(group, parameters=[held[each] for each in group.parameters]) for group in self.groups]
         return replace(self, groups=groups, limited=[held[each] for each in self.limited], twin=twin)
@@ -72,26 +67,31 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
     >>> type(build_optimizer(lion(0.1), [Group("all", 0.0, [nn.Parameter(torch.ones(2))], ["weight"])])).__name__
     'Lion'
     """
-    _refuse_gaps(groups)
+    named = (pair for group in groups for pair in zip(group.names, group.parameters, strict=True))
+    if gaps := [
+        name for name, parameter in named if not _lies_whole(parameter)
+    ]:  # fused kernels would take what lies between
+        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        raise ConfigError(
+            f"the numbers of {gaps[0]}{more} do not lie together in memory: a part of a larger tensor?\n"
+            "  give the model a copy of its own: nn.Parameter(part.clone())"
+        )
     kind = kind_named(spec.name)
     real = all(parameter.is_floating_point() for group in groups for parameter in group.parameters)
     if not real and not kind.takes_complex:
         raise ConfigError(f"optimizer.name = {spec.name!r} cannot train complex parameters: use adamw, adam or sgd")
     if kind.build is not None:
         return kind.build(groups, spec.lr, spec.settings)
-    made: Optimizer = kind.made(with_rates(groups, spec.lr), lr=spec.lr, **spec.settings)
-    return made
+    return kind.made(with_rates(groups, spec.lr), lr=spec.lr, **spec.settings)
 
 
 def limited(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Which of a model's trained parameters the way that `clip` names limits: all, but "adaptive" spares the final layer."""
-    kind, number = clip
-    head = final_layer(model) if kind == "adaptive" else None
-    spared = set() if head is None else set(head.parameters(recurse=False))
+    spared = own_parameters(final_layer(model)) if clip[0] == "adaptive" else set()
     found = [parameter for parameter in parameters if parameter not in spared]
     if not found:
         raise ConfigError(
-            f"clip = 'adaptive {number:g}' spares the final layer, and {type(model).__name__} trains no other\n"
+            f"clip = 'adaptive {clip[1]:g}' spares the final layer, and {type(model).__name__} trains no other\n"
             "  try: clip 'norm 1.0'"
         )
     return found
@@ -115,12 +115,14 @@ def trained_by(
     clipping, device = clipping_of(clip, decision.limited), parameters[0].device
     latch = torch.zeros((), device=device)
     if before is not None:
-        carry_over(before.optimizer, optimizer, of=parameters)
+        carry_over(before.optimizer, optimizer, of=set(parameters))
         clipping.remembered, latch = before.clipping.remembered, before.bad_in_a_row
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
     by_group = clip[0] != "adaptive"  # which is told of parameters, not of groups
-    if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and _may_lie_together(optimizer, models):
+    small = all(worth_it(group["params"]) for group in optimizer.param_groups)
+    tensors = (tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers()))
+    if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and small and none_shared(tensors):
         skip = FlatAdamW(optimizer, skip)
         gradients = skip.gradients
     return Trained(optimizer, parameters, skip, clipping, latch, gradients)
@@ -141,14 +143,18 @@ def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
         ) from None
 
 
-def carry_over(before: Optimizer, after: Optimizer, *, of: Collection[nn.Parameter]) -> None:
+def carry_over(before: Optimizer, after: Optimizer, *, of: set[nn.Parameter]) -> None:
     """Give an optimizer that was built again, `of` these parameters, the state, hooks and groups' numbers of the one before.
 
-    A group takes the numbers of the one that its parameters were in: what joins it has its rate and decay. A parameter that is
-    new has no state yet, as after torch's `add_param_group`.
+    A group takes the numbers of the one that its parameters were in. A new parameter has no state yet, as after torch's
+    `add_param_group`.
     """
-    still = set(of)
-    homes = {each: _numbers(group) for group in before.param_groups for each in group["params"] if each in still}
+    homes = {
+        each: {key: held for key, held in group.items() if key != "params"}
+        for group in before.param_groups
+        for each in group["params"]
+        if each in of
+    }
     groups = [[homes[each] for each in group["params"] if each in homes] for group in after.param_groups]
     if sum(map(len, groups)) < len(homes) or any(own != numbers[0] for numbers in groups for own in numbers):
         raise ConfigError(
@@ -163,43 +169,20 @@ def carry_over(before: Optimizer, after: Optimizer, *, of: Collection[nn.Paramet
     after._optimizer_step_post_hooks = before._optimizer_step_post_hooks
 
 
-def _may_lie_together(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> bool:
-    """Whether what an optimizer trains should lie in one tensor a group, and no part of any model would notice."""
-    held = {id(tensor): tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())}
-    return all(worth_it(group["params"]) for group in optimizer.param_groups) and none_shared(held.values())
-
-
-def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: held for key, held in group.items() if key != "params"}
-
-
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Make optimizers in this block without importing `torch._dynamo`; where that is imported already, as always.
+    """Make optimizers in this block without importing `torch._dynamo`.
 
-    torch wraps `Optimizer.add_param_group`, which every optimizer calls when it is made, so that code being compiled leaves it
-    out; the wrapper imports the compiler to say so. In this block the method itself is called, as nothing is being compiled.
+    That import takes a second or two (decision 0037). torch wraps `Optimizer.add_param_group`, which every optimizer calls when it
+    is made, so that code being compiled leaves it out, and the wrapper imports the compiler. In this block the method is bare.
     """
-    if "torch._dynamo" in sys.modules:
-        yield
-        return
     wrapped = Optimizer.add_param_group
-    Optimizer.add_param_group = inspect.unwrap(wrapped)  # type: ignore[method-assign]
+    if "torch._dynamo" not in sys.modules:
+        Optimizer.add_param_group = inspect.unwrap(wrapped)  # type: ignore[method-assign]
     try:
         yield
     finally:
         Optimizer.add_param_group = wrapped  # type: ignore[method-assign]
-
-
-def _refuse_gaps(groups: Sequence[Group]) -> None:
-    """Raise `ConfigError` for parameters with other numbers between theirs: fused kernels walk memory and would take those."""
-    named = (pair for group in groups for pair in zip(group.names, group.parameters, strict=True))
-    if gaps := [name for name, parameter in named if not _lies_whole(parameter)]:
-        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
-        raise ConfigError(
-            f"the numbers of {gaps[0]}{more} do not lie together in memory: a part of a larger tensor?\n"
-            "  give the model a copy of its own: nn.Parameter(part.clone())"
-        )
 
 
 def _lies_whole(tensor: Tensor) -> bool:

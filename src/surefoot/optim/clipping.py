@@ -1,8 +1,4 @@
-"""Gradients between backward and the optimizer: their norm, their limits, and their end.
-
-A limit (by norm, by value, by unit, by recent norms) is applied to what backward left, multiplied by `factor` first (what the
-loss counted, the loss scale), and may remember. Nothing here waits for the device.
-"""
+"""Gradients between backward and the optimizer: their norm, their limits, and their end. Nothing here waits for the device."""
 
 import math
 from collections.abc import Sequence
@@ -33,8 +29,8 @@ class Clipping(Protocol):
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor | None:
         """Multiply all gradients by `factor` (1.0 or a tensor) and limit them; how much of them was limited, 0 to 1.
 
-        `norm` is that of the gradients after `factor`. Where `skipped` (0.0 or 1.0, on the device) is 1 they will not be used,
-        and what is remembered stays as it was. None where there is no limit.
+        `norm` is that of the gradients after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1 they will not be used, and what
+        is remembered stays as it was. None if there is no limit.
         """
 
 
@@ -46,17 +42,16 @@ def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
     >>> by_norm.apply([gradient], factor=1.0, norm=torch.tensor(3.0), skipped=torch.tensor(0.0)), gradient.item()
     (tensor(True), 0.9999996423721313)
     """
-    kind, number = clip
-    wide = torch.promote_types(parameters[0].dtype.to_real(), torch.float32)
-    match kind:
-        case "norm":
-            return ByNorm(number, dtype=wide, device=parameters[0].device)
-        case "value":
+    wide, device = torch.promote_types(parameters[0].dtype.to_real(), torch.float32), parameters[0].device
+    match clip:
+        case "norm", number:
+            return ByNorm(number, dtype=wide, device=device)
+        case "value", number:
             return ByValue(number, holders(parameters))
-        case "adaptive":
+        case "adaptive", number:
             return Adaptive(number, list(parameters))
-        case "auto":
-            return ByRecentNorms(number, dtype=wide, device=parameters[0].device)
+        case "auto", number:
+            return ByRecentNorms(number, dtype=wide, device=device)
     return Unlimited()
 
 
@@ -92,7 +87,7 @@ class ByNorm:
         return torch.lt(limit, self._one)
 
     def _apply_on_cpu(self, gradients: list[Tensor], norm: np.float32) -> Tensor:
-        """The same arithmetic on numbers of the host, to the same bits; of a norm that is NaN the update is not applied."""
+        """The same arithmetic on the host, to the same bits; the update of a norm that is NaN is not applied."""
         if not norm + _TINY > self._most_here:
             return self._not_limited
         torch._foreach_mul_(gradients, float(self._most_here / (norm + _TINY)))
@@ -122,9 +117,8 @@ class ByValue:
 class Adaptive:
     """The gradient of every unit to at most `most` times the norm of its weights: G <- G * min(1, most * max(|W|, 1e-3) / |G|).
 
-    Brock et al. 2021, section 4.1, equation 3 (https://arxiv.org/abs/2102.06171). A unit is a row of a matrix, an output channel
-    of a convolution; a vector (a bias, the gains of a norm) is one unit, as in the authors' code. `limited` are all parameters
-    but those of the final layer, as section 4.1 has it.
+    Brock et al. 2021, section 4.1 and equation 3 (https://arxiv.org/abs/2102.06171). A unit is a row of a matrix, an output channel
+    of a convolution; a vector is one unit, as in the authors' code. `limited` are all parameters but those of the final layer.
     """
 
     most: float
@@ -132,35 +126,30 @@ class Adaptive:
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
-        """The fraction of units that were above their limit, among those that may be.
-
-        A rank that holds some rows of a matrix holds whole units; a vector of which it holds a part is measured with the others.
-        """
+        """The fraction of units that were above their limit; several ranks measure a vector together if each holds a part."""
         _multiply(gradients, factor)
         held = [(parameter.detach(), parameter.grad) for parameter in self.limited if parameter.grad is not None]
         if not held:
             return torch.zeros_like(skipped)
         group = holders(self.limited)
         norms = _norms_of_units([*(weight for weight, _ in held), *(gradient for _, gradient in held)], group)
-        mosts = torch._foreach_clamp_min(norms[: len(held)], _LEAST_NORM)
-        limits = torch._foreach_div(mosts, norms[len(held) :])
+        limits = torch._foreach_div(torch._foreach_clamp_min(norms[: len(held)], _LEAST_NORM), norms[len(held) :])
         torch._foreach_mul_(limits, self.most)
         torch._foreach_clamp_max_(limits, 1.0)  # a gradient of 0 has an infinite one
         torch._foreach_mul_([gradient for _, gradient in held], limits)
         if group is None:
             return torch.lt(torch.cat([limit.flatten() for limit in limits]), 1.0).float().mean()
         # a vector's is the same on every rank
-        own = [limit.flatten() for limit in limits if limit.ndim or group.rank() == 0]
-        units = torch.cat([*own, norm.new_ones(0)])
+        units = torch.cat([*(limit.flatten() for limit in limits if limit.ndim or group.rank() == 0), norm.new_ones(0)])
         return _fraction(torch.count_nonzero(torch.lt(units, 1.0)), len(units), group)
 
 
 class ByRecentNorms:
     """To a norm that is a quantile of the last 100 norms of applied steps, the present one among them.
 
-    Seetharaman et al. 2020, algorithm 1 (https://arxiv.org/abs/2007.14469), which takes it of all norms since the start. While
-    there are fewer than 100, of those that there are: the first step is never limited. Between two norms the quantile is
-    interpolated linearly, as `numpy.quantile` does.
+    Seetharaman et al. 2020, algorithm 1 (https://arxiv.org/abs/2007.14469), which takes it of all norms since the start. Fewer
+    than 100 are enough: the first step is never limited. Between two norms the quantile is interpolated linearly, as
+    `numpy.quantile` does.
     """
 
     def __init__(self, quantile: float, *, dtype: torch.dtype, device: torch.device) -> None:

@@ -35,7 +35,7 @@ class Twin:
 
     @torch.no_grad()
     def copy_parameters(self, parameters: set[nn.Parameter] | None = None) -> None:
-        """Take over these parameters of the live model, or all: frozen ones too, since no average ever moves those."""
+        """Take over these parameters of the live model, or all: no average ever moves frozen ones."""
         for live, own in self.pairs:
             if parameters is None or live in parameters:
                 own.copy_(live)
@@ -70,10 +70,9 @@ def copy_buffers(live: nn.Module, twin: nn.Module) -> None:
 class Ema:
     """A twin of a model (`twin_of`), whose parameters are moving averages of the model's.
 
-    After n updates they are decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after
-    update k). `model` is the twin: score it, sample from it, save it, but do not train it. Its buffers are
-    those of the live model as of the last `refresh` (batch statistics are averages already). Averaged are the parameters that
-    are `trained`, frozen for a while or not; None: those that have `requires_grad` now.
+    After n updates they are decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after update k). `model` is the
+    twin: score it, sample from it, save it, but do not train it. Its buffers are those of the live model as of the last `refresh`.
+    `trained` are the parameters that are averaged; None: those that have `requires_grad` now.
 
     >>> live = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(live.weight)
@@ -87,12 +86,11 @@ class Ema:
         if not 0.0 <= decay < 1.0:
             raise ConfigError(f"ema = {decay!r}: a number from 0 to below 1 is needed, such as 0.999")
         self.decay, self.twin, self.model = decay, twin, twin.model
-        # all others stay as they are; they may be infinite (a mask), whose average would not be a number
+        # all others stay as they are: the average of an infinite one (a mask) would not be a number
         averaged = {live for live, _ in twin.pairs if live.requires_grad} if trained is None else trained
         self._live = [live.detach() for live, _ in twin.pairs if live in averaged]
         self._averages = [average.detach() for live, average in twin.pairs if live in averaged]
-        # Adding 0 * difference changes no finite number but -0.0, so there must be none at the start; a sum
-        # is -0.0 only where both terms are, so there is none later either.
+        # Adding 0 * difference changes no finite number but -0.0: none may be there at the start, and so none is later
         torch._foreach_add_(self._averages, 0.0)
 
     def restart(self, live: nn.Module) -> None:
@@ -101,10 +99,7 @@ class Ema:
         copy_buffers(live, self.model)
 
     def update(self, applied: Tensor) -> None:
-        """Move the averages towards the live weights, unless `applied` (a boolean, or 0 or 1) is 0.
-
-        Then no bit of them changes, as long as the weights are finite. `applied` is not read by the host.
-        """
+        """Move the averages towards the live weights; if `applied` (on the device) is 0, no bit of them changes."""
         difference = torch._foreach_sub(self._live, self._averages)
         torch._foreach_mul_(difference, applied.to(difference[0].dtype) * (1.0 - self.decay))
         torch._foreach_add_(self._averages, difference)

@@ -1,9 +1,8 @@
-"""AdamW of a small model on one tensor instead of one for each parameter: a call for all of them, a private choice of layout.
+"""AdamW of a small model on one tensor instead of one for each parameter: one call of the kernel, a private choice of layout.
 
-Parameters become views of one tensor and stay what they are to everyone else: the same objects, of the same shapes, saved by
-name; so does their state. Gradients are copied together after backward, so one that is absent is still seen (None is not
-zeros: such a parameter must neither decay nor coast); from then on its group is updated parameter by parameter. So is one of
-whose parameters another tensor was put in place (`parameter.data = ...`).
+Parameters become views of one tensor and stay the same objects, of the same shapes, saved by name; so does their state. Gradients
+are copied together after backward, so an absent one is still seen (such a parameter must neither decay nor coast): from then on
+its group is updated parameter by parameter. So is a group with a parameter that lies elsewhere (`parameter.data = ...`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -61,10 +60,7 @@ class FlatGroup:
             self.parameters, states, self.counters, means, squares, strict=True
         ):
             for place, key in ((counter, "step"), (mean, "exp_avg"), (square, "exp_avg_sq")):
-                if state:
-                    place.copy_(state[key])
-                else:
-                    place.zero_()
+                place.copy_(state[key] if state else torch.zeros(()))
             optimizer.state[parameter] = {"step": counter, "exp_avg": mean, "exp_avg_sq": square}
         return True
 
@@ -138,7 +134,7 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
 
 
 def none_shared(tensors: Iterable[Tensor]) -> bool:
-    """Whether no two of these lie in the same memory: to move one of two that do would part them.
+    """Whether no two different ones of these lie in the same memory: to move one of two that do would part them.
 
     Views of one tensor that lie apart, such as what was laid out before, share nothing.
 
@@ -146,8 +142,8 @@ def none_shared(tensors: Iterable[Tensor]) -> bool:
     >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])
     (True, False)
     """
-    lying = [held for held in tensors if held.layout == torch.strided and held.is_cpu and held.numel()]
-    taken = sorted((held.data_ptr(), held.data_ptr() + _extent(held)) for held in lying)
+    lying = {id(held): held for held in tensors if held.layout == torch.strided and held.is_cpu and held.numel()}
+    taken = sorted((held.data_ptr(), held.data_ptr() + _extent(held)) for held in lying.values())
     return all(end <= start for (_, end), (start, _) in pairwise(taken))
 
 
@@ -158,10 +154,7 @@ def _extent(held: Tensor) -> int:
 
 
 def laid_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[FlatGroup]]:
-    """Move the parameters of each group into one tensor, as views of it; their bits stay as they are, and so do the objects.
-
-    Gradients and step counters of all groups lie in one tensor each, which come first.
-    """
+    """Move the parameters of each group into one tensor, as views; returns the gradients and step counters of all groups first."""
     sizes = [sum(parameter.numel() for parameter in parameters) for parameters in groups]
     counted = [len(parameters) for parameters in groups]
     gradients, steps = (torch.zeros(sum(numbers), dtype=torch.float32) for numbers in (sizes, counted))
@@ -177,16 +170,10 @@ def laid_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list
 
 
 def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """The parts of a flat tensor that belong to each parameter, in its shape.
+    """The parts of a flat tensor that belong to each parameter, in its shape, without gaps.
 
     Those of a round number of elements come first: so they, the matrices, begin where torch's allocator would have put them.
-    Nothing lies between: what no gradient ever fills could not be rid of a NaN.
     """
-    places: dict[int, Tensor] = {}
-    start = 0
-    for ragged in (False, True):
-        for index, held in enumerate(parameters):
-            if (held.numel() % _ALIGNED > 0) == ragged:
-                places[index] = tensor[start : start + held.numel()].view(held.shape)
-                start += held.numel()
-    return [places[index] for index in range(len(parameters))]
+    order = sorted(range(len(parameters)), key=lambda index: parameters[index].numel() % _ALIGNED > 0)
+    pieces = dict(zip(order, torch.split(tensor, [parameters[index].numel() for index in order]), strict=True))
+    return [pieces[index].view(held.shape) for index, held in enumerate(parameters)]

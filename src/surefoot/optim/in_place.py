@@ -1,11 +1,11 @@
 """Arithmetic in place that a bad step leaves undone: the flag is read where the numbers are, and the host is not told.
 
-Torch's fused SGD kernel is `target -= rate * (amount + decay * target)` unless its flag is set: nearly every update can be
-written as that, in one pass and without a copy to go back to. What cannot be is `Restoring`'s: taken, and put back if bad.
+Torch's fused SGD kernel is `target -= rate * (amount + decay * target)` unless its flag is set. Nearly every update can be
+written as that, in one pass and without a copy to go back to; `Restoring` takes all others, and puts them back if bad.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,14 @@ def subtract(
     >>> subtract([weight], [torch.tensor([torch.nan])], found_inf=torch.tensor(1.0)), weight
     (None, tensor([1.]))
     """
-    for device, own, given in _of_one_kind(targets, amounts):
+    kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for target, amount in zip(targets, amounts, strict=True):
+        own, given = kinds[target.device, target.dtype]
+        own.append(target)
+        # the kernel walks both, so an amount must lie in memory as its target does
+        same = amount.stride() == target.stride() and amount.dtype == target.dtype
+        given.append(amount if same else torch.empty_like(target).copy_(amount))
+    for (device, _), (own, given) in kinds.items():
         if device.type in _FUSED and fused_sgd_writes(own[0]):
             changes: Any = {"lr": rate, "weight_decay": decay, "maximize": negated, "found_inf": found_inf}
             torch._fused_sgd_(own, given, [], **changes, **_NO_MOMENTUM)
@@ -89,15 +96,18 @@ def read_on_cpu(number: Tensor) -> float:
 def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None]) -> Callable[..., Any]:
     """An optimizer's `step` that moves the parameters of each group that have a gradient.
 
-    `move` gets the optimizer, these parameters, their group, and the optimizer's attribute `found_inf`: None where it has none;
-    where that is 1 no bit may change.
+    `move` gets the optimizer, these parameters, their group, and the attribute `found_inf` or None; if that is 1 no bit may change.
+    `first_state` makes the state of a parameter that has none.
     """
 
     @torch.no_grad()
-    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         loss = loss_of(closure)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter] = self.first_state(parameter)
             if parameters:
                 move(self, parameters, group, vars(self).get("found_inf"))
         return loss
@@ -123,28 +133,13 @@ def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor
     torch._foreach_add_(list(counters), [amount] * len(counters))  # a single tensor would be read on the host
 
 
-def _of_one_kind(
-    targets: Sequence[Tensor], amounts: Sequence[Tensor]
-) -> Iterator[tuple[torch.device, list[Tensor], list[Tensor]]]:
-    """The pairs by device and type; an amount lies in memory as its target does, as the kernel walks both."""
-    kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-    for target, amount in zip(targets, amounts, strict=True):
-        own, given = kinds[target.device, target.dtype]
-        own.append(target)
-        same = amount.stride() == target.stride() and amount.dtype == target.dtype
-        given.append(amount if same else torch.empty_like(target).copy_(amount))
-    for (device, _), (own, given) in kinds.items():
-        yield device, own, given
-
-
 @dataclass(frozen=True)
 class Restoring:
     """Parameters and state are copied before the step and put back after a bad one, all on the device.
 
-    State that is made in the very step that is undone becomes what a new optimizer starts from: zeros, but
-    for those of torch's optimizers that start otherwise (`_fresh`). What an optimizer keeps on the host (a
-    counter in Python, a tensor on another device) cannot be undone without waiting: it is refused in the
-    first step.
+    State that is made in the very step that is undone becomes what a new optimizer starts from (`_fresh`). What an optimizer
+    keeps on the host (a counter in Python, a tensor on another device) cannot be undone without waiting: the first step
+    refuses it.
     """
 
     name: str
@@ -152,7 +147,6 @@ class Restoring:
 
     @property
     def description(self) -> str:
-        """How, in a phrase, and the memory it takes."""
         return (
             f"by putting back copies of parameters and state of {self.name}, made before each step"
             f" (+{self.parameter_bytes:,} bytes for parameters, and its state once more)"
@@ -178,8 +172,7 @@ class Restoring:
                 if isinstance(now, Tensor) and now.device != parameter.device:
                     raise self._refused(f"state[{key!r}], a tensor on {now.device}")
                 if isinstance(now, Tensor):
-                    then = state[key] if key in state else _fresh(optimizer, group, key, now)
-                    now.copy_(torch.where(bad, then, now))
+                    now.copy_(torch.where(bad, state[key] if key in state else _fresh(optimizer, group, key, now), now))
                 elif not isinstance(now, bool | int | float | str | None) or key not in state or state[key] != now:
                     raise self._refused(f"state[{key!r}], a {type(now).__name__}")
 

@@ -1,7 +1,6 @@
-"""Learning rates of parts of a model, as factors on the base rate; a factor of 0 freezes. Pure functions of the model.
+"""Learning rates of parts of a model, as factors on the base rate; a factor of 0 freezes. Torch-free.
 
 Several are multiplied: `sf.adamw(3e-4, rates=[sf.layer_decay(0.75), sf.frozen("embedding.*")])`.
-Importing this file does not import torch.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def layer_decay(decay: float) -> Rates:
     """Slower the nearer to the input: a parameter at depth d of D has the factor decay^(D - d), the head 1, embeddings decay^D.
 
     For fine-tuning, after Howard and Ruder 2018, section 3.1 (https://arxiv.org/abs/1801.06146), with depths as BEiT counts
-    them (Bao et al. 2022: https://arxiv.org/abs/2106.08254): embeddings or stem 0, then one for each block, then the head. They
-    are found from the model's structure (`surefoot.optim.param_groups.depths`); a model without a list of blocks is refused.
+    them (Bao et al. 2022: https://arxiv.org/abs/2106.08254; `surefoot.optim.param_groups.depths`). A model without a list of
+    blocks is refused.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 9, bias=False))
@@ -63,7 +62,7 @@ def layer_decay(decay: float) -> Rates:
         if found is None:
             raise ConfigError(
                 f"layer_decay finds no depth in {type(model).__name__}: it holds no nn.ModuleList or nn.Sequential of blocks\n"
-                f"  it has: {_listed(name for name, _ in model.named_children())}\n"
+                f"  it has: {_listed([name for name, _ in model.named_children()])}\n"
                 "  put its blocks into one of these, or give factors by name: sf.Rates(lambda model: {...}, described={...})"
             )
         deepest = max(found.values())
@@ -76,10 +75,9 @@ def width_scaling(*, base_width: int) -> Rates:
     """The rate that was best at one width, at another: hidden matrices and the head have the factor base_width / width.
 
     Embeddings, other matrices that take in the data, biases and norms keep 1. The width is what the head takes in, and all
-    hidden widths are to grow with it. Yang et al. 2022, table 3, the row for Adam (https://arxiv.org/abs/2203.03466); their
-    table 8 multiplies the head's output instead, which is no matter of rates. For Adam and its like, Lion included. Rates are
-    one half of it: the head is to start at 0 (or with a variance as 1 / width^2) and hidden matrices with one as 1 / width.
-    A head tied to an embedding counts as the embedding.
+    hidden widths are to grow with it. Yang et al. 2022, table 3, the row for Adam (https://arxiv.org/abs/2203.03466). For Adam
+    and its like, Lion included. Rates are one half of it: the head is to start at 0 (or with a variance as 1 / width^2) and
+    hidden matrices with one as 1 / width. A head tied to an embedding counts as the embedding.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 2))
@@ -113,8 +111,7 @@ def frozen(*patterns: str) -> Rates:
     """Parameters that stay as they are to the bit: those whose name fits one of the patterns, in which * stands for anything.
 
     They get no gradient, no decay and no optimizer state, and are left out of averages. A pattern that fits no parameter is an
-    error that lists what there is. Freezing one name of a tied parameter freezes it. Batch statistics are no parameters: they
-    go on, unless the module is put into evaluation mode.
+    error. Freezing one name of a tied parameter freezes it. Batch statistics go on, unless the module is in evaluation mode.
 
     >>> from torch import nn
     >>> frozen("0.*", "*.bias").factors(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
@@ -124,17 +121,16 @@ def frozen(*patterns: str) -> Rates:
         raise ConfigError(f"frozen = {patterns!r}: give names of parameters, such as 'embedding.*'")
 
     def factors(model: nn.Module) -> dict[str, float]:
-        first_names = {parameter: name for name, parameter in model.named_parameters()}
         names = list(model.named_parameters(remove_duplicate=False))
         fitting = {pattern: [held for name, held in names if fnmatchcase(name, pattern)] for pattern in patterns}
         if idle := [pattern for pattern, found in fitting.items() if not found]:
-            short = dict.fromkeys(f"{name.partition('.')[0]}.*" if "." in name else name for name, _ in names)
+            short = [*dict.fromkeys(f"{name.partition('.')[0]}.*" if "." in name else name for name, _ in names)]
             raise ConfigError(
                 f"frozen: no parameter of {type(model).__name__} is called {' or '.join(map(repr, idle))}\n"
                 f"  there are: {_listed(short)}"
             )
         chosen = {held for found in fitting.values() for held in found}
-        return {name: 0.0 for held, name in first_names.items() if held in chosen}
+        return {name: 0.0 for name, held in model.named_parameters() if held in chosen}
 
     return Rates(factors, described={"frozen": list(patterns)})
 
@@ -180,6 +176,5 @@ def freeze(model: nn.Module, factors: Mapping[str, float]) -> None:
             parameter.requires_grad_(False)
 
 
-def _listed(names: Any) -> str:
-    found = list(names)
-    return ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "") if found else "nothing"
+def _listed(names: list[str]) -> str:
+    return ", ".join([*names[:_SHOWN], *["..."] * (len(names) > _SHOWN)]) or "nothing"

@@ -1,21 +1,22 @@
 """Matrices made nearly orthogonal by Newton and Schulz's iteration, those of one shape together.
 
 Jordan et al. 2024, Muon (https://kellerjordan.github.io/posts/muon/): singular values end between about 0.7 and 1.2.
-Matrices of which each rank holds some rows are gathered whole, shared out among the ranks, and sent back: made orthogonal by
-its rows alone a matrix would be another one. Two exchanges a step, in bfloat16, in which they are made orthogonal anyway.
+Matrices of which each rank holds some rows are gathered whole, shared out among the ranks, and sent back: two exchanges a step,
+in bfloat16.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from math import prod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from surefoot.distributed.shards import Rows
+from surefoot.distributed.shards import Rows, shard_shape
 
 _TOGETHER = 1 << 24  # numbers of a batch: larger matrices fill a device by themselves
 
@@ -32,8 +33,8 @@ class NewtonSchulz:
 def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[Tensor]:
     """Each matrix U S V^T as about U V^T, in bfloat16; `how` has one entry for each.
 
-    Matrices of one shape, transposed ones too, are multiplied in one batch: a third less time for a small GPT's on the CPU, and
-    as many fewer kernels elsewhere. On the CPU no bit differs from what torch's Muon makes of each alone.
+    Matrices of one shape, transposed ones too, are multiplied in one batch: a third less time for a small GPT's on the CPU. There
+    no bit differs from what torch's Muon makes of each alone.
 
     >>> (made,) = orthogonal([torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, -4.0]])], [NewtonSchulz()])
     >>> [round(value, 1) for value in made.flatten().tolist()]
@@ -50,7 +51,7 @@ def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[
 
 
 def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> list[list[int]]:
-    """Which matrices are multiplied in one batch, by their places: of one shape, up to so many that memory stays small.
+    """Which matrices are multiplied in one batch, by their places: of one shape, and few enough that memory stays small.
 
     >>> batches([(2, 3), (4, 4), (3, 2)], [NewtonSchulz()] * 3)
     [[0, 2], [1]]
@@ -67,11 +68,11 @@ def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> lis
 
 def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
     """The most memory that one of the `batches` takes: its matrices as they come, before and after a step, and two products A."""
-    sizes = []
+    most = 0
     for places in batches(shapes, [NewtonSchulz()] * len(shapes)):
         height, width = min(shapes[places[0]]), max(shapes[places[0]])
-        sizes.append(len(places) * height * (3 * width + 2 * height) * torch.bfloat16.itemsize)
-    return max(sizes, default=0)
+        most = max(most, len(places) * height * (3 * width + 2 * height) * torch.bfloat16.itemsize)
+    return most
 
 
 def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequence[NewtonSchulz]) -> list[Tensor]:
@@ -84,7 +85,7 @@ def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequen
     widths = [each.shape[1] for each in rows]
 
     gathered = _exchanged(
-        [[updates[place] for place in of[other]] for other in range(ranks)],
+        [[updates[place] for place in places] for places in of],
         [[(heights[place][other], widths[place]) for place in of[rank]] for other in range(ranks)],
         empty=updates[0].new_empty(0),
         group=group,
@@ -96,11 +97,11 @@ def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequen
             [torch.split(matrix, heights[place])[other] for matrix, place in zip(made, of[rank], strict=True)]
             for other in range(ranks)
         ],
-        [[(heights[place][rank], widths[place]) for place in of[other]] for other in range(ranks)],
+        [[(heights[place][rank], widths[place]) for place in places] for places in of],
         empty=updates[0].new_empty(0),
         group=group,
     )
-    found = {place: part for other in range(ranks) for place, part in zip(of[other], returned[other], strict=True)}
+    found = dict(zip(chain.from_iterable(of), chain.from_iterable(returned), strict=True))
     return [found[place] for place in range(len(updates))]
 
 
@@ -111,8 +112,7 @@ def shared_out(shapes: tuple[tuple[int, ...], ...], ranks: int) -> tuple[int, ..
     >>> shared_out(((8, 8), (2, 2), (2, 4), (2, 4)), 2)
     (0, 1, 1, 1)
     """
-    work = [0] * ranks
-    owners = [0] * len(shapes)
+    work, owners = [0] * ranks, [0] * len(shapes)
     for place in sorted(range(len(shapes)), key=lambda place: -_multiplications(shapes[place])):
         owners[place] = work.index(min(work))
         work[owners[place]] += _multiplications(shapes[place])
@@ -129,17 +129,15 @@ def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     """
     if ranks == 1:
         return working_bytes(shapes)
-    owners = shared_out(tuple(shapes), ranks)
-    owned = [
-        sum(prod(shape) for shape, owner in zip(shapes, owners, strict=True) if owner == one) for one in range(ranks)
-    ]
-    rows = sum(-(-shape[0] // ranks) * shape[1] for shape in shapes)
+    owned = [0] * ranks
+    for shape, owner in zip(shapes, shared_out(tuple(shapes), ranks), strict=True):
+        owned[owner] += prod(shape)
+    rows = sum(prod(shard_shape(shape, ranks)) for shape in shapes)
     return (5 * max(owned) + 2 * rows) * torch.bfloat16.itemsize
 
 
 def _iterated(matrices: list[Tensor], how: NewtonSchulz) -> Sequence[Tensor]:
-    a, b, c = how.coefficients
-    x = torch.stack(matrices)
+    (a, b, c), x = how.coefficients, torch.stack(matrices)
     x /= torch.stack([matrix.norm() for matrix in matrices]).clamp(min=how.eps)[:, None, None]  # then all S are below 1
     for _ in range(how.steps):
         gram = x @ x.mT

@@ -43,8 +43,8 @@ def adamw(
 ) -> OptimizerSpec:
     """Adam with decoupled weight decay: Loshchilov and Hutter 2019, algorithm 2 (https://arxiv.org/abs/1711.05101).
 
-    As torch's: the decay of a step is lr * weight_decay, so it follows the schedule. `rates`, here and in the others: those of
-    parts of the model, such as `layer_decay(0.75)`.
+    The decay of a step is lr * weight_decay, so it follows the schedule. `rates` are those of parts of the model, such as
+    `layer_decay(0.75)`.
 
     >>> adamw(3e-4).weight_decay
     0.01
@@ -78,8 +78,8 @@ def sgd(
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
     """
-    settings = {"momentum": momentum, "nesterov": nesterov}
-    return named("sgd", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
+    own = {"momentum": momentum, "nesterov": nesterov}
+    return named("sgd", lr=lr, weight_decay=weight_decay, settings=own, rates=rates)
 
 
 @declared(".lion", first_run=(1e-3, 0.3))
@@ -113,9 +113,9 @@ def adafactor(
 ) -> OptimizerSpec:
     """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
 
-    As torch's Adafactor: a step is at most min(lr, 1 / sqrt(step)) of a parameter's own root mean square, which counts as
-    `smallest_scale` where it is below; an update whose root mean square is above `clip_threshold` is scaled to it. So once
-    1 / sqrt(step) is below lr, a lower lr (of a schedule, a part of the model, a plateau) is felt only below that.
+    As torch's Adafactor: a step is at most min(lr, 1 / sqrt(step)) of a parameter's own root mean square, or of `smallest_scale`
+    if that is larger; an update whose root mean square is above `clip_threshold` is scaled to it. Once 1 / sqrt(step) is below lr,
+    a schedule's lower lr is felt only below that.
 
     >>> adafactor().lr
     0.01
@@ -124,10 +124,12 @@ def adafactor(
     return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 
-_OF_MUON = {"ns_steps": validation.FEW, "adamw_lr": validation.POSITIVE, "adamw_for": validation.NAMES}
-
-
-@declared(".muon", first_run=(1e-2, 0.1), like_adam=False, checks=_OF_MUON)
+@declared(
+    ".muon",
+    first_run=(1e-2, 0.1),
+    like_adam=False,
+    checks={"ns_steps": validation.FEW, "adamw_lr": validation.POSITIVE, "adamw_for": validation.NAMES},
+)
 def muon(
     lr: float,
     *,
@@ -146,15 +148,20 @@ def muon(
     Updates of matrices are orthogonalised by `ns_steps` of Newton and Schulz's iteration (Jordan et al. 2024:
     https://kellerjordan.github.io/posts/muon/) and are then as large as AdamW's (Liu et al. 2025, section 2.2, equation 4:
     https://arxiv.org/abs/2502.16982), so that AdamW's rate and decay serve both; `adamw_lr` gives its part another rate.
-
-    The head is the Linear whose weight is an embedding's, or else the last Linear of the model; `adamw_for` names the modules
-    or parameters that AdamW trains instead of it. `surefoot plan` prints who trains what.
+    `adamw_for` names the modules or parameters that AdamW trains instead of the head. `surefoot plan` prints who trains what.
 
     >>> muon(3e-3).described()["ns_steps"]
     5
     """
-    settings: dict[str, Setting] = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
-    settings |= {"betas": betas, "eps": eps, "adamw_lr": adamw_lr, "adamw_for": adamw_for}
+    settings: dict[str, Setting] = {
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "ns_steps": ns_steps,
+        "betas": betas,
+        "eps": eps,
+        "adamw_lr": adamw_lr,
+        "adamw_for": adamw_for,
+    }
     return named("muon", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
 
 

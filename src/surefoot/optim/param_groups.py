@@ -1,9 +1,7 @@
 """Which parameters share a decay and a rate, and which are hidden matrices: decided by modules and shapes, never by names.
 
-Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`.
-So a parameter is spared where it has fewer than two dimensions, is a module's bias, or belongs to a norm or
-an embedding. How deep it stands, what takes in data and what makes outputs follow from the order in which modules were
-registered, which is how models are written: what comes first in the forward pass comes first.
+Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`. Depth, what takes
+in data and what makes outputs follow from the order in which modules were registered, which is that of the forward pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,9 +43,10 @@ def parameter_groups(
 ) -> list[Group]:
     """The trainable parameters of `model`, those with the same decay and the same rate in one group.
 
-    `rates` are factors on the base learning rate, by name; what it does not name has 1. Groups of rate 1 come first, then by
-    falling rate; of one rate first the group that decays, then the one that does not. A tied parameter stands once, and its
-    first owner decides. `trained` names those that are taken; None takes all that have `requires_grad` at this moment.
+    No parameter decays that has fewer than two dimensions, is a module's bias, or belongs to a norm or an embedding. `rates` are
+    factors on the base learning rate, by name; all others have 1. Groups of rate 1 come first, then by falling rate; of one rate
+    first the group that decays. A tied parameter stands once, and its first owner decides. `trained` names those that are taken;
+    None takes all that have `requires_grad` at this moment.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
@@ -66,8 +65,7 @@ def parameter_groups(
             spared = bool(weight_decay) and (is_bias_or_norm(module, name, parameter) or is_embedding(module))
             rate = 1.0 if rates is None else rates.get(whole, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"
-            decay = 0.0 if spared else weight_decay
-            group = groups.setdefault((spared, rate), Group(title, decay, [], [], rate=rate))
+            group = groups.setdefault((spared, rate), Group(title, weight_decay * (not spared), [], [], rate=rate))
             group.parameters.append(parameter)
             group.names.append(whole)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[1] != 1.0, -key[1], key[0]))]
@@ -85,9 +83,9 @@ def first_and_last(names: Sequence[str]) -> str:
 def hidden_matrices(model: nn.Module, *, excepted: Sequence[str] | None = None) -> set[nn.Parameter]:
     """The weights of Linear layers, of attention's projections and of convolutions, but for the head's and embeddings'.
 
-    The head is every Linear whose weight is an embedding's; where there is none, the last layer with a matrix (`final_layer`).
-    `excepted` names modules or parameters to leave out instead of it. A convolution in groups is not hidden: its
-    kernel is several matrices in one tensor. Nor are tensors that another kind of module owns: what they are, nobody knows.
+    The head is every Linear whose weight is an embedding's, or else the last layer with a matrix (`final_layer`). `excepted`
+    names modules or parameters to leave out instead of it. A convolution in groups is not hidden: its kernel is several matrices
+    in one tensor. Nor are tensors that another kind of module owns.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 9))
     >>> [name for name, weight in model.named_parameters() if weight in hidden_matrices(model)]
@@ -96,12 +94,12 @@ def hidden_matrices(model: nn.Module, *, excepted: Sequence[str] | None = None) 
     embedded = {
         dict(module.named_parameters())["weight"] for module in model.modules() if isinstance(module, EMBEDDINGS)
     }
-    if excepted is None:
-        tied = any(module.weight in embedded for module in model.modules() if isinstance(module, nn.Linear))
-        head = None if tied else final_layer(model)
-        left_out: set[nn.Parameter] = set() if head is None else set(head.parameters(recurse=False))
-    else:
+    if excepted is not None:
         left_out = _called(model, excepted)
+    elif any(module.weight in embedded for module in model.modules() if isinstance(module, nn.Linear)):
+        left_out = set()  # the head is tied
+    else:
+        left_out = own_parameters(final_layer(model))
     return {weight for module in model.modules() for weight in _matrices(module)} - embedded - left_out
 
 
@@ -123,36 +121,32 @@ def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
     return [{"params": group.parameters, "weight_decay": group.decay, "lr": lr * group.rate} for group in groups]
 
 
-def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:
-    own = dict(module.named_parameters(recurse=False))
-    if isinstance(module, nn.Linear) or (isinstance(module, _CONVOLUTIONS) and module.groups == 1):
-        yield own["weight"]
-    elif isinstance(module, nn.MultiheadAttention):
-        yield from (own[name] for name in _PROJECTIONS if name in own)
+def _matrices(module: nn.Module) -> list[nn.Parameter]:
+    one_matrix = isinstance(module, nn.Linear) or (isinstance(module, _CONVOLUTIONS) and module.groups == 1)
+    named = ("weight",) if one_matrix else _PROJECTIONS if isinstance(module, nn.MultiheadAttention) else ()
+    return [parameter for name, parameter in module.named_parameters(recurse=False) if name in named]
 
 
 def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
     """All parameters of the modules, and the parameters, that are called so."""
     called = {name: [*module.parameters()] for name, module in model.named_modules(remove_duplicate=False)}
     called |= {name: [parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
-    for name in names:
-        if name not in called:
-            meant = nearest(name, [*called])
-            raise ConfigError(
-                f"optimizer.adamw_for: {type(model).__name__} has no module or parameter {name!r}"
-                + (f"; did you mean {meant}?" if meant else "")
-            )
+    if unknown := [name for name in names if name not in called]:
+        meant = nearest(unknown[0], [*called])
+        raise ConfigError(
+            f"optimizer.adamw_for: {type(model).__name__} has no module or parameter {unknown[0]!r}"
+            + (f"; did you mean {meant}?" if meant else "")
+        )
     return {parameter for name in names for parameter in called[name]}
 
 
 def depths(model: nn.Module) -> dict[str, int] | None:
     """How deep each parameter stands, by its first name, from 0 without gaps; None where the model holds no list of blocks.
 
-    Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`; where those hold single layers, every layer
-    with a matrix is one. What stands before the blocks (embeddings, a stem) is at depth 0, and each block one deeper than the
-    one before, through all lists (the stages of a ResNet, an encoder and its decoder). What stands between two lists belongs
-    to the block before it; all that follows the last list (a norm, a head) is deepest. A tied parameter counts where it
-    stands first.
+    Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`; if those hold single layers, every layer with a
+    matrix is one. What stands before the blocks (embeddings, a stem) is at depth 0, and each block is one deeper than the one
+    before, through all lists. What stands between two lists belongs to the block before it; all that follows the last list (a
+    norm, a head) is deepest. A tied parameter counts where it stands first.
 
     >>> depths(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9, bias=False)))
     {'0.weight': 0, '1.weight': 1, '1.bias': 1, '2.weight': 1, '2.bias': 1, '3.weight': 2}
@@ -195,6 +189,10 @@ def final_layer(model: nn.Module) -> nn.Module | None:
     return next((owner for owner, _ in reversed(matrices(model)) if not is_embedding(owner)), None)
 
 
+def own_parameters(module: nn.Module | None) -> set[nn.Parameter]:
+    return set() if module is None else set(module.parameters(recurse=False))
+
+
 def input_matrices(model: nn.Module) -> list[nn.Parameter]:
     """Matrices that take in the data: embeddings, and what else stands before the blocks, or else the first of all.
 
@@ -202,9 +200,8 @@ def input_matrices(model: nn.Module) -> list[nn.Parameter]:
     [(3, 2)]
     """
     pieces, found = _pieces(model), matrices(model)
-    if not any(is_block for _, is_block in pieces):
-        pieces = []
-    before = {each for parameters, _ in takewhile(lambda piece: not piece[1], pieces) for each in parameters}
+    outside = list(takewhile(lambda piece: not piece[1], pieces))
+    before = {each for parameters, _ in outside for each in parameters if len(outside) < len(pieces)}
     inputs = [parameter for owner, parameter in found if is_embedding(owner) or parameter in before]
     return inputs or [parameter for _, parameter in found[:1]]
 

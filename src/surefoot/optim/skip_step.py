@@ -1,7 +1,6 @@
 """How a bad step is skipped: parameters and optimizer state stay as they were, and the host is not told.
 
-`skipped_where_bad` says which; of the ways to skip, `skipping` chooses one by what the optimizer is able to do, and each can
-describe itself. A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
+A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
 """
 
 import math
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import straight_to_kernel
 from surefoot.optim.in_place import Restoring, fused_sgd_writes, read_on_cpu
-from surefoot.optim.kinds.kind import Composite, kind_of, shapes_of, state_bytes
+from surefoot.optim.kinds.kind import kind_of, shapes_of, state_bytes
 
 _LARGE = 1e38  # below it no sum of two numbers of 32 bits overflows
 
@@ -56,11 +55,11 @@ def skipped_where_bad(
     return skipped
 
 
-def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
+def skipping(optimizer: Any, device: torch.device) -> Skip:
     """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
 
-    Fused AdamW, Adam, SGD and Adagrad and those of this folder are told; others are not called on the CPU, and undone
-    elsewhere. On the meta device (a run on paper) it is as on CUDA.
+    Fused AdamW, Adam, SGD and Adagrad and those of `kinds/` are told; others are not called on the CPU, and undone elsewhere. The
+    meta device counts as CUDA.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
@@ -72,22 +71,28 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n"
             "  use another optimizer, such as surefoot.adamw(...)"
         )
-    fused = [each for group in optimizer.param_groups if group.get("fused") for each in group["params"]]
-    if isinstance(optimizer, torch.optim.SGD) and not all(fused_sgd_writes(each) for each in fused):
+    sgd = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
+    if not all(fused_sgd_writes(each) for group in sgd if group.get("fused") for each in group["params"]):
         raise ConfigError(
             "torch's fused SGD leaves weights of 16 bits on the CPU as they are\n"
             "  build it with SGD(..., fused=False), or keep the weights in float32"
         )
-    if isinstance(optimizer, Composite):
-        return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
     kind = kind_of(optimizer)
     way = "copies" if kind is None else kind.skip
+    if way == "part by part":
+        return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
     if way == "own arithmetic" or (way == "own arithmetic off the CPU" and device.type != "cpu"):
         return InsideKernel("inside its own arithmetic, which writes nothing then")
+    # the first step that a dampened SGD applies differs from all others: its gradient is not dampened
+    dampened = any(group["momentum"] and group["dampening"] for group in sgd)
     known_device = device.type in ("cpu", "cuda", "meta")  # where torch's kernels honour the flag
     all_fused = known_device and all(group.get("fused") for group in optimizer.param_groups)
-    if way == "fused kernel" and all_fused and not _is_dampened_sgd(optimizer):
-        _make_momentum_buffers(optimizer)
+    if way == "fused kernel" and all_fused and not dampened:
+        # Left to itself the fused SGD (torch 2.13) makes its buffers from uninitialised memory in its first step, and leaves them
+        # so if that is skipped; without dampening its first step amounts to a start from zeros.
+        for parameter in (each for group in sgd if group["momentum"] for each in group["params"]):
+            if optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
         return straight_to_kernel(optimizer) or InsideKernel(f"inside the fused {name} kernel")
     if device.type == "cpu":
         return BranchOnCpu(f"by not calling {name} (a branch on the CPU, which waits for nothing there)")
@@ -96,7 +101,7 @@ def skipping(optimizer: Optimizer, device: torch.device) -> Skip:
             f"{name} counts its steps on the host, which is not told of a step skipped on {device.type}\n"
             f"  build it with {name}(..., capturable=True)"
         )
-    if _is_dampened_sgd(optimizer):
+    if dampened:
         raise ConfigError(
             f"SGD with dampening takes its first step unlike all others, and whether {device.type} skipped it"
             " the host is not told\n  leave dampening out: a smaller lr does the same"
@@ -126,7 +131,7 @@ def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
 
 @dataclass(frozen=True)
 class InsideKernel:
-    """The optimizer reads the flag itself, on the device: no copy of anything, no wait."""
+    """The optimizer reads the flag itself, on the device: no copy, no wait."""
 
     description: str
 
@@ -149,8 +154,7 @@ class PartByPart:
     def description(self) -> str:
         return ", and ".join(dict.fromkeys(skip.description for _, skip in self.parts))
 
-    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        assert isinstance(optimizer, Composite)
+    def apply(self, optimizer: Any, found_inf: Tensor) -> None:
         optimizer.hand_over()
         for part, skip in self.parts:
             skip.apply(part, found_inf)
@@ -171,23 +175,3 @@ def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
     """Take the step unless the flag is set, which must be on the CPU."""
     if read_on_cpu(found_inf) == 0:
         optimizer.step()
-
-
-def _is_dampened_sgd(optimizer: Optimizer) -> bool:
-    """True where the first applied step differs from all others: its gradient is not dampened."""
-    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
-    return any(group["momentum"] and group["dampening"] for group in groups)
-
-
-def _make_momentum_buffers(optimizer: Optimizer) -> None:
-    """Start SGD's momentum from zeros, which without dampening is what its first step amounts to.
-
-    Left to itself the fused SGD (torch 2.13) makes its buffers in the first step from uninitialised memory,
-    and leaves them so where that step is skipped; and it fails where a parameter has its first gradient in a
-    later step.
-    """
-    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
-    for parameter in (each for group in groups if group["momentum"] for each in group["params"]):
-        state = optimizer.state[parameter]
-        if state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)

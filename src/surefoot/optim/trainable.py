@@ -1,7 +1,7 @@
 """Which parameters a run trains, while its own code freezes and unfreezes them through `requires_grad`.
 
-A parameter that is frozen on the way stays with its optimizer, as in torch: it gets no gradient, neither moves nor decays, and its
-state waits. One that is unfrozen for the first time joins: its model's optimizer is built again, and all others keep their state.
+A parameter that is frozen on the way stays with its optimizer and does not change. One that is unfrozen for the first time joins:
+its model's optimizer is built again, and all others keep their state.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,7 @@ class Trainable:
     """Notices between steps what user code has frozen, unfrozen or replaced; looks at flags and identities, never at numbers.
 
     trained: names of the parameters that an optimizer has, for each model with one; `rebuild` builds that for others of it.
-    joins_in_step: whether it may do so inside a step, where no other process waits. sharded: parameters lie over several ranks,
-    divided for what is trained at first.
+    joins_in_step: whether it may do so inside a step, where no other process waits. sharded: parameters lie over several ranks.
     """
 
     models: dict[str, nn.Module] = field(default_factory=dict)
@@ -59,11 +58,7 @@ class Trainable:
         for name, parameter in () if self.sharded else self.parameters.items():
             parameter.requires_grad_(name not in frozen)
         named = [(model, name) for model, name, _ in self._named() if self._full(model, name) not in outside]
-        for model, before in self.trained.items():
-            names = {name for other, name in named if other == model}
-            if names != before:
-                self.trained[model] = names
-                self.rebuild(model, names)
+        self._retrain({model: {name for other, name in named if other == model} for model in self.trained})
         self._look()
 
     def changes(self, before: tuple[bool, ...]) -> list[str]:
@@ -96,10 +91,10 @@ class Trainable:
     def _follow(self, *, in_step: bool) -> None:
         before = dict(zip(self.parameters, self.flags, strict=True))
         changed = [name for name, parameter in self.parameters.items() if parameter.requires_grad is not before[name]]
-        if self.sharded:
-            if not in_step:  # what still differs after the step
-                raise ConfigError(_not_under_fsdp(changed))
+        if self.sharded and in_step:
             return
+        if self.sharded:  # what still differs after the step
+            raise ConfigError(_not_under_fsdp(changed))
         if replaced := self._replaced():
             self._refuse_other_parameters()
         wanted = [(model, name) for model, name, parameter in self._outside if parameter.requires_grad]
@@ -119,28 +114,33 @@ class Trainable:
                 "  they would get gradients and never move\n"
                 f"  give it one: Run(optimizer={{..., {thawed[0].partition('.')[0]!r}: surefoot.adamw(...)}}), or leave it frozen"
             )
-        for model, trained in self.trained.items():
-            names = trained.union(name for other, name in joining if other == model)
-            if names != trained:
-                self.rebuild(model, names)
-                trained.update(names)
+        self._retrain(
+            {
+                model: {*trained, *(name for other, name in joining if other == model)}
+                for model, trained in self.trained.items()
+            }
+        )
         if replaced or joining:
             self._look()
         else:
             self._take_flags()
 
+    def _retrain(self, trained: dict[str, set[str]]) -> None:
+        for model, names in trained.items():
+            if names != self.trained[model]:
+                self.rebuild(model, names)
+                self.trained[model] = names
+
     def _refuse_other_parameters(self) -> None:
         """Raise `ConfigError` where a model has other parameters than it had; other modules around them are its own business."""
         then, now = self.parameters, {self._full(model, name): parameter for model, name, parameter in self._named()}
-        other = [name for name in dict.fromkeys([*then, *now]) if then.get(name) is not now.get(name)]
-        if not other:
-            return
-        how = "is gone" if other[0] not in now else "is new" if other[0] not in then else "is another tensor now"
-        raise ConfigError(
-            f"{_counted(other)} of the model changed while the run goes on: {other[0]} {how}\n"
-            "  no optimizer would train it, and no resume would find it\n"
-            "  change the model before Run(...); new numbers for it: parameter.copy_(...) under torch.no_grad(), or load_state_dict"
-        )
+        if other := [name for name in dict.fromkeys([*then, *now]) if then.get(name) is not now.get(name)]:
+            how = "is gone" if other[0] not in now else "is new" if other[0] not in then else "is another tensor now"
+            raise ConfigError(
+                f"{_counted(other)} of the model changed while the run goes on: {other[0]} {how}\n"
+                "  no optimizer would train it, and no resume would find it\n"
+                "  change the model before Run(...); new numbers for it: parameter.copy_(...) under torch.no_grad(), or load_state_dict"
+            )
 
     def _named(self) -> list[tuple[str, str, nn.Parameter]]:
         return [(model, *pair) for model, module in self.models.items() for pair in module.named_parameters()]

@@ -23,16 +23,14 @@ class Declaration:
     weight_decay: float
     settings: Mapping[str, Setting]
     checks: Mapping[str, Check]
-    # lr and weight_decay of a recipe that is not told any: for a first run, not the best there is. They were chosen
-    # among rates a factor of 3 apart by 150 steps of a small GPT on tiny-shakespeare (docs/optimizers.md).
+    # lr and weight_decay of a recipe that is not told any, chosen among rates a factor of 3 apart (docs/optimizers.md)
     first_run: tuple[float, float]
     like_adam: bool  # whether the size of its steps is that of `lr`, whatever the size of the gradient
 
     @property
     def known(self) -> list[str]:
         """All that may be given to it, settings of parts of a model included."""
-        parts = ["layer_decay", *(["base_width"] if self.like_adam else []), "frozen"]
-        return ["lr", "weight_decay", *self.settings, *parts]
+        return ["lr", "weight_decay", *self.settings, "layer_decay", *["base_width"] * self.like_adam, "frozen"]
 
 
 # By name, the optimizers whose public functions have been imported: those of `optimizers.py`
@@ -72,12 +70,10 @@ def problems(kind: Declaration, *, lr: Any, weight_decay: Any, given: Mapping[st
         for key, value in given.items()
         if key not in kind.settings
     ]
-    own = {key: value for key, value in given.items() if key in kind.settings}
-    for key, value in {"lr": lr, "weight_decay": weight_decay, **own}.items():
-        needed, fits = kind.checks[key]
-        if not fits(value):
-            found.append(f"optimizer.{key} = {value!r}: {needed} is needed")
-    merged = {**kind.settings, **own}
+    for key, value in {"lr": lr, "weight_decay": weight_decay, **given}.items():
+        if key in kind.checks and not kind.checks[key][1](value):
+            found.append(f"optimizer.{key} = {value!r}: {kind.checks[key][0]} is needed")
+    merged = {**kind.settings, **given}
     if not found and merged.get("nesterov") and not merged["momentum"]:
         found.append("optimizer.nesterov = True needs a momentum: try --optimizer.momentum 0.9")
     return found

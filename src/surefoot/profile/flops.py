@@ -1,9 +1,8 @@
 """The arithmetic of a step: counted by torch's counter, and as the usual formula for GPTs has it.
 
-Counted are matrix products, convolutions and attention, a multiplication and an addition as two operations; with nothing for
-elementwise work, normalisation, softmax and embeddings, which are little arithmetic. Causal attention counts in full, as is usual,
-and the same whatever computes it: what a fused kernel computes again for its backward pass is no progress and counts nothing, and
-attention in tiles, which leaves half of it out, counts as if it did not.
+Matrix products, convolutions and attention count, a multiplication and an addition as two operations; elementwise work, norms,
+softmax and embeddings do not. Causal attention counts in full, whatever computes it: a fused kernel's second computation for its
+backward pass adds nothing, and attention in tiles, which leaves half of it out, counts as if it did not.
 """
 
 from collections.abc import Iterator
@@ -29,9 +28,8 @@ from surefoot.train.precision import FORMATS
 class Flops:
     """Floating-point operations of one step of this process.
 
-    `again` are those of activation checkpointing, which computes forward passes twice: they are done, and no progress.
-    `formula` is 6 N a token (Kaplan et al. 2020, table 1) and 12 L T D for attention (Chowdhery et al. 2022, appendix B), where the
-    model is surefoot's GPT; N counts what is multiplied with: no embeddings but a tied head.
+    `again` are those of activation checkpointing, which computes forward passes twice. `formula`, for surefoot's GPT alone, is 6 N
+    per token (Kaplan et al. 2020, table 1) and 12 L T D for attention (`gpt_flops`).
     """
 
     by_phase: dict[str, int]
@@ -52,34 +50,38 @@ class Flops:
 def counter() -> Any:
     """Torch's counter, which also knows attention on the CPU (torch 2.13 leaves that out).
 
-    It counts the scores that fused attention computes again in its backward pass, which this one does not: attention written
-    out, which keeps them, is as many operations.
+    Unlike torch's, it leaves out the scores that fused attention computes again in its backward pass.
 
     >>> with counter() as counting:
     ...     held = torch.ones(4, 3) @ torch.ones(3, 5)
     >>> counting.get_total_flops()
     120
     """
-    from torch.utils.flop_counter import FlopCounterMode  # makes loggers when it is imported
+    from torch.utils import flop_counter  # makes loggers when it is imported
+
+    def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(flop_counter.sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+    def backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        batch, heads, queries, channels = query
+        again: int = 2 * batch * heads * queries * key[2] * channels  # the scores
+        return int(flop_counter.sdpa_backward_flop_count(outer, query, key, value)) - again  # type: ignore[no-untyped-call]
 
     operators = torch.ops.aten
-    return FlopCounterMode(
+    return flop_counter.FlopCounterMode(
         display=False,
         custom_mapping={
-            operators._scaled_dot_product_flash_attention_for_cpu: _attention,
-            operators._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-            operators._scaled_dot_product_flash_attention_backward: _attention_backward,
-            operators._scaled_dot_product_efficient_attention_backward: _attention_backward,
-            operators._scaled_dot_product_cudnn_attention_backward: _attention_backward,
+            operators._scaled_dot_product_flash_attention_for_cpu: forward,
+            operators._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+            operators._scaled_dot_product_flash_attention_backward: backward,
+            operators._scaled_dot_product_efficient_attention_backward: backward,
+            operators._scaled_dot_product_cudnn_attention_backward: backward,
         },
     )
 
 
 def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> Flops:
-    """The operations of one step with these micro-batches; what is compiled is counted as it is written.
-
-    Nothing is counted twice: where activation checkpointing computes again, that is told apart.
-    """
+    """The operations of one step with these micro-batches; compiled code counts as it is written."""
     called = task.forward.values() if isinstance(task.forward, dict) else [task.forward]
     any_compiled = any(is_compiled(part) for part in called if isinstance(part, nn.Module))
     plain = replace(task, forward=sole_or_all(state.models)) if any_compiled else task
@@ -89,7 +91,7 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
             once = _by_phase(plain, state, micro_batches, feed)
     formula, model = None, state.models.get("model")
     if isinstance(model, GPT):
-        inputs = [micro_batch.batch[0] for micro_batch in micro_batches]
+        inputs = (micro_batch.batch[0] for micro_batch in micro_batches)
         formula = sum(gpt_flops(model, tokens=held.numel(), length=held.shape[1]) for held in inputs)
     return Flops(once, sum(done.values()) - sum(once.values()), formula)
 
@@ -105,9 +107,12 @@ def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
 
 def computed_again(state: State) -> list[nn.Module]:
     """The blocks of a run's models that activation checkpointing computes again."""
-    parts = [part for model in state.models.values() for part in model.modules()]
-    again = activation_checkpointing._computed_again
-    return [part for part in parts if getattr(vars(part).get("forward"), "func", None) is again]
+    return [
+        part
+        for model in state.models.values()
+        for part in model.modules()
+        if getattr(vars(part).get("forward"), "func", None) is activation_checkpointing._computed_again
+    ]
 
 
 def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> dict[str, int]:
@@ -117,35 +122,20 @@ def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: A
 
 
 def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
-    """6 N + 12 L T D operations a token, forward and backward, of a GPT on sequences of one length.
+    """6 N + 12 L T D operations per token, forward and backward, of a GPT on sequences of one length.
 
-    Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311): N parameters that are multiplied with, L layers, T
-    tokens in a sequence, D the width, which is heads x channels. Embeddings are looked up and not multiplied with; the head is.
+    Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311): N parameters of products (the head, no embeddings), L
+    layers, T tokens in a sequence, D the width, which is heads x channels.
     """
-    shape = model.shape
-    matrices = {id(part.weight): part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear)}
-    return (6 * sum(matrices.values()) + 12 * shape.layers * length * shape.width) * tokens
-
-
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    from torch.utils.flop_counter import sdpa_flop_count
-
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
-
-
-def _attention_backward(outer: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    from torch.utils.flop_counter import sdpa_backward_flop_count
-
-    batch, heads, queries, channels = query
-    again: int = 2 * batch * heads * queries * key[2] * channels  # the scores
-    return int(sdpa_backward_flop_count(outer, query, key, value)) - again  # type: ignore[no-untyped-call]
+    matrices = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
+    attention = 12 * model.shape.layers * length * model.shape.width
+    return (6 * sum(weight.numel() for weight in matrices) + attention) * tokens
 
 
 _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
-_LONG_S = 1.0
 
 
-def measured_peak(device: torch.device, precision: str, *, limit_s: float = _LONG_S) -> float:
+def measured_peak(device: torch.device, precision: str, *, limit_s: float = 1.0) -> float:
     """Operations a second of square matrix products, the best of several sizes, within about `limit_s`.
 
     In bfloat16 or float16 where the run computes in it; with torch's settings as they are, so TF32 where the run has it.

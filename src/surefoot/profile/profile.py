@@ -1,25 +1,33 @@
-"""A run's step under the magnifying glass: time, operators, memory, arithmetic, and what would make it quicker."""
+"""A run's step under the magnifying glass: time, operators, memory, arithmetic, and what would make it quicker.
 
+A variant's gain comes from steps of it and of the run as it is, in turn: the ratio of each pair, with its spread.
+"""
+
+import math
 from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
+from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from surefoot.config.paths import local_path
-from surefoot.errors import ConfigError
-from surefoot.profile.ab_timing import Tried, ranked, tried
+from surefoot.errors import ConfigError, first_line
+from surefoot.optim.clipping import clear
 from surefoot.profile.flops import counted, measured_peak
-from surefoot.profile.result import Profile, middle_half, written
+from surefoot.profile.result import Profile, Tried, middle_half, written
 from surefoot.profile.timed_step import Stepping
-from surefoot.profile.trace import copied_s, device_busy_s, memory_line, operators, profiled, write_trace
-from surefoot.profile.variants import USUAL, stepping, variants
+from surefoot.profile.trace import copied_s, device_busy_s, memory_line, operators, profiled
+from surefoot.profile.variants import USUAL, Variant, stepping, variants
 from surefoot.report.figures import made
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
 from surefoot.tracking.format import counted as number_of
 
 _WARM_UP, _UNDER_PROFILER, _LEAST_STEPS = 3, 2, 4
+_PAIRS = (4, 25)  # at least, whatever the time, and at most
 
 
 def measure(
@@ -41,9 +49,9 @@ def measure(
     counted. Then each of `tries` (`surefoot.profile.variants.NAMES`) is measured against the run as it is, step by step in turn.
 
     out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg; None writes nothing.
-    peak: operations a second that this device can do (such as 989e12); None: measured with matrix products.
+    peak: operations per second of this device (such as 989e12); None: measured with matrix products.
     shapes: tell operators apart by the shapes of their inputs.
-    limit_s: about how long all of it may take; what there is no time for is named. A few steps are made whatever it says.
+    limit_s: about how long all of it may take; the result names what there was no time for.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(
@@ -72,7 +80,7 @@ def measure(
         if place is not None:
             made(place)  # before what takes long
         base = stepping(parts)
-        try:
+        with closing(base.feed):
             tell("warming up")
             for _ in range(_WARM_UP):
                 base.make()
@@ -83,16 +91,14 @@ def measure(
             tell("under torch's profiler")
             seen = profiled(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
             if place is not None:
-                write_trace(seen, place / "trace.json.gz")
+                _write_trace(seen, place / "trace.json.gz")
             memory = memory_line(base.make, parts.state, parts.device)
             tell("counting operations")
             micro_batches = base.feed.micro_batches(base.next)
             base.next += 1
             flops = counted(parts.task, parts.state, micro_batches, parts.supply.feed(workers=0))
             found_peak = peak or measured_peak(parts.device, parts.whole.precision.name)
-            outcomes, left_out = _tried(parts, base, tries, until=until, limit_s=limit_s, tell=tell)
-        finally:
-            base.feed.close()
+            outcomes, left_out = _outcomes(parts, base, tries, until=until, limit_s=limit_s, tell=tell)
         on_device = parts.device.type == "cuda"
         found = Profile(
             what=what,
@@ -112,7 +118,7 @@ def measure(
     return found if place is None else written(found, place)
 
 
-def _tried(
+def _outcomes(
     parts: RunComponents,
     base: Stepping,
     names: Sequence[str],
@@ -151,3 +157,90 @@ def _setting(parts: RunComponents) -> str:
         f"from step {parts.state.step:,}",
     )
     return ", ".join(filter(None, words))
+
+
+def _write_trace(found: Any, path: Path) -> None:
+    """Write the trace as Chrome and Perfetto (https://ui.perfetto.dev) read it."""
+    try:
+        found.export_chrome_trace(str(path))
+    except (OSError, RuntimeError) as problem:
+        raise ConfigError(f"cannot write {path}: {problem}\n  choose another place: --out DIR") from problem
+
+
+def tried(variant: Variant, base: Stepping, *, limit_s: float) -> Tried:
+    """Try one for about `limit_s` seconds. What fails is told and ends nothing."""
+    try:
+        ratios, first_s = (_together if variant.workers is None else _apart)(variant, base, limit_s)
+    except Exception as problem:
+        clear(base.plain_state.parameters)
+        base.plain_state.buffers.undo()
+        return Tried(variant.name, variant.flag, variant.changes, problem=first_line(problem) or type(problem).__name__)
+    low, high = interval(ratios)
+    return Tried(variant.name, variant.flag, variant.changes, median(ratios), low, high, len(ratios), first_s)
+
+
+def ranked(found: Sequence[Tried]) -> list[Tried]:
+    """Gains first, the largest before; then what is inside the noise, what is slower, and what could not be tried."""
+    measured = [one for one in found if one.problem is None]
+    failed = [one for one in found if one.problem is not None]
+    return sorted(measured, key=lambda one: (1 if one.in_noise else 0 if one.speedup > 1 else 2, -one.speedup)) + failed
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Two of the values between which the median lies with 19 chances in 20 or more, whatever their distribution.
+
+    Conover 1999, Practical Nonparametric Statistics, section 3.2. Of fewer than six it is the lowest and the highest, with fewer
+    chances: 7 in 8 for four.
+
+    >>> interval([1.0, 2.0, 3.0]), interval(list(range(100)))
+    ((1.0, 3.0), (39, 60))
+    """
+    ordered, number = sorted(values), len(values)
+    spared, beyond = 0, 1  # how many of all 2^number ways to lie below and above leave the median beyond one side
+    while 20 * 2 * (beyond + math.comb(number, spared + 1)) <= 2**number:
+        spared += 1
+        beyond += math.comb(number, spared)
+    return ordered[spared], ordered[number - 1 - spared]
+
+
+def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
+    """Step by step in turn, each first every other time."""
+    ratios: list[float] = []
+    with variant.entered():
+        steps = variant.make()
+        first_s = steps.seconds()
+        steps.seconds()
+    base.seconds()
+    steps.begin(base.next)  # a pair is made with the same samples
+    begun = perf_counter()
+    while len(ratios) < _PAIRS[0] or (len(ratios) < _PAIRS[1] and perf_counter() - begun < limit_s):
+        took_s: dict[bool, float] = {}
+        for changed in (True, False) if len(ratios) % 2 else (False, True):
+            with variant.entered() if changed else nullcontext():
+                took_s[changed] = (steps if changed else base).seconds()
+        ratios.append(took_s[False] / took_s[True])
+    steps.feed.close()
+    return ratios, first_s
+
+
+def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
+    """In stretches: workers would read ahead while the run as it is makes its steps, so they end after each stretch."""
+    assert variant.workers is not None
+    usual_s, own_s, first_s, begun = list[float](), list[float](), 0.0, perf_counter()
+    while len(own_s) < 2 * _PAIRS[0] or (len(own_s) < _PAIRS[1] and perf_counter() - begun < limit_s):
+        usual_s += _stretch(base, base.feed.workers)[1]
+        steps = variant.make()
+        with closing(steps.feed):
+            begin_s, stretch_s = _stretch(steps, variant.workers)
+        own_s += stretch_s
+        first_s = first_s or begin_s
+    return [median(usual_s) / each_s for each_s in own_s], first_s
+
+
+def _stretch(steps: Stepping, workers: int) -> tuple[float, list[float]]:
+    """The first step, and four after what was read ahead is used up."""
+    steps.begin(steps.next)
+    first_s = steps.seconds()
+    for _ in range(2 * workers):
+        steps.seconds()
+    return first_s, [steps.seconds() for _ in range(_PAIRS[0])]

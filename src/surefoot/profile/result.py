@@ -1,6 +1,7 @@
 """What a profile found, as JSON and as a person reads it, in at most 100 columns."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 from surefoot.errors import ConfigError
 from surefoot.memory import in_words
-from surefoot.profile.ab_timing import Tried
 from surefoot.profile.flops import Flops
 from surefoot.profile.trace import MemoryLine, Operator, draw
 from surefoot.tracking.format import measured_time, shortened, text_table, with_unit
 
+_LITTLE = 0.02  # a gain below this is none
 PHASES = ("waiting", "forward", "loss", "backward", "communication", "optimizer", "rest")
 
 
@@ -36,9 +37,7 @@ class Phases:
 
 
 def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
-    """The mean over the middle half of the steps, by how long each was: as little moved by a slow step as a median is.
-
-    Medians of the phases would not add up to the median of the step; these do.
+    """The mean over the middle half of the steps, by how long each was: robust as a median, and the phases add up.
 
     >>> laps = [{"forward": 1.0, "rest": 1.0}, {"forward": 1.5, "rest": 1.0}, {"forward": 2.0, "rest": 50.0}]
     >>> middle_half(laps).seconds, middle_half(laps).step_s
@@ -57,11 +56,30 @@ def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What a variant gained: `speedup` times as fast, between `low` and `high` (see `interval`); or why it could not be tried."""
+
+    name: str
+    flag: str
+    changes: str = ""
+    speedup: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    pairs: int = 0
+    first_s: float = 0.0  # its first step, in which compiling happens
+    problem: str | None = None
+
+    @property
+    def in_noise(self) -> bool:
+        """Whether it may as well be no gain and no loss."""
+        return self.low <= 1.0 <= self.high or abs(self.speedup - 1.0) < _LITTLE
+
+
+@dataclass(frozen=True)
 class Profile:
     """Where a step of a run goes. Seconds, bytes and operations are of one step of this process; shares are 0 to 1.
 
-    `peak` is in operations a second; `not_tried` names what there was no time for. On CUDA `busy_s` is how long the device worked,
-    and `copied_s` how long it took copies, beside that.
+    `peak` is in operations per second. On CUDA `busy_s` is how long the device worked, and `copied_s` how long it took copies.
     """
 
     what: str
@@ -74,14 +92,14 @@ class Profile:
     peak_given: bool
     tokens: float  # targets of a step
     tries: list[Tried]
-    not_tried: list[str]
+    not_tried: list[str]  # what there was no time for
     busy_s: float | None = None
     copied_s: float | None = None
     files: tuple[str, ...] = ()
 
     @property
     def flops_per_s(self) -> float:
-        """Operations of the model a second: forward and backward passes once each, over the whole step's time."""
+        """Operations of the model per second: forward and backward passes once each, over the whole step's time."""
         return self.flops.model / self.phases.step_s
 
     @property
@@ -91,13 +109,13 @@ class Profile:
 
     def described(self) -> dict[str, Any]:
         """All of it as JSON values."""
-        whole = asdict(self) | {"flops_per_s": self.flops_per_s, "mfu": self.mfu, "step_s": self.phases.step_s}
-        whole["flops"] |= {"model": self.flops.model, "done": self.flops.done}
-        whole["tries"] = [
+        tries = [
             {name: value for name, value in asdict(one).items() if value == value} | {"in_noise": one.in_noise}  # noqa: PLR0124  # NaN
             for one in self.tries
         ]
-        return whole
+        flops = asdict(self.flops) | {"model": self.flops.model, "done": self.flops.done}
+        speed = {"flops_per_s": self.flops_per_s, "mfu": self.mfu, "step_s": self.phases.step_s}
+        return asdict(self) | speed | {"flops": flops, "tries": tries}
 
     def __str__(self) -> str:
         """Time, operators, memory, arithmetic and suggestions, each a paragraph."""
@@ -110,11 +128,11 @@ class Profile:
 def written(profile: Profile, place: Path) -> Profile:
     """Write all but the trace, which is there; returns the profile with the names of its files."""
     pictures = draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
-    there = [place / "profile.txt", place / "profile.json", place / "trace.json.gz", *pictures]
-    found = replace(profile, files=tuple(str(path) for path in there))
+    text, numbers = place / "profile.txt", place / "profile.json"
+    found = replace(profile, files=tuple(map(str, (text, numbers, place / "trace.json.gz", *pictures))))
     try:
-        (place / "profile.json").write_text(json.dumps(found.described(), indent=1, allow_nan=False) + "\n")
-        (place / "profile.txt").write_text(f"{found}\n")
+        numbers.write_text(json.dumps(found.described(), indent=1, allow_nan=False) + "\n")
+        text.write_text(f"{found}\n")
     except OSError as problem:
         raise ConfigError(
             f"cannot write to {place}: {problem.strerror or problem}\n  choose another place: --out DIR"
@@ -122,12 +140,7 @@ def written(profile: Profile, place: Path) -> Profile:
     return found
 
 
-_NAMES = {
-    "waiting": "waiting for data",
-    "optimizer": "optimizer, clipping",
-    "communication": "communication",
-    "rest": "Python and the rest",
-}
+_NAMES = {"waiting": "waiting for data", "optimizer": "optimizer, clipping", "rest": "Python and the rest"}
 
 _SHOWN = 12  # operators
 _COLUMNS = 96
@@ -142,9 +155,9 @@ def _time(profile: Profile) -> list[str]:
         "",
     ]
     rows = [("where it goes", "time", "share", "memory at its peak")]
-    for name in (name for name in PHASES if name in phases.seconds):
+    for name, seconds in phases.seconds.items():
         memory = in_words(profile.memory.phases[name].total) if name in profile.memory.phases else ""
-        rows.append((_NAMES.get(name, name), measured_time(phases.seconds[name]), f"{phases.share(name):.0%}", memory))
+        rows.append((_NAMES.get(name, name), measured_time(seconds), f"{phases.share(name):.0%}", memory))
     rows.append(("together", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total)))
     lines += text_table(rows)
     if profile.busy_s is not None:
@@ -157,11 +170,10 @@ def _time(profile: Profile) -> list[str]:
 
 def _operators(profile: Profile) -> list[str]:
     shown = profile.operators[:_SHOWN]
-    rows = [("operators, by their own time", "calls", "time", "share")]
-    rows += [
+    rows = [
         (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}") for row in shown
     ]
-    head, *lines = text_table(rows)
+    head, *lines = text_table([("operators, by their own time", "calls", "time", "share"), *rows])
     paragraph = [head]
     for line, row in zip(lines, shown, strict=True):
         paragraph += [line, *[f"    {shortened(row.shapes, 90)}"] * bool(row.shapes)]
@@ -177,15 +189,14 @@ def _memory(profile: Profile) -> list[str]:
         "buffers, averages": peak.buffers,
         "activations, results": peak.activations,
     }
-    lines = [f"memory of tensors, at its peak {in_words(peak.total)}"]
-    if memory.told_by_allocator is not None:
-        lines[0] += f" (the allocator says {in_words(memory.told_by_allocator)})"
+    told = memory.told_by_allocator
+    allocator = "" if told is None else f" (the allocator says {in_words(told)})"
     rows = [(name, in_words(size), f"{size / max(1, peak.total):.0%}") for name, size in parts.items() if size]
-    return lines + text_table(rows, indent="  ")
+    return [f"memory of tensors, at its peak {in_words(peak.total)}{allocator}", *text_table(rows, indent="  ")]
 
 
 def _arithmetic(profile: Profile) -> list[str]:
-    flops, step_s = profile.flops, profile.phases.step_s
+    flops, most = profile.flops, profile.phases.step_s * profile.peak  # operations that a step could do
     by = ", ".join(f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items())
     whose = "given" if profile.peak_given else "measured: the best of matrix products in this format"
     lines = [
@@ -194,11 +205,11 @@ def _arithmetic(profile: Profile) -> list[str]:
         f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
     ]
     if flops.again:
-        again, used = with_unit(flops.again, "FLOP"), flops.done / step_s / profile.peak
-        lines.append(f"  and {again} again for activation checkpointing: {used:.1%} of the peak is used")
+        again = with_unit(flops.again, "FLOP")
+        lines.append(f"  and {again} again for activation checkpointing: {flops.done / most:.1%} of the peak is used")
     if flops.formula is not None:
-        by_formula, used = with_unit(flops.formula, "FLOP"), flops.formula / step_s / profile.peak
-        lines.append(f"  by the formula (6 N + 12 L T D) a token: {by_formula} a step, utilisation {used:.1%}")
+        formula, used = with_unit(flops.formula, "FLOP"), flops.formula / most
+        lines.append(f"  by the formula (6 N + 12 L T D) a token: {formula} a step, utilisation {used:.1%}")
     lines.append("  counted: matrix products, convolutions, attention (in full); not: elementwise work, norms, softmax")
     return lines
 

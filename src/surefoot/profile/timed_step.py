@@ -1,10 +1,10 @@
 """A run's step with a stopwatch at its phases: the same calls in the same order, `train/loop.py` untouched.
 
-What a step calls is replaced by what notes the time and calls it: the model's forward pass, the loss, what ranks share, and the
-buffers, whose `end_pass` is the first call after `backward()`.
+Stand-ins note the time and call the model's forward pass, the loss, what ranks share, and the buffers' `end_pass`, which is the
+first call after `backward()`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -24,10 +24,9 @@ RANGE = "surefoot: "  # what the ranges of a trace are called before the phase
 
 
 class Stopwatch:
-    """Splits what `now` counts into phases; what lies inside another phase belongs to the inner one alone.
+    """Split what `now` counts into phases; time inside a nested phase belongs to the inner one alone.
 
-    `between` is how much lies between two of its readings: seconds, or whatever else grows. Each phase is a range of the trace too,
-    where a profiler runs.
+    `between` is how much lies between two readings. Each phase is a range of the trace too while a profiler runs.
 
     >>> ticks = iter([0.0, 1.0, 4.0, 9.0, 10.0, 11.0])
     >>> watch = Stopwatch(now=lambda: next(ticks))
@@ -82,11 +81,7 @@ class Stopwatch:
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    """One that counts seconds as a device spends them.
-
-    On CUDA an event is put into the stream at every change of phase, and their times are read once the device has come to the
-    last one: nothing waits inside a step, and a phase in which the device had nothing to do is as long as it had not.
-    """
+    """A stopwatch of seconds as a device spends them; on CUDA by events in the stream, so that nothing waits inside a step."""
     if device.type != "cuda":
         return Stopwatch()
 
@@ -116,16 +111,25 @@ class Stepping:
 
     def make(self, micro_batches: Sequence[MicroBatch] | None = None) -> dict[str, float]:
         """Make the next step, with these micro-batches if they are given, and wait for the device; what its phases took."""
-        with watched(self.task, self.plain_state, self.watch) as (task, state):
-            self.watch.start()
+        task, watch = self.task, self.watch
+        assert task.loss is not None
+        with ExitStack() as afterwards:
+            forward: Any = (
+                {name: _seen(model, watch, afterwards) for name, model in task.forward.items()}
+                if isinstance(task.forward, dict)
+                else _seen(task.forward, watch, afterwards)
+            )
+            loss, ranks = _in_phase("loss", task.loss, watch), _timed_ranks(task.ranks, watch)
+            state = replace(self.plain_state, buffers=_timed_buffers(self.plain_state.buffers, watch))
+            watch.start()
             if micro_batches is None:
-                with self.watch.phase("waiting"):
+                with watch.phase("waiting"):
                     micro_batches = self.feed.micro_batches(self.next)
-            step = Step(self.next, micro_batches, task, state)
+            step = Step(self.next, micro_batches, replace(task, forward=forward, loss=loss, ranks=ranks), state)
             forward_backward(step)
-            with self.watch.phase("optimizer"):
+            with watch.phase("optimizer"):
                 update(step)
-            taken = self.watch.lap()
+            taken = watch.lap()
         self.next += 1
         return taken
 
@@ -134,22 +138,8 @@ class Stepping:
         return sum(self.make().values())
 
 
-@contextmanager
-def watched(task: Task, state: State, watch: Stopwatch) -> Iterator[tuple[Task, State]]:
-    """The same task and state, with each phase told to a stopwatch while the block lasts."""
-    assert task.loss is not None
-    with ExitStack() as afterwards:
-        models: Mapping[str, Any] = task.forward if isinstance(task.forward, dict) else {"model": task.forward}
-        called = {name: _seen(model, watch, afterwards) for name, model in models.items()}
-        forward = called if isinstance(task.forward, dict) else called["model"]
-        timed = replace(
-            task, forward=forward, loss=_in_phase("loss", task.loss, watch), ranks=_timed_ranks(task.ranks, watch)
-        )
-        yield timed, replace(state, buffers=_timed_buffers(state.buffers, watch))
-
-
 def _seen(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
-    """The model with its forward pass timed: a plain module as itself, anything else (compiled, several ranks) through a stand-in."""
+    """The model with its forward pass timed: a plain module as itself, all else (compiled, several ranks) by a stand-in."""
     if not isinstance(model, nn.Module) or is_compiled(model):
         return _StandIn(model, called=_in_phase("forward", model, watch))
     afterwards.enter_context(with_forward(model, _in_phase("forward", model.forward, watch, splits=True)))
@@ -191,8 +181,8 @@ def _in_phase(
 def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
     """What ranks share (`surefoot.distributed.strategy.Ranks`); the backward pass begins where they have said what from."""
 
-    def started(part: Tensor, scale: Tensor | None) -> Tensor:
-        begun: Tensor = ranks.started(part, scale)
+    def started(part: Tensor, scale: Tensor | None) -> Any:
+        begun = ranks.started(part, scale)
         watch.enter("backward")
         return begun
 

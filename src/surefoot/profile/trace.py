@@ -1,7 +1,7 @@
-"""Steps under torch's profiler: the trace, the operators that take the time, and the memory from moment to moment.
+"""Steps under torch's profiler: the operators that take the time, and the memory from moment to moment.
 
-Every allocation that torch makes under its profiler is known with its time; the gradients are told apart by a hook on each parameter,
-and parameters, optimizer state and buffers by asking for their sizes. What is left are activations and temporary results.
+The profiler tells the time of every allocation of torch. A hook on each parameter tells its gradient apart, and parameters,
+optimizer state and buffers are asked for their sizes; the rest are activations and temporary results.
 """
 
 import os
@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from surefoot.errors import ConfigError
 from surefoot.memory import tensor_bytes
 from surefoot.profile.timed_step import RANGE, REST
 from surefoot.report.figures import COLOURS, drawing, write
@@ -67,7 +66,7 @@ class Operator:
 def profiled(
     make: Callable[[], Any], device: torch.device, *, times: int = 1, shapes: bool, memory: bool = True
 ) -> Any:
-    """What `make` does, called so many times, under torch's profiler, with the device's own activities where it is CUDA."""
+    """Call `make` under torch's profiler, with the device's own activities if it is CUDA."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     found = profile(activities=activities, record_shapes=shapes, profile_memory=memory)
     with _quiet():
@@ -85,7 +84,7 @@ def profiled(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch 2.13's profiler writes to standard error by itself, whatever its log level, when it starts and stops."""
+    """Without what torch 2.13's profiler writes to standard error when it starts and stops, whatever its log level."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -97,23 +96,19 @@ def _quiet() -> Iterator[None]:
         os.close(nowhere)
 
 
-def operators(found: Any, *, steps: int, shapes: bool, on_device: bool, most: int = 15) -> list[Operator]:
-    """The operators that take most of the time, of so many steps under the profiler, longest first."""
+def operators(found: Any, *, steps: int, shapes: bool, on_device: bool) -> list[Operator]:
+    """The 15 operators that take most of the time of `steps` under the profiler, longest first."""
+    time_of = attrgetter("self_device_time_total" if on_device else "self_cpu_time_total")  # in us
     rows = [
-        row
+        (float(time_of(row)) / 1e6 / steps, row)
         for row in found.key_averages(group_by_input_shape=shapes)
-        if not row.key.startswith((RANGE, "ProfilerStep"))
+        if time_of(row) > 0 and not row.key.startswith((RANGE, "ProfilerStep"))
     ]
-
-    def self_s(row: Any) -> float:
-        return float(row.self_device_time_total if on_device else row.self_cpu_time_total) / 1e6 / steps
-
-    whole = sum(map(self_s, rows)) or 1.0
-    longest = sorted(rows, key=self_s, reverse=True)[:most]
+    whole_s = sum(self_s for self_s, _ in rows)
+    rows.sort(key=itemgetter(0), reverse=True)
     return [
-        Operator(row.key, row.count / steps, self_s(row), self_s(row) / whole, str(row.input_shapes) if shapes else "")
-        for row in longest
-        if self_s(row) > 0
+        Operator(row.key, row.count / steps, self_s, self_s / whole_s, str(row.input_shapes) if shapes else "")
+        for self_s, row in rows[:15]
     ]
 
 
@@ -137,31 +132,6 @@ def copied_s(found: Any, *, steps: int) -> float:
     return float(sum(event.duration_ns() for event in copies)) / 1e9 / steps
 
 
-def write_trace(found: Any, path: Path) -> None:
-    """Write the trace as Chrome and Perfetto (https://ui.perfetto.dev) read it."""
-    try:
-        found.export_chrome_trace(str(path))
-    except (OSError, RuntimeError) as problem:
-        raise ConfigError(f"cannot write {path}: {problem}\n  choose another place: --out DIR") from problem
-
-
-@contextmanager
-def gradients_seen(parameters: list[nn.Parameter]) -> Iterator[list[tuple[int, int]]]:
-    """The time (ns) and the bytes of each gradient as it is made, the first of a step alone: others are added to it."""
-    seen: list[tuple[int, int]] = []
-
-    def made(parameter: Tensor) -> None:
-        if id(parameter) not in known and parameter.grad is not None:
-            known.add(id(parameter))
-            seen.append((time.time_ns(), tensor_bytes([parameter.grad])))
-
-    known: set[int] = set()
-    with ExitStack() as hooks:
-        for parameter in parameters:
-            hooks.callback(parameter.register_post_accumulate_grad_hook(made).remove)  # type: ignore[no-untyped-call]
-        yield seen
-
-
 def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> MemoryLine:
     """The memory of one step, which `make` makes, under the profiler."""
     standing_bytes = 0
@@ -169,7 +139,15 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         standing_bytes = torch.cuda.memory_allocated(device)
-    with gradients_seen(state.parameters) as gradients:
+    gradients: dict[Tensor, tuple[int, int]] = {}  # when each is made (ns), and its bytes
+
+    def note_gradient(parameter: Tensor) -> None:
+        if parameter not in gradients and parameter.grad is not None:  # later ones of the step are added to it
+            gradients[parameter] = time.time_ns(), tensor_bytes([parameter.grad])
+
+    with ExitStack() as hooks:
+        for parameter in state.parameters:
+            hooks.callback(parameter.register_post_accumulate_grad_hook(note_gradient).remove)  # type: ignore[no-untyped-call]
         found = profiled(make, device, shapes=False)
     models, averages = state.models.values(), [average.model for average in state.averages.values()]
     states = [held for trained in state.trained.values() for held in trained.optimizer.state.values()]
@@ -190,7 +168,7 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
     curve, phases, peak, total_of = [(0.0, now, 0)], dict[str, Held](), held(now, 0), attrgetter("total")
     for moment, change in changes:
         now += change
-        here = held(now, sum(size for then, size in gradients if then <= moment) if moment < ends else 0)
+        here = held(now, sum(size for then, size in gradients.values() if then <= moment) if moment < ends else 0)
         curve.append(((moment - begun) / 1e9, now, here.gradients))
         inside = [(end - begin, name) for begin, end, name in ranges if begin <= moment <= end]
         phase = min(inside, default=(0, REST))[1]
@@ -198,8 +176,8 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
         peak = max(peak, here, key=total_of)
     size = -(-len(curve) // _POINTS)  # of each stretch of the curve its highest point, so that no peak is lost
     thinned = [max(curve[place : place + size], key=lambda point: point[1]) for place in range(0, len(curve), size)]
-    told = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
-    return MemoryLine(peak, phases, thinned, told)
+    told_by_allocator = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+    return MemoryLine(peak, phases, thinned, told_by_allocator)
 
 
 def _seen(found: Any, kind: DeviceType) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:

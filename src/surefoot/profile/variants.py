@@ -1,7 +1,4 @@
-"""Variants of a run's own step that may be quicker: which are there for a run, and how to make each.
-
-A variant changes the run only inside `entered`, so that steps of it and of the run as it is can be made in turn.
-"""
+"""Variants of a run's own step that may be quicker: which are there for a run, and how to make each."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +31,7 @@ USUAL = NAMES[:-1]
 
 @dataclass(frozen=True)
 class Variant:
-    """One thing to try. `flag` is what to type for it; `changes` says where results are not those of the run as it is."""
+    """One thing to try. `flag` is what to type for it; `changes` says how results differ; the run is changed inside `entered`."""
 
     name: str
     flag: str
@@ -53,11 +50,10 @@ def tries_of(text: str) -> tuple[str, ...]:
     if text in ("none", "usual", "all"):
         return {"none": (), "usual": USUAL, "all": NAMES}[text]
     names = tuple(part.strip().replace("_", "-") for part in text.split(","))
-    for name in names:
-        if name not in NAMES:
-            meant = nearest(name, NAMES)
-            cure = f"did you mean {meant}?" if meant else f"there are: none, usual, all, {', '.join(NAMES)}"
-            raise ConfigError(f"--tries {name}: nothing of that name can be tried; {cure}")
+    if wrong := [name for name in names if name not in NAMES]:
+        meant = nearest(wrong[0], NAMES)
+        cure = f"did you mean {meant}?" if meant else f"there are: none, usual, all, {', '.join(NAMES)}"
+        raise ConfigError(f"--tries {wrong[0]}: nothing of that name can be tried; {cure}")
     return names
 
 
@@ -66,7 +62,6 @@ _DIGITS = {
     "tf32": "products have 4 digits where fp32 has 7",
     "fp32": "more digits",
 }
-
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 
 
@@ -103,8 +98,7 @@ def _precisions(parts: RunComponents) -> list[Variant]:
 
 @contextmanager
 def _using(precision: Precision, name: str) -> Iterator[None]:
-    before = precision.name
-    precision.name = name
+    before, precision.name = precision.name, name
     try:
         with precision.numerics():
             yield
@@ -172,11 +166,9 @@ def _fused(parts: RunComponents) -> list[Variant]:
 
 
 def _channels_last(parts: RunComponents) -> list[Variant]:
-    modules = [part for part in _modules(parts) if isinstance(part, nn.Conv2d)]
+    weights = [part.weight for part in _modules(parts) if isinstance(part, nn.Conv2d)]
     last = torch.channels_last
-    last_already = [
-        part.weight.is_contiguous(memory_format=last) and not part.weight.is_contiguous() for part in modules
-    ]
+    last_already = [weight.is_contiguous(memory_format=last) and not weight.is_contiguous() for weight in weights]
     if parts.compiled or parts.layout.channels_last or all(last_already):  # and where there is no convolution
         return []
 
@@ -185,28 +177,28 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
         with ExitStack() as afterwards:
             if precision is not None:
                 afterwards.enter_context(_using(parts.whole.precision, precision))
-            for part in modules:
-                afterwards.callback(setattr, part.weight, "data", part.weight.data)
-                part.weight.data = part.weight.data.contiguous(memory_format=last)
+            for weight in weights:
+                afterwards.callback(setattr, weight, "data", weight.data)
+                weight.data = weight.data.contiguous(memory_format=last)
             for model in parts.state.models.values():
                 afterwards.callback(model.register_forward_pre_hook(_inputs_too).remove)
             yield
 
     how = "model.to(memory_format=torch.channels_last), and the pictures too"
-    alone = Variant("channels last", how, partial(stepping, parts), entered, "equal to rounding")
+    make = partial(stepping, parts)
+    alone = Variant("channels last", how, make, entered, "equal to rounding")
     if parts.whole.precision.name != "fp32":
         return [alone]
     both = f"--precision bf16 with {how}"  # what "auto" chooses between
-    in_bf16 = partial(entered, "bf16")
-    return [alone, Variant("bf16, channels last", both, partial(stepping, parts), in_bf16, _DIGITS["bf16"])]
+    return [alone, Variant("bf16, channels last", both, make, partial(entered, "bf16"), _DIGITS["bf16"])]
 
 
 def _kept(parts: RunComponents) -> list[Variant]:
     blocks = computed_again(parts.state)
     if not blocks or parts.compiled:
         return []
-    entered, flag = partial(kept_activations, blocks), "--activation-checkpointing off"
-    return [Variant("activations kept", flag, partial(stepping, parts), entered, "more memory, no bit")]
+    make, entered = partial(stepping, parts), partial(kept_activations, blocks)
+    return [Variant("activations kept", "--activation-checkpointing off", make, entered, "more memory, no bit")]
 
 
 def _compiled(parts: RunComponents) -> list[Variant]:

@@ -1,7 +1,6 @@
-"""The curves of learning-rate schedules: what settings each shape takes, and its formula.
+"""The curves of learning-rate schedules: each shape's settings, what it refuses, and its formula.
 
-`lr_schedule.py` is what a user writes; here a schedule's settings are a dictionary with every duration in steps.
-A new shape is an entry of `SHAPES` and a public function in `lr_schedule.py`.
+A new shape is an entry of `SHAPES` and a public function in `lr_schedule.py`, which is what a user writes.
 Where a curve differs from torch's or transformers' of that name: docs/decisions/0007.
 """
 
@@ -9,9 +8,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from surefoot.config.durations import NEVER
+from surefoot.config.durations import NEVER, Length, in_steps
 from surefoot.errors import ConfigError
 
 Factors = Callable[[int], float]
@@ -20,7 +20,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Fall:
-    """What a shape's formula is made of: the settings, durations in steps, and where in the run it falls."""
+    """The settings of a shape, with durations in steps, and where in the run it falls."""
 
     settings: Settings
     steps: int
@@ -39,30 +39,30 @@ class Fall:
         return self.steps - 1 if self.floor > 0.0 else self.steps
 
     def along(self, rest: Factors) -> Factors:
-        """The factor where `rest`, from 1 down to 0, is of the way to the floor."""
+        """The factor if `rest`, from 1 down to 0, is left of the way to the floor."""
         floor, span = self.floor, 1.0 - self.floor
         return lambda step: floor + span * rest(step)
 
     def left(self) -> Factors:
-        """What is left of the fall, from 1 at the end of warm-up to 0, which keeps its digits near 0."""
-        last, falling = self.last, self.last - self.warmup  # 0 where the peak has the last step for itself
+        """The part of the fall that is left, from 1 at the end of warm-up to 0, which keeps its digits near 0."""
+        last, falling = self.last, self.last - self.warmup  # 0 if the peak has the last step for itself
         return lambda step: (last - step) / falling
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a schedule; an entry of `SHAPES`."""
+    """The shape of a schedule, by the name that a flag gives it: an entry of `SHAPES`."""
 
-    takes: Settings  # its settings, and what they are where absent
+    takes: Settings  # its settings and their defaults
     fall: Callable[[Fall], Factors]  # the factor after the step where warm-up ends
-    # How many steps from the first on have the same factors in every longer run; `NEVER` where all have
+    # How many steps from the first on have the same factors in every longer run; `NEVER` if all have
     shared: Callable[[Fall], int] = lambda fall: fall.warmup + 1
     # The setting that can make the last factors too small for a number, and what to type then
     steep: tuple[str, str] | None = None
 
     @property
     def own_rise(self) -> bool:
-        """Whether its rise is a part of the shape, and no warm-up like the others'."""
+        """Whether its rise is part of the shape, not a warm-up like the others'."""
         return "start" in self.takes
 
 
@@ -71,17 +71,18 @@ _QUARTER = 0.5 * math.pi  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x
 
 def curve(shape: Shape, at: Fall) -> Factors:
     """The factor as a function of the step; `ConfigError` where it underflows to 0."""
-    warmup, floor, last = at.warmup, at.floor, at.last if "floor" in at.settings else NEVER
-    rise, fall = _rise(at), shape.fall(at)
+    warmup, floor, fall = at.warmup, at.floor, shape.fall(at)
+    start: float | None = at.settings.get("start")
+    last = at.last if "floor" in at.settings else NEVER
 
     def factor(step: int) -> float:
+        if step < warmup and start is not None:
+            return start + (1.0 - start) * math.sin(_QUARTER * step / warmup) ** 2
         if step < warmup:
-            return rise(step)
+            return (step + 1) / (warmup + 1)
         if step == warmup:
             return 1.0
-        if step >= last:
-            return floor
-        return fall(step)
+        return floor if step >= last else fall(step)
 
     if shape.steep is not None and factor(at.steps - 1) == 0.0:
         name, cure = shape.steep
@@ -90,14 +91,6 @@ def curve(shape: Shape, at: Fall) -> Factors:
             f"  try: {cure}, or another {name}"
         )
     return factor
-
-
-def _rise(at: Fall) -> Factors:
-    warmup = at.warmup
-    if "start" not in at.settings:
-        return lambda step: (step + 1) / (warmup + 1)
-    start = at.settings["start"]
-    return lambda step: start + (1.0 - start) * math.sin(_QUARTER * step / warmup) ** 2
 
 
 def _polynomial(at: Fall) -> Factors:
@@ -137,16 +130,16 @@ def _stable_decay(at: Fall) -> Factors:
 
 
 def _restarts(at: Fall) -> Factors:
-    starts, floor, span = _cycle_starts(at), at.floor, 1.0 - at.floor
+    starts = _cycle_starts(at)
     # a cycle reaches its floor as a run does: on its last step, or one later
     lasts = [*(start - (at.steps - at.last) for start in starts[1:]), at.last]
 
-    def factor(step: int) -> float:
+    def left(step: int) -> float:
         cycle = bisect_right(starts, step) - 1
         start, last = starts[cycle], lasts[cycle]
-        return 1.0 if step == start else floor + span * math.sin(_QUARTER * (last - step) / (last - start)) ** 2
+        return 1.0 if step == start else math.sin(_QUARTER * (last - step) / (last - start)) ** 2
 
-    return factor
+    return at.along(left)
 
 
 def _cycle_starts(at: Fall) -> list[int]:
@@ -160,7 +153,6 @@ def _cycle_starts(at: Fall) -> list[int]:
         starts.append(following)
 
 
-# All shapes, by the name that a flag gives them
 SHAPES: dict[str, Shape] = {
     "constant": Shape({"warmup": 0}, lambda _: lambda _: 1.0, lambda _: NEVER),
     "linear": Shape({"warmup": 0, "floor": 0.0}, lambda at: at.along(at.left())),
@@ -173,7 +165,7 @@ SHAPES: dict[str, Shape] = {
         {"warmup": 0, "drops": ("50%", "75%"), "drop_factor": 0.1},
         _steps,
         lambda _: NEVER,
-        steep=("drop_factor", "fewer drops"),
+        ("drop_factor", "fewer drops"),
     ),
     "exponential": Shape({"warmup": 0, "floor": 0.01}, _exponential),
     "one-cycle": Shape({"warmup": "30%", "floor": 0.0, "start": 1 / 25}, _cosine),
@@ -188,3 +180,80 @@ SHAPES: dict[str, Shape] = {
         lambda at: _cycle_starts(at)[-1] + 1,
     ),
 }
+
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "floor": (lambda value: 0.0 <= value <= 1.0, "a factor on the learning rate from 0 to 1"),
+    "power": (lambda value: 0.0 < value < math.inf, "a number above 0; 1 is a straight line"),
+    "drop_factor": (lambda value: 0.0 < value < 1.0, "a factor between 0 and 1, as 0.1"),
+    "start": (
+        lambda value: 0.0 < value < 1.0,
+        "a factor between 0 and 1, as 0.04; at 0 the first step would be wasted",
+    ),
+    "cycle_growth": (lambda value: 1.0 <= value < math.inf, "1 (cycles of one length) or more; 2 doubles each"),
+}
+
+
+def refuse_foreign_or_out_of_range(shape: str, given: Settings) -> None:
+    """Raise `ConfigError` if a setting is not one of the shape's, or out of its range."""
+    if shape not in SHAPES:
+        raise ConfigError(f"schedule.name = {shape!r} is unknown; one of: {', '.join(SHAPES)}")
+    takes = SHAPES[shape].takes
+    for name, value in given.items():
+        if name not in takes and not (name == "floor" and value == 0.0):
+            raise ConfigError(
+                f"schedule.{name} = {value!r} means nothing to schedule.name {shape}, which takes {', '.join(takes)}\n"
+                f"  leave it out, or choose --schedule.name {' or '.join(other for other in SHAPES if name in SHAPES[other].takes)}"
+            )
+        if name in _RANGES and not _RANGES[name][0](value):
+            raise ConfigError(f"schedule.{name} = {value!r}: needed is {_RANGES[name][1]}")
+    if shape == "exponential" and given.get("floor") == 0.0:
+        raise ConfigError("schedule.floor = 0: an exponential never gets there\n  try: --schedule.floor 0.01")
+    drops = given.get("drops", ("50%",))
+    if not isinstance(drops, tuple) or not drops:
+        raise ConfigError(f"schedule.drops = {drops!r}: needed is a tuple of durations, as ('50%', '75%')")
+
+
+def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
+    """All settings of a shape, defaults filled in and durations in steps; `ConfigError` where they do not fit the run."""
+    written = {name: given.get(name, default) for name, default in SHAPES[shape].takes.items()}
+    settings = dict(written)
+    for name in ("warmup", "cooldown", "cycle"):
+        if name in settings:
+            settings[name] = in_steps(written[name], length=length, setting=f"schedule.{name}")
+    if "drops" in settings:
+        settings["drops"] = tuple(in_steps(drop, length=length, setting="schedule.drops") for drop in written["drops"])
+    fall = Fall(settings, length.steps)
+    steps, warmup = fall.steps, fall.warmup
+    if warmup >= steps:
+        raise ConfigError(
+            f"schedule.warmup = {shown(warmup, written['warmup'])} does not fit in a run of {steps} steps:"
+            " the full rate would never be reached\n"
+            f"  try: --schedule.warmup 5%, or --length '{10 * warmup} steps'"
+        )
+    if "cooldown" in settings:
+        cooldown, room = settings["cooldown"], fall.last - warmup
+        if cooldown > room or (cooldown == 0 and settings["floor"] > 0.0):
+            raise ConfigError(
+                f"schedule.cooldown = {shown(cooldown, written['cooldown'])} does not fit in a run of {steps} steps:"
+                f" the floor must be reached, and after warm-up {room} are left for it\n"
+                "  try: --schedule.cooldown 20%, or a longer --length"
+            )
+    if settings.get("cycle") == 0:
+        raise ConfigError(f"schedule.cycle = {shown(0, written['cycle'])} is no step at all\n  try: a longer cycle")
+    if any(later <= earlier for earlier, later in pairwise((warmup, *settings.get("drops", ()), steps))):
+        drops = ", ".join(shown(at, text) for at, text in zip(settings["drops"], written["drops"], strict=True))
+        raise ConfigError(
+            f"schedule.drops = {drops} in a run of {steps} steps with a warm-up of {warmup}:"
+            " each must come after the one before, after warm-up and before the end\n"
+            "  try: --schedule.drops 50% 75%"
+        )
+    return fall
+
+
+def shown(steps: int, written: str | int) -> str:
+    """A duration in steps, and as it was written if that says more.
+
+    >>> shown(5, "10%"), shown(5, 5)
+    ('5 steps (10%)', '5 steps')
+    """
+    return f"{steps} steps" if isinstance(written, int) else f"{steps} steps ({written})"

@@ -11,8 +11,7 @@ from typing import Any
 
 from surefoot.config.durations import Length, in_steps
 from surefoot.errors import ConfigError
-from surefoot.schedules import validation
-from surefoot.schedules.curves import SHAPES, Factors, Fall, curve
+from surefoot.schedules.curves import SHAPES, Factors, Fall, curve, in_a_run, refuse_foreign_or_out_of_range, shown
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,14 @@ class Schedule:
     cycle_growth: float | None = None  # restarts: each cycle is so many times longer than the one before. Default 1.
 
     def __post_init__(self) -> None:
-        validation.refuse_foreign_or_out_of_range(self.shape, self._given)
+        refuse_foreign_or_out_of_range(self.shape, self._given)
 
     @property
     def _given(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "shape" and value is not None}
 
     def resolved(self, length: Length) -> Schedule:
-        """The same with durations in steps and defaults filled in, so that 5% of this run stays that in a longer one.
-
-        Raises `ConfigError` where it does not fit in the run.
+        """The same with durations in steps and defaults filled in; `ConfigError` if it does not fit in the run.
 
         >>> warmup_cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
         10
@@ -67,7 +64,7 @@ class Schedule:
         return SHAPES[self.shape].shared(self._in(length))
 
     def _in(self, length: Length) -> Fall:
-        return validation.in_a_run(self.shape, self._given, length)
+        return in_a_run(self.shape, self._given, length)
 
     def described(self) -> dict[str, Any]:
         """The shape and the settings that are not absent, as JSON."""
@@ -112,8 +109,10 @@ class Joined:
     def _cut(self, length: Length) -> tuple[int, Length, Length]:
         at = in_steps(self.at, length=length, setting="at")
         if not 0 < at < length.steps:
-            needed = f"two joined schedules in a run of {length.steps} steps need one for each"
-            raise ConfigError(f"at = {validation.shown(at, self.at)}: {needed}\n  try: at='50%'")
+            raise ConfigError(
+                f"at = {shown(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
+                "  try: at='50%'"
+            )
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)
 
 
@@ -228,8 +227,8 @@ def warm_restarts(
 ) -> Schedule:
     """Rise for `warmup`, then fall along half a cosine in each `cycle`, back to the full rate at once at the start of the next.
 
-    A floor above 0 is reached on the last step of each cycle. The last one ends with the run: of what is left after whole
-    cycles, half a cycle or more is one of its own, and less lengthens the one before.
+    A floor above 0 is reached on the last step of each cycle. The last cycle ends with the run: half a cycle or more that is left
+    is one of its own, and less lengthens the one before.
     Loshchilov and Hutter 2017, section 3: https://arxiv.org/abs/1608.03983
 
     >>> factor = warm_restarts(cycle=2, cycle_growth=2.0).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))

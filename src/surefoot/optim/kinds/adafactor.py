@@ -33,7 +33,7 @@ class Adafactor(Optimizer):
 
     @by_group
     def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
-        made_steps([self._started(parameter)["step"] for parameter in parameters], found_inf=found_inf)
+        made_steps([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
         updates = [self._update(parameter, group, found_inf) for parameter in parameters]
         subtract(parameters, updates, decay=group["lr"] * group["weight_decay"], found_inf=found_inf)
 
@@ -54,21 +54,16 @@ class Adafactor(Optimizer):
             square = state["variance"].clone()
         update: Tensor = square.clamp_(min=smallest * smallest).rsqrt_().mul_(gradient)
         scale = _root_mean_square(parameter).clamp_(min=group["smallest_scale"])
-        rate: Tensor = scale * state["step"].rsqrt().clamp_(max=group["lr"])
         excess = (_root_mean_square(update) / group["clip_threshold"]).clamp_(min=1.0)
-        return update.mul_(rate.div_(excess))
+        return update.mul_((scale * state["step"].rsqrt().clamp_(max=group["lr"])).div_(excess))
 
-    def _started(self, parameter: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
-        if state:
-            return state
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        if parameter.ndim > 1:
-            state["row_var"] = parameter.new_zeros([*parameter.shape[:-1], 1], requires_grad=False)
-            state["col_var"] = parameter.new_zeros([*parameter.shape[:-2], 1, parameter.shape[-1]], requires_grad=False)
-        else:
-            state["variance"] = torch.zeros_like(parameter, requires_grad=False)
-        return state
+    def first_state(self, parameter: Tensor) -> dict[str, Any]:
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        if parameter.ndim < 2:
+            return {"step": step, "variance": torch.zeros_like(parameter, requires_grad=False)}
+        rows = parameter.new_zeros([*parameter.shape[:-1], 1], requires_grad=False)
+        columns = parameter.new_zeros([*parameter.shape[:-2], 1, parameter.shape[-1]], requires_grad=False)
+        return {"step": step, "row_var": rows, "col_var": columns}
 
 
 def _root_mean_square(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
 from surefoot.optim.in_place import by_group, made_steps, replace, subtract
 from surefoot.optim.kinds.kind import OptimizerKind
 
@@ -23,8 +23,8 @@ SMALLEST = 4096  # numbers; what is smaller keeps 32 bits: norms and biases need
 class AdamW8bit(Optimizer):
     """Dettmers et al. 2022, sections 2.1 and 2.2 (https://arxiv.org/abs/2110.02861); the arithmetic is in float32.
 
-    The state of a large parameter is `exp_avg` and `exp_avg_sq` as codes of 8 bits, and for each block of 256 of them the
-    largest magnitude, `..._largest`. An attribute `found_inf` of 1 makes a step change no bit.
+    The state of a large parameter is `exp_avg` and `exp_avg_sq` as codes of 8 bits, and the largest magnitude of each block of
+    256. An attribute `found_inf` of 1 makes a step change no bit.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class AdamW8bit(Optimizer):
 
     @by_group
     def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
-        made_steps([self._started(parameter)["step"] for parameter in parameters], found_inf=found_inf)
+        made_steps([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
         for parameter in parameters:  # one by one: only its own moments are in 32 bits at a time
-            update = self._update(parameter, group, found_inf)
-            subtract([parameter], [update], rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
+            updates = [self._update(parameter, group, found_inf)]
+            subtract([parameter], updates, rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
         """Adam's direction for a parameter; moves its moments."""
@@ -69,9 +69,12 @@ class AdamW8bit(Optimizer):
         codes: Tensor = state[key]
         if codes.dtype is not torch.uint8:
             return codes.clone()
-        largest, code = state[f"{key}_largest"], self.maps[key, codes.device]
-        codes = codes.contiguous()  # after a resume they lie as the parameter does: the CUDA kernel would mix them up
-        found: Tensor = self.quantisation.dequantize_blockwise(codes, absmax=largest, code=code, blocksize=BLOCK)
+        found: Tensor = self.quantisation.dequantize_blockwise(
+            codes.contiguous(),  # after a resume they lie as the parameter does: the CUDA kernel would mix them up
+            absmax=state[f"{key}_largest"],
+            code=self.maps[key, codes.device],
+            blocksize=BLOCK,
+        )
         return found
 
     def _write(self, state: dict[str, Any], key: str, value: Tensor, found_inf: Tensor | None) -> None:
@@ -82,11 +85,8 @@ class AdamW8bit(Optimizer):
         replace(state[key], codes, found_inf=found_inf)
         replace(state[f"{key}_largest"], largest, found_inf=found_inf)
 
-    def _started(self, parameter: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
-        if state:
-            return state
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+    def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
         for key in ("exp_avg", "exp_avg_sq"):
             state[key] = zeros = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
             if parameter.numel() >= SMALLEST:
@@ -109,7 +109,7 @@ def quantisation() -> ModuleType:
         from bitsandbytes import functional
     except Exception as problem:  # its library of kernels may fail in many ways
         raise ConfigError(
-            f"adamw8bit needs bitsandbytes, which cannot be loaded: {str(problem).splitlines()[0] if str(problem) else problem!r}\n"
+            f"adamw8bit needs bitsandbytes, which cannot be loaded: {first_line(problem) or repr(problem)}\n"
             '  pip install "surefoot[quant]", or use adamw'
         ) from problem
     finally:

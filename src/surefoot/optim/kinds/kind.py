@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -28,35 +28,23 @@ WaysToSkip = Literal["fused kernel", "own arithmetic", "own arithmetic off the C
 NUMBER_BY_NUMBER = "number by number"
 
 
-@runtime_checkable
-class Composite(Protocol):
-    """An optimizer made of others, which step or skip one by one."""
-
-    parts: list[Optimizer]
-
-    def hand_over(self) -> None:
-        """Give the parts the rates, gradients and state that are here."""
-
-    def let_go(self) -> None:
-        """Give up what the parts needed for a step."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class OptimizerKind:
     """One optimizer. Without a `name` it is one that a function of the user's may build, or a part of another."""
 
-    made: type[Any]  # its class
+    made: Callable[..., Optimizer]  # its class
     name: str | None = None
     build: Build | None = None  # from groups, the base rate and settings. None: `made`, with all settings as keywords.
     takes_complex: bool = False  # whether it trains complex parameters
-    # Bytes of state on this rank, without step counters, of an optimizer of this class. None: not known before its
-    # first step.
+    # Bytes of state on this rank, without step counters. None: not known before its first step.
     state_bytes: StateBytes | None = None
     # Bytes that an update takes for its time, of whole shapes and a number of ranks. None: what `skip` copies.
     update_bytes: Callable[[Sequence[Shape], int], int] | None = None
     shardable: bool  # whether it may run where each rank holds some rows of every parameter
     on_shards: str = NUMBER_BY_NUMBER  # how it does, or why it may not
-    skip: WaysToSkip  # how it leaves a bad step undone
+    # How it leaves a bad step undone. "part by part": as each of its `parts`, which `hand_over` gives rates, gradients and state
+    # for a step, and `let_go` frees after it.
+    skip: WaysToSkip
     # Cuts the groups by what parameters are. None: they stay as they are.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
     # A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none.
@@ -92,10 +80,10 @@ def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
     return next((kind for kind in all_kinds() if kind.made is type(optimizer)), None)
 
 
-def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
-    """Bytes of state on this rank, without step counters; None for an optimizer of which that is not known.
+def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
+    """Bytes of state on this rank, without step counters; None if that is not known of the optimizer.
 
-    With `shards` those of the first of so many ranks that each hold some rows of every parameter, as FSDP2 spreads them.
+    With `shards` those of the first of as many ranks that each hold some rows of every parameter, as FSDP2 spreads them.
 
     >>> import torch
     >>> from surefoot.optim.kinds.lion import Lion
@@ -103,11 +91,12 @@ def state_bytes(optimizer: Optimizer, *, shards: int = 1) -> int | None:
     >>> state_bytes(lion), state_bytes(lion, shards=4)
     (40, 12)
     """
-    if isinstance(optimizer, Composite):
-        return sum(state_bytes(part, shards=shards) or 0 for part in optimizer.parts)
     kind = kind_of(optimizer)
-    known = None if kind is None else kind.state_bytes
-    return None if known is None else known(optimizer, shapes_of(optimizer, shards))
+    if kind is not None and kind.skip == "part by part":
+        return sum(state_bytes(part, shards=shards) or 0 for part in optimizer.parts)
+    if kind is None or kind.state_bytes is None:
+        return None
+    return kind.state_bytes(optimizer, shapes_of(optimizer, shards))
 
 
 def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
@@ -116,9 +105,7 @@ def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
 
 
 def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
-    """Raise `ConfigError` for an optimizer of which it is not known that it may run on shards; one of a user's own above all.
-
-    Most look at one number at a time, and a row does not care who holds the next one.
+    """Raise `ConfigError` unless an optimizer is known to run on shards; most do, as they look at one number at a time.
 
     >>> refuse_shards(kind_named("muon"), name="muon")
     """

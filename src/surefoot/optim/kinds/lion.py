@@ -31,15 +31,15 @@ class Lion(Optimizer):
     @by_group
     def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
         gradients = present(parameters)
-        for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
         momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         beta1, beta2 = group["betas"]
         directions = torch._foreach_lerp(momenta, gradients, 1.0 - beta1)
         torch._foreach_sign_(directions)
         subtract(parameters, directions, rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
         move_towards(momenta, gradients, share=1.0 - beta2, found_inf=found_inf)
+
+    def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)}
 
 
 KINDS = (OptimizerKind(name="lion", made=Lion, state_bytes=copies(1), shardable=True, skip="own arithmetic"),)

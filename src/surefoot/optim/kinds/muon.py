@@ -30,8 +30,8 @@ class MuonWithAdamW(Optimizer):
     https://arxiv.org/abs/2502.16982). A convolution's kernel is flattened to (outputs, rest), as Jordan et al. 2024 have it
     (https://kellerjordan.github.io/posts/muon/).
 
-    Of shards each matrix is gathered whole (`BatchedMuon`). `parts` are the two optimizers; each `hand_over` gives them
-    what this one holds, so that whatever loads a state, or writes a rate, need not know of them.
+    Of shards each matrix is gathered whole (`BatchedMuon`). `parts` are the two optimizers; `hand_over` gives them what this one
+    holds, so that whatever loads a state or writes a rate need not know of them.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class BatchedMuon(Optimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
     ) -> None:
-        settings = {"momentum": momentum, "nesterov": nesterov, "ns_coefficients": ns_coefficients, "eps": eps}
-        settings |= {"ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **settings})
+        settings = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "eps": eps}
+        iteration = {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
+        super().__init__(params, {**settings, **iteration})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -123,9 +123,8 @@ class BatchedMuon(Optimizer):
         if not held:
             return loss
         how = [NewtonSchulz(group["ns_steps"], tuple(group["ns_coefficients"]), group["eps"]) for _, group in held]
-        shapes = [each.shape for each, _ in held]
-        together = [list(range(len(held)))] if isinstance(held[0][0], Shard) else batches(shapes, how)
-        for places in together:  # of shards two exchanges for all
+        one_batch = isinstance(held[0][0], Shard)  # two exchanges for all
+        for places in [range(len(held))] if one_batch else batches([each.shape for each, _ in held], how):
             self._step([held[place] for place in places], [how[place] for place in places], found_inf)
         return loss
 
@@ -163,18 +162,15 @@ def _as_matrix(parameter: nn.Parameter) -> nn.Parameter:
     """A matrix itself; a kernel's numbers seen as one of (outputs, rest)."""
     if parameter.ndim == 2:
         return parameter
-    seen: Tensor = parameter.detach()
-    if not seen.is_contiguous():
+    if not parameter.is_contiguous():
         raise ConfigError(
             f"muon: a kernel of shape {list(parameter.shape)} does not lie row by row in memory (channels last?)\n"
             "  give the model contiguous weights, or use adamw"
         )
-    rest = parameter.shape[1:].numel()
-    matrix = seen.view(len(seen), rest)
+    matrix = parameter.detach().flatten(1)
     if isinstance(parameter, Shard):
-        return Shard(
-            matrix, with_changes(parameter.rows, shape=(parameter.rows.shape[0], rest)), called=parameter.called
-        )
+        shape = (parameter.rows.shape[0], matrix.shape[1])
+        return Shard(matrix, with_changes(parameter.rows, shape=shape), called=parameter.called)
     return nn.Parameter(matrix)
 
 

@@ -36,18 +36,18 @@ class ScheduleFree(Optimizer):
 
     @by_group
     def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
-        states = [self._started(parameter) for parameter in parameters]
+        states = [self.state[parameter] for parameter in parameters]
         gradients = present(parameters)
         squares, fast = [state["exp_avg_sq"] for state in states], [state["z"] for state in states]
         (beta1, beta2), rate = group["betas"], group["lr"]
 
         made_steps([state["step"] for state in states], found_inf=found_inf)
-        weight = torch.full_like(states[0]["weight_sum"], rate * rate)
-        add_to_each([state["weight_sum"] for state in states], weight, found_inf=found_inf)
+        weight_sums = [state["weight_sum"] for state in states]
+        add_to_each(weight_sums, torch.full_like(weight_sums[0], rate * rate), found_inf=found_inf)
         move_towards(squares, torch._foreach_mul(gradients, gradients), share=1.0 - beta2, found_inf=found_inf)
 
-        steps, sums = (torch.stack([state[key] for state in states]) for key in ("step", "weight_sum"))
-        corrections = (1.0 - beta2**steps).unbind()
+        corrections = (1.0 - beta2 ** torch.stack([state["step"] for state in states])).unbind()
+        sums = torch.stack(weight_sums)
         # a sum of 0 is that of rates of 0, or of a first step that is skipped
         towards_fast = rate * rate / sums.clamp(min=torch.finfo(sums.dtype).tiny)
         roots = torch._foreach_div(squares, corrections)
@@ -64,14 +64,13 @@ class ScheduleFree(Optimizer):
         subtract(parameters, steps_of_y, found_inf=found_inf)
         subtract(fast, updates, rate=rate, found_inf=found_inf)
 
-    def _started(self, parameter: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["weight_sum"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["z"] = parameter.detach().clone(memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
-        return state
+    def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "weight_sum": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "z": parameter.detach().clone(memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+        }
 
 
 class ScheduleFreeAverage:

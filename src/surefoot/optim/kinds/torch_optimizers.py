@@ -6,41 +6,36 @@ undone there.
 
 from collections.abc import Callable, Sequence
 
-from torch import Tensor, optim
+from torch import optim
 from torch.optim import Optimizer
 
 from surefoot.optim.in_place import fused_sgd_writes
-from surefoot.optim.kinds.kind import (
-    NUMBER_BY_NUMBER,
-    Build,
-    OptimizerKind,
-    Settings,
-    Shapes,
-    StateBytes,
-    WaysToSkip,
-    copies,
-)
+from surefoot.optim.kinds.kind import NUMBER_BY_NUMBER, OptimizerKind, Settings, StateBytes, copies
 from surefoot.optim.param_groups import Group, with_rates
 
 
-def _build(made: Callable[..., Optimizer], flag: str, fits: Callable[[Tensor], bool], **fixed: bool) -> Build:
-    """With a flag that is set where it fits all parameters."""
+def _named(name: str, made: Callable[..., Optimizer], *, fused: bool, state_bytes: StateBytes) -> OptimizerKind:
+    """One with a name, and a flag that is set if it fits all parameters."""
 
     def build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
-        flags = {**fixed, flag: all(fits(parameter) for group in groups for parameter in group.parameters)}
+        parameters = [parameter for group in groups for parameter in group.parameters]
+        if fused:
+            real = all(each.is_floating_point() for each in parameters)
+            flags = {"fused": real and (made is not optim.SGD or all(map(fused_sgd_writes, parameters)))}
+        else:
+            on_device = all(each.is_cuda or each.is_meta for each in parameters)
+            flags = {"capturable": on_device, "decoupled_weight_decay": True}
         return made(with_rates(groups, lr), lr=lr, **flags, **settings)
 
-    return build
-
-
-def _fused(made: type[Optimizer]) -> Build:
-    return _build(
-        made, "fused", lambda held: held.is_floating_point() and (made is not optim.SGD or fused_sgd_writes(held))
+    return OptimizerKind(
+        name=name,
+        made=made,
+        build=build,
+        takes_complex=True,
+        state_bytes=state_bytes,
+        shardable=True,
+        skip="fused kernel" if fused else "copies",
     )
-
-
-def _capturable(made: type[Optimizer]) -> Build:
-    return _build(made, "capturable", lambda held: held.is_cuda or held.is_meta, decoupled_weight_decay=True)
 
 
 def _other(made: type[Optimizer], *, count: int | None = None, why_whole: str | None = None) -> OptimizerKind:
@@ -54,24 +49,17 @@ def _other(made: type[Optimizer], *, count: int | None = None, why_whole: str | 
     )
 
 
-def _named(
-    name: str, made: type[Optimizer], build: Build, *, skip: WaysToSkip, state_bytes: StateBytes
-) -> OptimizerKind:
-    return OptimizerKind(
-        name=name, made=made, build=build, takes_complex=True, state_bytes=state_bytes, shardable=True, skip=skip
-    )
-
-
-def _bytes_of_sgd(optimizer: optim.SGD, shapes: Shapes) -> int:
-    return copies(bool(optimizer.param_groups[0]["momentum"]))(optimizer, shapes)
-
-
 KINDS = (
-    _named("adamw", optim.AdamW, _fused(optim.AdamW), skip="fused kernel", state_bytes=copies(2)),
-    _named("adam", optim.Adam, _fused(optim.Adam), skip="fused kernel", state_bytes=copies(2)),
-    _named("sgd", optim.SGD, _fused(optim.SGD), skip="fused kernel", state_bytes=_bytes_of_sgd),
-    _named("nadam", optim.NAdam, _capturable(optim.NAdam), skip="copies", state_bytes=copies(2)),
-    _named("radam", optim.RAdam, _capturable(optim.RAdam), skip="copies", state_bytes=copies(2)),
+    _named("adamw", optim.AdamW, fused=True, state_bytes=copies(2)),
+    _named("adam", optim.Adam, fused=True, state_bytes=copies(2)),
+    _named(
+        "sgd",
+        optim.SGD,
+        fused=True,
+        state_bytes=lambda sgd, shapes: copies(bool(sgd.param_groups[0]["momentum"]))(sgd, shapes),
+    ),
+    _named("nadam", optim.NAdam, fused=False, state_bytes=copies(2)),
+    _named("radam", optim.RAdam, fused=False, state_bytes=copies(2)),
     _other(optim.Adagrad, count=1),
     _other(optim.RMSprop, count=1),
     _other(optim.Adamax),
