@@ -66,8 +66,7 @@ class Buckets:
     def padded_fraction(self, epoch: int = 0) -> float:
         """Which share of all places in the batches of an epoch holds no token: each side is as wide as its longest."""
         widest = np.maximum.reduceat(self.sides[self._order(epoch)], self.starts, axis=0)
-        places = (widest * (self.ends - self.starts)[:, None]).sum()
-        return 1.0 - float(self.sides.sum() / places)
+        return 1.0 - float(self.sides.sum() / (widest * (self.ends - self.starts)[:, None]).sum())
 
     def described(self) -> dict[str, Any]:
         return {"order": "length buckets per epoch", "samples": self.samples, "batches": len(self.ends)}
@@ -75,8 +74,8 @@ class Buckets:
     def _order(self, epoch: int) -> Ids:
         """All samples, bucket by bucket: within one by the length of all sides, give or take some noise of this epoch's."""
         if self.held[0] != epoch:
-            ids = np.arange(self.samples, dtype=np.uint64)
-            drawn = folded(np.full(self.samples, fold(self.key, epoch), np.uint64), ids)
+            keys = np.full(self.samples, fold(self.key, epoch), np.uint64)
+            drawn = folded(keys, np.arange(self.samples, dtype=np.uint64))
             noise = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
             self.held = (epoch, np.lexsort((self.all_sides + _NOISE * noise, self.bucket)))
         return self.held[1]
@@ -100,16 +99,14 @@ def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
 
     Of each its first position among them, the end, and its longest.
     """
-    values, counts = np.unique(lengths, return_counts=True)
+    values, counts = (column.tolist() for column in np.unique(lengths, return_counts=True))
     buckets: list[tuple[int, int, int]] = []
-    first = held = 0
-    shortest = int(values[0])
-    for place, (length, count) in enumerate(zip(values.tolist(), counts.tolist(), strict=True)):
+    first, held, shortest = 0, 0, values[0]
+    for length, count, following in zip(values, counts, [*values[1:], None], strict=True):
         held += count
-        following = int(values[place + 1]) if place + 1 < len(values) else None
         if following is None and buckets and held * length < tokens:  # too few at the end for one of their own
             buckets.append((buckets.pop()[0], len(lengths), length))
         elif following is None or (held * length >= tokens and following > shortest * _WIDER):
             buckets.append((first, first + held, length))
-            first, held, shortest = first + held, 0, following or 0
+            first, held, shortest = first + held, 0, following
     return buckets

@@ -45,7 +45,9 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     which a list of batches is told from one of samples.
     """
     name = type(dataset).__name__
-    _refuse_what_is_no_data_set(dataset, batch_size=batch_size)
+    if instead := _what_instead(dataset, batch_size=batch_size):
+        what, cure = instead
+        raise DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
     if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
         raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
     gather = gathering(dataset)
@@ -69,35 +71,30 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     return samples
 
 
-def _refuse_what_is_no_data_set(dataset: Any, *, batch_size: int | None) -> None:
+def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | None:
+    """What a data set is instead of one, and what to do about it; None where it is one."""
     parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= _PARTS else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
     if isinstance(dataset, Tensor):
-        raise _not_addressable(
-            "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
-        )
+        return "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
     if isinstance(dataset, str | Path):
         cure = "read it first: surefoot.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
-        raise _not_addressable(f"the path {str(dataset)!r}", cure)
+        return f"the path {str(dataset)!r}", cure
     if isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
         cure = "give a tuple of them, (inputs, targets), or an object with __getitem__(index) and __len__()"
-        raise _not_addressable("a dictionary of tensors", cure)
+        return "a dictionary of tensors", cure
     if isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
         tensors = "tensors and " if any(isinstance(part, Tensor) for part in parts) else ""
-        cure = "make tensors of them: tuple(map(torch.as_tensor, arrays))"
-        raise _not_addressable(f"a tuple of {tensors}NumPy arrays", cure)
+        return f"a tuple of {tensors}NumPy arrays", "make tensors of them: tuple(map(torch.as_tensor, arrays))"
     if isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
         cure = "give a tuple of tensors, (inputs, targets): tuple(map(torch.as_tensor, columns))"
-        raise _not_addressable(f"a list of {len(parts)} columns", cure)
+        return f"a list of {len(parts)} columns", cure
     if isinstance(dataset, list) and dataset and batch_size is not None and _is_batch(dataset[0], batch_size):
-        cure = "give the samples themselves, as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
+        cure = ", as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
         if isinstance(dataset[0], Mapping):
-            cure = "give the samples themselves: [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
-        raise _not_addressable(f"a list of ready batches of {batch_size} samples", cure)
-
-
-def _not_addressable(what: str, cure: str) -> DataError:
-    return DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
+            cure = ": [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
+        return f"a list of ready batches of {batch_size} samples", f"give the samples themselves{cure}"
+    return None
 
 
 def _are_columns(parts: Sequence[Any]) -> bool:
@@ -108,9 +105,9 @@ def _are_columns(parts: Sequence[Any]) -> bool:
 
 def _is_batch(first: Any, batch_size: int) -> bool:
     parts = list(first.values()) if isinstance(first, Mapping) else first
-    if not isinstance(parts, list | tuple) or batch_size < 2:
+    if not isinstance(parts, list | tuple) or not parts or batch_size < 2:
         return False
-    return bool(parts) and all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == batch_size for part in parts)
+    return all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == batch_size for part in parts)
 
 
 def check_split(name: str, dataset: Any, *, seed: int) -> None:
@@ -158,8 +155,8 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
     if type(dataset) is Subset:
         indices = [getattr(index, "item", lambda index=index: index)() for index in dataset.indices]
-        own = {"type": "Subset", "samples": len(indices), "indices": hash_of(indices)}
-        return {**own, "of": fingerprint(dataset.dataset)}
+        inner = fingerprint(dataset.dataset)
+        return {"type": "Subset", "samples": len(indices), "indices": hash_of(indices), "of": inner}
     found: dict[str, Any] = {"type": type(dataset).__name__}
     if hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
         found["samples"] = sample_count(dataset)

@@ -45,7 +45,9 @@ class Ngrams(nn.Module):
         size, symbols = self.sizes[length - 2], self.vocabulary + 1
         keys_BT = tokens_BT.long()  # of 32 bits they would overflow, and give other rows
         for back in range(1, length):
-            keys_BT = keys_BT * symbols + before(tokens_BT, back, fill=self.vocabulary)
+            earlier_BT = torch.full_like(tokens_BT, self.vocabulary)
+            earlier_BT[:, back:] = tokens_BT[:, :-back]
+            keys_BT = keys_BT * symbols + earlier_BT
         return keys_BT if size == symbols**length else (keys_BT * _FACTOR >> 16) % size
 
 
@@ -56,17 +58,6 @@ def table_sizes(*, longest: int, rows: int, vocabulary: int) -> list[int]:
     [4356, 32768]
     """
     return [min(rows, (vocabulary + 1) ** length) for length in range(2, longest + 1)]
-
-
-def before(tokens_BT: Tensor, back: int, *, fill: int) -> Tensor:
-    """The token `back` places before each, and `fill` where there is none.
-
-    >>> before(torch.tensor([[5, 6, 7]]), 2, fill=-1).tolist()
-    [[-1, -1, 5]]
-    """
-    earlier_BT = torch.full_like(tokens_BT, fill)
-    earlier_BT[:, back:] = tokens_BT[:, :-back]
-    return earlier_BT
 
 
 LAYER_EPSILON = 1e-5  # of GPT-2's layer norms

@@ -51,8 +51,7 @@ class ResNet(nn.Module):
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         self.conv1 = nn.Conv2d(channels, _WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
-        bottleneck = layers == 50
-        before = _WIDTHS[0]
+        bottleneck, before = layers == 50, _WIDTHS[0]
         for place, (number, width) in enumerate(zip(_BLOCKS[layers], _WIDTHS, strict=True)):
             stage = nn.Sequential()
             for block in range(number):
@@ -60,7 +59,11 @@ class ResNet(nn.Module):
                 before = _EXPANSION * width if bottleneck else width
             self.add_module(f"layer{place + 1}", stage)
         self.fc = nn.Linear(before, classes)
-        self._initialise(zero_last_gain=zero_last_gain)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif zero_last_gain and isinstance(module, Block):
+                nn.init.zeros_(getattr(module, f"bn{module.convolutions}").weight)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         x_BCHW = channels_side_by_side(images_BCHW) if self.channels_last else images_BCHW
@@ -70,13 +73,6 @@ class ResNet(nn.Module):
         for stage in range(1, len(_WIDTHS) + 1):
             x_BCHW = self.get_submodule(f"layer{stage}")(x_BCHW)
         return self.fc(x_BCHW.mean(dim=(2, 3)))
-
-    def _initialise(self, *, zero_last_gain: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_last_gain and isinstance(module, Block):
-                nn.init.zeros_(getattr(module, f"bn{module.convolutions}").weight)
 
 
 class Block(nn.Module):
@@ -93,7 +89,10 @@ class Block(nn.Module):
             self.add_module(f"conv{number}", convolution)
             self.add_module(f"bn{number}", nn.BatchNorm2d(outputs))
             inputs = outputs
-        self.downsample = _shortcut(before, inputs, stride)
+        self.downsample = None  # the identity fits already
+        if stride != 1 or before != inputs:
+            shortcut = nn.Conv2d(before, inputs, 1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(inputs))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         y_BCHW = x_BCHW
@@ -101,10 +100,3 @@ class Block(nn.Module):
             y_BCHW = F.relu(y_BCHW, inplace=True) if number > 1 else y_BCHW
             y_BCHW = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y_BCHW))
         return F.relu(y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)), inplace=True)
-
-
-def _shortcut(before: int, after: int, stride: int) -> nn.Sequential | None:
-    """What fits the identity to another shape; None where it fits already."""
-    if stride == 1 and before == after:
-        return None
-    return nn.Sequential(nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after))

@@ -5,16 +5,14 @@ of a head, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, rotations
-from surefoot.models.layers import Dropout, Positions, check_context
+from surefoot.models.layers import Dropout, HeadLoss, Positions, check_context
 from surefoot.models.seq2seq_layers import (
-    MLP,
     CrossAttention,
     DecoderBlock,
     EncoderBlock,
@@ -25,7 +23,6 @@ from surefoot.models.seq2seq_layers import (
 )
 
 PADDING = 0
-HeadLoss = Callable[[Tensor, Tensor], Any]
 
 
 class Seq2Seq(nn.Module):
@@ -38,8 +35,7 @@ class Seq2Seq(nn.Module):
     torch.Size([3, 4, 10])
     """
 
-    cosines: Tensor  # (T, D), where positions are rotary
-    sines: Tensor
+    turns: Tensor  # cosines and sines (2, T, D), where positions are rotary
 
     def __init__(self, shape: Seq2SeqShape) -> None:
         super().__init__()
@@ -53,9 +49,8 @@ class Seq2Seq(nn.Module):
             for _ in range(2)
         )
         if rotary:
-            cos_TD, sin_TD = rotations(shape.context, shape.width // shape.heads)
-            self.register_buffer("cosines", cos_TD, persistent=False)
-            self.register_buffer("sines", sin_TD, persistent=False)
+            turns_2TD = torch.stack(rotations(shape.context, shape.width // shape.heads))
+            self.register_buffer("turns", turns_2TD, persistent=False)
         self.dropout = Dropout(shape.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(shape.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(shape, layer) for layer in range(shape.decoder_layers))
@@ -68,8 +63,8 @@ class Seq2Seq(nn.Module):
     def forward(self, source_BS: Tensor, target_BT: Tensor, *, loss: HeadLoss | None = None) -> Any:
         """Logits of the token after each place of the target.
 
-        With `loss`, what that makes of the hidden states (B, T, C) and the head's matrix (V, C) instead: much of a small
-        model's time goes into its head, and a loss need not compute it where rows are filled up.
+        With `loss`, what that makes of hidden states and the head's matrix: much of a small model's time goes into its head,
+        and a loss need not compute it where rows are filled up.
         """
         memory_BSC, mask_B11S = self.encoded(source_BS)
         x_BTC = self.dropout(self.embedded(target_BT))
@@ -103,7 +98,7 @@ class Seq2Seq(nn.Module):
         if self.shape.positions != "rotary":
             return None
         check_context(end, self.shape.context)
-        return self.cosines[first:end], self.sines[first:end]
+        return self.turns[0, first:end], self.turns[1, first:end]
 
     @torch.no_grad()
     def _initialise(self) -> None:
@@ -122,15 +117,15 @@ class Seq2Seq(nn.Module):
         for module in self.modules():
             if isinstance(module, SelfAttention | CrossAttention):
                 stacked = module.qkv if isinstance(module, SelfAttention) else module.key_value
-                for matrix in torch.split(stacked.weight, self.shape.width):
+                for matrix in stacked.weight.split(self.shape.width):
                     nn.init.xavier_uniform_(matrix)
         nn.init.normal_(self.head.weight, std=self.shape.width**-0.5)
         if self.shape.zero_start:
-            for module in self.modules():
-                if isinstance(module, SelfAttention | CrossAttention | MLP):
-                    nn.init.zeros_(module.down.weight if isinstance(module, MLP) else module.out.weight)
+            for name, matrix in self.named_parameters():
+                if name.endswith((".down.weight", ".out.weight")):
+                    nn.init.zeros_(matrix)
             if self.shape.tied:
-                nn.init.constant_(dict(self.decoder_norm.named_parameters())["weight"], self.shape.width**-0.5)
+                nn.init.constant_(self.get_parameter("decoder_norm.weight"), self.shape.width**-0.5)
         if self.shape.tied:
             self.head.weight = self.embedding.weight
 

@@ -246,5 +246,4 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F
 
 
 def _by_head(x_BTC: Tensor, heads: int) -> Tensor:
-    batch, time, width = x_BTC.shape
-    return x_BTC.view(batch, time, heads, width // heads).transpose(1, 2)
+    return x_BTC.unflatten(-1, (heads, -1)).transpose(1, 2)

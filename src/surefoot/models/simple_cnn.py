@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from surefoot.models.layers import channels_side_by_side, check_shape
 
-_BLOCKS = 3
-
 
 class SimpleCNN(nn.Module):
     """Images (B, C, H, W) of any height and width to logits (B, K).
@@ -36,7 +34,7 @@ class SimpleCNN(nn.Module):
             (0.0 <= dropout < 1.0, f"dropout = {dropout} must be a fraction, at least 0 and below 1"),
         )
         self.channels_last = channels_last
-        sizes = [channels, *(width * 2**block for block in range(_BLOCKS))]
+        sizes = [channels, width, 2 * width, 4 * width]
         self.blocks = nn.ModuleList(Block(before, after) for before, after in pairwise(sizes))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(sizes[-1], classes)

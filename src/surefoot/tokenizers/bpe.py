@@ -46,8 +46,7 @@ def tokens_by_word(
     [1, 3, 3, 3, 2, 2, 2, 2]
     """
     number: dict[str, int] = defaultdict(count().__next__)  # of each word, in the order in which they are met
-    by_text = map(_WORD.findall, texts)
-    numbers = [np.fromiter(map(number.__getitem__, words), np.int32, len(words)) for words in by_text]
+    numbers = [np.fromiter(map(number.__getitem__, words), np.int32, len(words)) for words in map(_WORD.findall, texts)]
     tokens = encode(list(number))
     lengths = np.array([len(each) for each in tokens], dtype=np.int64)
     first = np.cumsum(lengths) - lengths
@@ -78,8 +77,7 @@ class BpeTokenizer:
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.tokenizer.encode_special_tokens = True  # a text that happens to hold END is text
+        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold END is text
         self.vocabulary: int = tokenizer.get_vocab_size()
         self.end: int | None = tokenizer.token_to_id(END)
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
@@ -168,7 +166,11 @@ def tokenizer_from_json(text: str) -> Tokenizer:
     >>> tokenizer_from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
     [1, 0]
     """
-    kinds: dict[str, Any] = {"bytes": ByteTokenizer, "characters": CharacterTokenizer, "bpe": BpeTokenizer}
+    kinds: dict[str, type[ByteTokenizer | CharacterTokenizer | BpeTokenizer]] = {
+        "bytes": ByteTokenizer,
+        "characters": CharacterTokenizer,
+        "bpe": BpeTokenizer,
+    }
     tokenizer: Tokenizer = kinds[described(text, None)["kind"]].from_json(text)
     return tokenizer
 

@@ -27,7 +27,6 @@ PADDING, BEGIN, END = 0, 1, 2  # what fills rows up, what stands before a target
 _SPECIAL = ["<padding>", "<begin>", "<end>"]
 _KEPT_DIGITS = 6  # after the point
 _LARGEST_BYTES = 200_000_000  # of a file: 33 MB are known
-_LEAST = 256 + len(_SPECIAL)
 
 
 class SubwordTokenizer:
@@ -38,12 +37,11 @@ class SubwordTokenizer:
     ('lower', True)
     """
 
-    least = _LEAST
+    least = 256 + len(_SPECIAL)
     """The smallest vocabulary: all bytes, and padding, begin and end."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.tokenizer.encode_special_tokens = True  # a text that happens to hold <end> is text
+        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold <end> is text
         self.vocabulary: int = tokenizer.get_vocab_size()
         self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
 
@@ -57,9 +55,9 @@ class SubwordTokenizer:
 
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        if vocabulary < _LEAST:
+        if vocabulary < cls.least:
             raise DataError(
-                f"vocabulary = {vocabulary}: subwords need {_LEAST} tokens at least, the bytes, and padding, begin and end"
+                f"vocabulary = {vocabulary}: subwords need {cls.least} tokens at least, the bytes, and padding, begin and end"
             )
         common: dict[str, Any] = {
             "vocab_size": vocabulary,
@@ -118,8 +116,7 @@ class SubwordTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens; padding, begin and end are nothing, and what is no UTF-8 becomes U+FFFD."""
-        tokens = [one for one in listed(ids, self.vocabulary) if one >= len(_SPECIAL)]
-        return self.tokenizer.decode(tokens).removeprefix(" ")
+        return self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one > END]).removeprefix(" ")
 
 
 def _repeatable(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
