@@ -7,7 +7,6 @@ many batches a bucket gives depends on the lengths alone, so a step's place in i
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from surefoot.data.order import Ids, folded, permutation
 from surefoot.errors import DataError
@@ -81,11 +80,11 @@ class Buckets:
         return self.held[1]
 
 
-def _cut(longest: Ids, tokens: int) -> tuple[Ids, NDArray[np.int64]]:
+def _cut(longest: Ids, tokens: int) -> tuple[Ids, Ids]:
     """The bucket of every sample, and where each batch ends in an order by bucket."""
     order = np.argsort(longest, kind="stable")
     of_sample = np.empty(len(longest), np.int64)
-    ends: list[NDArray[np.int64]] = []
+    ends: list[Ids] = []
     for number, (first, last, length) in enumerate(_buckets(longest[order], tokens)):
         of_sample[order[first:last]] = number
         batches = -(-(last - first) // (tokens // length))
@@ -95,10 +94,7 @@ def _cut(longest: Ids, tokens: int) -> tuple[Ids, NDArray[np.int64]]:
 
 
 def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
-    """Neighbours in sorted lengths, wide enough to fill a batch and else as narrow as `_WIDER` allows.
-
-    Of each its first position among them, the end, and its longest.
-    """
+    """First position, end and longest of neighbours in sorted lengths: they fill a batch, and else are as narrow as `_WIDER`."""
     values, counts = (column.tolist() for column in np.unique(lengths, return_counts=True))
     buckets: list[tuple[int, int, int]] = []
     first, held, shortest = 0, 0, values[0]

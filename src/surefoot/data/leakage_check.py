@@ -25,7 +25,7 @@ _AT_A_TIME = 512  # samples between two looks at the clock
 _IGNORED = -100  # what cross-entropy leaves out
 _TARGETS = ("target", "targets", "label", "labels")  # in a sample that is a dictionary
 
-Batch = tuple[list[bytes], NDArray[np.int64] | None]
+Batch = tuple[list[bytes], Ids | None]
 
 
 @runtime_checkable
@@ -42,10 +42,6 @@ class Cut(Protocol):
 
     def passages(self, ids: Ids) -> Batch:
         """A passage out of each of these windows, and all their targets."""
-
-
-# a number for each sample that was looked at, equal where the samples are, and the targets of all of them
-Looked = tuple[list[int], NDArray[np.int64] | None]
 
 
 def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
@@ -84,9 +80,7 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
     [b'\\x01\\x02\\x07', b'\\x03\\x04\\x08']
     """
     plain = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in arrays if array.size]
-    if not plain:
-        return []
-    joined = np.concatenate(plain, axis=1)
+    joined = np.concatenate(plain, axis=1) if plain else np.empty((0, 1), np.uint8)
     return joined.view(f"V{joined.shape[1]}").ravel().tolist()
 
 
@@ -131,14 +125,15 @@ def _is_same(first: Any, second: Any) -> bool:
     return first is second or (bool(ours) and [*map(id, ours)] == [*map(id, theirs)])
 
 
-def _looked(dataset: Any, *, seed: int, reading_s: float) -> Looked:
+def _looked(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[int], Ids | None]:
+    """A number for each sample that was looked at, equal where the samples are, and the targets of all of them."""
     try:
         return _looked_at(dataset, key=stream_key(seed, "first look"), reading_s=reading_s)
     except Exception:  # a record must not end a run that may never need this sample
         return [], None
 
 
-def _looked_at(dataset: Any, *, key: int, reading_s: float) -> Looked:
+def _looked_at(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], Ids | None]:
     """As many as there are bytes and time for, some at a time: what the first few take says too little of all."""
     begun, generator, samples = perf_counter(), np.random.default_rng(fold(key, 0)), sample_count(dataset)
     if (read := _stored(dataset)) is None:
@@ -150,7 +145,7 @@ def _looked_at(dataset: Any, *, key: int, reading_s: float) -> Looked:
         if chosen.size > at_a_time:
             chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
     rows: list[int] = []
-    targets: list[NDArray[np.int64] | None] = []
+    targets: list[Ids | None] = []
     for start in range(0, len(chosen), at_a_time):
         part, theirs = read(np.sort(chosen[start : start + at_a_time]))
         rows += map(hash, part)
@@ -200,7 +195,7 @@ def _bytes(leaf: Any) -> bytes:
     return leaf if isinstance(leaf, bytes) else repr(leaf).encode()
 
 
-def _target(sample: Any) -> NDArray[np.int64] | None:
+def _target(sample: Any) -> Ids | None:
     """The whole numbers that are to be predicted of a sample or a batch; None where there are none, or it is not said which."""
     found: Any = None
     if isinstance(sample, Mapping):

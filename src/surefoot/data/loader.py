@@ -31,9 +31,6 @@ class MicroBatch:
     void: bool = False  # read only to keep step with other ranks: what is found of it is dropped
 
 
-Count = Callable[[Any], int]
-
-
 class Feed:
     """Gives `micro_batches(step)` for one step after the other, from the step it was started at.
 
@@ -59,14 +56,13 @@ class Feed:
         device: torch.device,
         micro_batch_size: int | None = None,
         workers: int = 0,
-        count: Count | None = None,
+        count: Callable[[Any], int] | None = None,
         collate: Collate | None = None,
         own: range | None = None,
         puts_back: bool = True,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.say = say
-        self.device, self.workers, self.puts_back = device, workers, puts_back
+        self.device, self.workers, self.puts_back, self.say = device, workers, puts_back, say
         self.count = count or rows
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
         self.own, self.shared = own or range(self.plan.pieces), own is not None
@@ -105,7 +101,7 @@ class Feed:
         self.step, self.latest = step + 1, step
         if self.device.type != "cuda" or (self.reads is None and self.gather is None):
             return self._made(step)
-        current = self.ahead if self.ahead is not None else self._made(step)
+        current = self._made(step) if self.ahead is None else self.ahead
         # one step ahead on a device with its own clock, so that the copy runs beside the step
         self.ahead = self._made(step + 1) if self.step != self.stop else None
         return current
@@ -116,8 +112,7 @@ class Feed:
         self.ahead = self.reads = None
 
     def _made(self, step: int) -> list[MicroBatch]:
-        made = []
-        pieces = self.plan.micro_batches(step)
+        made, pieces = [], self.plan.micro_batches(step)
         for index in self.own:
             ids, epochs = pieces[index]
             batch = self._read(step, index, ids, epochs) if self.reads is None else self.reads.next()
@@ -152,7 +147,7 @@ def in_order(
     seed: int,
     device: torch.device,
     workers: int = 0,
-    count: Count | None = None,
+    count: Callable[[Any], int] | None = None,
     collate: Collate | None = None,
     most: int | None = None,
     rank: int = 0,

@@ -32,7 +32,6 @@ class Mixture:
         self.datasets = [by_sample(dataset) for dataset, _ in parts.values()]
         quotas(self.weights)  # refuses what cannot be kept
         self.ends = list(accumulate(self.sizes))
-        self.starts = np.array([0, *self.ends])
         self.gathered = [gathering(dataset) for dataset in self.datasets]
         single = [name for name, part in zip(self.names, self.gathered, strict=True) if part is None]
         if not single:  # without this method it is read sample by sample
@@ -63,9 +62,9 @@ class Mixture:
         return {"parts": {name: {"weight": weight, **fingerprint(dataset)} for name, dataset, weight in parts}}
 
     def _gather(self, ids: Ids, epochs: Ids) -> Any:
-        sources = np.searchsorted(self.starts, ids, side="right") - 1
+        sources = np.searchsorted(self.ends, ids, side="right")
         places = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
-        offsets, parts = ids - self.starts[sources], cast("list[Gather]", self.gathered)
+        offsets, parts = ids - np.array([0, *self.ends])[sources], cast("list[Gather]", self.gathered)
         found = [parts[source](offsets[here], epochs[here]) for source, here in places.items()]
         try:
             return _interleaved(found, torch.from_numpy(np.argsort(np.concatenate([*places.values()]))))

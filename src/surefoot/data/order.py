@@ -223,8 +223,7 @@ def _permuted(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) -
     values = _feistel(positions.astype(np.uint64), half, keys, which)
     outside = np.flatnonzero(values >= np.uint64(size))
     while outside.size:
-        walked = _feistel(values[outside], half, keys, which[outside])
-        values[outside] = walked
+        values[outside] = walked = _feistel(values[outside], half, keys, which[outside])
         outside = outside[walked >= np.uint64(size)]
     return values.astype(np.int64)
 

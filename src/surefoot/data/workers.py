@@ -145,8 +145,8 @@ class Workers:
 
     def next(self) -> Any:
         """The next micro-batch in the order of addresses; what failed in a worker is raised here."""
-        waits, worker = 0, self.taken % self.workers  # a loader takes their micro-batches in turns
-        while True:
+        worker = self.taken % self.workers  # a loader takes their micro-batches in turns
+        for waits in count(1):
             try:
                 with _deaths_told():
                     batch = next(self.batches)
@@ -154,7 +154,6 @@ class Workers:
             except RuntimeError as problem:
                 if "DataLoader timed out" not in str(problem):
                     raise
-                waits += 1
                 if waits == self.named_after[worker]:
                     self.say(self._hanging(worker, waits * _WAIT_S))
                     self.named_after[worker] *= 2
@@ -186,11 +185,8 @@ class Workers:
 
 
 def _begin(parent: int, collects: bool, _worker: int) -> None:
-    """What a worker does first: leave signals and what it inherits to the parent, and end when the parent is gone.
-
-    Ctrl-C and a scheduler's SIGTERM reach every process; the parent finishes its step and then ends its workers. To collect
-    inherited garbage would copy its memory, and a store or a process group in it would wait for threads that are not here.
-    """
+    """Leave signals (which reach every process) and what is inherited to the parent, and end when it is gone."""
+    # to collect inherited garbage would copy its memory, and a store in it would wait for threads that are not here
     gc.freeze()
     if collects:
         gc.enable()

@@ -171,8 +171,7 @@ def tokenizer_from_json(text: str) -> Tokenizer:
         "characters": CharacterTokenizer,
         "bpe": BpeTokenizer,
     }
-    tokenizer: Tokenizer = kinds[described(text, None)["kind"]].from_json(text)
-    return tokenizer
+    return kinds[described(text, None)["kind"]].from_json(text)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:

@@ -37,7 +37,6 @@ KINDS = (
     "translate-y",
     "rotate",
 )
-_FIRST_OF_SHAPE = KINDS.index("shear-x")
 _ENHANCED, _SHEARED, _MOVED, _TURNED, _BITS_LOST = 0.9, 0.3, 0.45, math.radians(30), 4  # at the strongest
 
 
@@ -102,8 +101,7 @@ def sample_bits(key: int, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> 
     >>> int(sample_bits(7, np.array([3]), np.array([1]))[0]) == fold(7, 1, 3)
     True
     """
-    keys = np.full(len(ids), key, dtype=np.uint64)
-    return folded(folded(keys, epochs.astype(np.uint64)), ids.astype(np.uint64))
+    return folded(folded(np.full(len(ids), key, np.uint64), epochs.astype(np.uint64)), ids.astype(np.uint64))
 
 
 def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
@@ -112,8 +110,7 @@ def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
     >>> below(np.array([1, 2, 3], np.uint64), 0, 1).tolist()
     [0, 0, 0]
     """
-    words = _drawn(bits_B, draw) >> np.uint64(32)
-    return ((words * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
+    return ((_drawn(bits_B, draw) >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32)).astype(np.int64)
 
 
 def _drawn(bits_B: Bits, draw: int) -> Bits:
@@ -160,12 +157,12 @@ def changed(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
     """Each image under the change of that kind (its place among `KINDS`), in the direction of its sign (1.0 or -1.0)."""
     strength = magnitude / STRONGEST
     after = images_BHWC.copy()
-    coloured = np.flatnonzero((kinds_B > 0) & (kinds_B < _FIRST_OF_SHAPE))
+    coloured = np.flatnonzero((kinds_B > 0) & (kinds_B < KINDS.index("shear-x")))
     if coloured.size:
         tables = _tables(images_BHWC[coloured], kinds_B[coloured], signs_B[coloured], strength)
         flat = images_BHWC[coloured].reshape(len(coloured), -1)
         after[coloured] = np.take_along_axis(tables, flat, axis=1).reshape(len(coloured), *images_BHWC.shape[1:])
-    shaped = np.flatnonzero(kinds_B >= _FIRST_OF_SHAPE)
+    shaped = np.flatnonzero(kinds_B >= KINDS.index("shear-x"))
     if shaped.size:
         maps = _maps(kinds_B[shaped], signs_B[shaped], strength, images_BHWC.shape[1], images_BHWC.shape[2])
         after[shaped] = _warped(images_BHWC[shaped], maps)
@@ -179,8 +176,7 @@ def _tables(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
     # a sum of whole numbers, which is exact in any order
     totals_B = images_BHWC.reshape(len(images_BHWC), -1).sum(axis=1, dtype=np.int64)
     means_B1 = np.rint(totals_B / images_BHWC[0].size)[:, None]
-    lost = round(_BITS_LOST * strength)
-    threshold = 256 * (1.0 - strength)
+    lost, threshold = round(_BITS_LOST * strength), 256 * (1.0 - strength)
     by_kind = {
         "brightness": values * factors_B1,
         "contrast": means_B1 + (values - means_B1) * factors_B1,
@@ -207,8 +203,7 @@ def _maps(
     ):
         of_kind_B = kinds_B == KINDS.index(kind)
         found[of_kind_B, row, column] = signs_B[of_kind_B] * most * strength
-    turned_B = kinds_B == KINDS.index("rotate")
-    angle = _TURNED * strength
+    turned_B, angle = kinds_B == KINDS.index("rotate"), _TURNED * strength
     found[turned_B, 0, 0] = found[turned_B, 1, 1] = math.cos(angle)
     found[turned_B, 0, 1] = signs_B[turned_B] * -math.sin(angle)
     found[turned_B, 1, 0] = signs_B[turned_B] * math.sin(angle)

@@ -116,7 +116,7 @@ class ImageFiles:
 
     def stored(self, ids: Ids) -> Batch:
         """The files as they are, with their labels, and the labels."""
-        labels = np.asarray(self.files.labels)[ids].astype(np.int64)
+        labels = self.files.labels[ids]
         files = (self.files.paths[place].read_bytes() for place in ids.tolist())
         return [file + label.tobytes() for file, label in zip(files, labels, strict=True)], labels
 

@@ -1,21 +1,18 @@
 """Images in files, a folder for each class: found and checked here, decoded one by one, as a rule by loader workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
 
 from surefoot.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 Corrupt = Literal["stop", "skip"]
@@ -41,7 +38,8 @@ class Fitting:
         side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
         shorter = min(width, height)
         if (width, height) != (self.size, self.size):
-            picture = _resized(picture, (round(width * side / shorter), round(height * side / shorter)), None)
+            size = round(width * side / shorter), round(height * side / shorter)
+            picture = picture.resize(size, Image.Resampling.BILINEAR)
         left, top = (picture.width - self.size) // 2, (picture.height - self.size) // 2
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
@@ -55,13 +53,12 @@ class Fitting:
         shape = (3 / 4) * (16 / 9) ** draw(1)
         width, height = min((area * shape) ** 0.5, picture.width), min((area / shape) ** 0.5, picture.height)
         left, top = (picture.width - width) * draw(2), (picture.height - height) * draw(3)
-        return self._array(_resized(picture, (self.size, self.size), (left, top, left + width, top + height)))
+        box = (left, top, left + width, top + height)
+        return self._array(picture.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
 
     def _coloured(self, picture: Image.Image) -> Image.Image:
         if picture.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255 instead of scaling
-            from PIL.Image import fromarray
-
-            picture = fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
+            picture = Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
         return picture.convert("L" if self.channels == 1 else "RGB")
 
     def _array(self, picture: Image.Image) -> NDArray[np.uint8]:
@@ -86,8 +83,6 @@ class Files:
 
 def opened(path: Path) -> Image.Image:
     """The picture in a file, decoded whole; `DataError` names a file that is none or is damaged."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
         with path.open("rb") as file:  # closed here: of a damaged picture Pillow leaves its own open
             picture = Image.open(file)
@@ -113,9 +108,8 @@ def read_picture(path: Path) -> Image.Image:
 
 def class_folders(tree: Path) -> list[str]:
     """The names of the class folders directly below `tree`, sorted; none where it is missing or holds no folder."""
-    if not tree.is_dir():
-        return []
-    return sorted(folder.name for folder in tree.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    folders = tree.iterdir() if tree.is_dir() else ()
+    return sorted(folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
 
 
 def files_of(tree: Path, classes: Sequence[str]) -> Files:
@@ -129,20 +123,18 @@ def files_of(tree: Path, classes: Sequence[str]) -> Files:
             f"{tree / outside[0]} is outside the classes, which are: {shown(classes)}\n"
             "  is the folder misplaced, or missing from the training part or from --data.classes?"
         )
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        folder = tree / name
-        found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-        if not found:
+    found: list[list[Path]] = []
+    for folder in (tree / name for name in classes):
+        pictures = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        found.append(sorted(pictures))
+        if not found[-1]:
             what = "holds no picture" if folder.is_dir() else "is missing"
             raise DataError(
                 f"class folder {folder} {what}: every class needs at least one file of {', '.join(SUFFIXES[:3])} ...\n"
                 "  add pictures, or take the class out"
             )
-        paths += found
-        labels += [label] * len(found)
-    return Files(paths, np.array(labels, dtype=np.int64))
+    labels = np.repeat(np.arange(len(found), dtype=np.int64), [len(paths) for paths in found])
+    return Files(list(chain(*found)), labels)
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
@@ -168,8 +160,9 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
         ("channels", channels, of_depth, "--data.channels 3"),
     ):
         if given is None and len(pictures) > 1:
-            mixed = f"pictures of mixed {name}: {', '.join(pictures[:2])}"
-            raise DataError(f"{mixed}\n  say what all are made into: {flag}")
+            raise DataError(
+                f"pictures of mixed {name}: {', '.join(pictures[:2])}\n  say what all are made into: {flag}"
+            )
     if size is None and width != height:
         raise DataError(
             f"{files.paths[0]} has {width} x {height} pixels: say of what side all are: --data.size {height}"
@@ -200,16 +193,8 @@ def shown(names: Sequence[str]) -> str:
 
 
 def _header(path: Path) -> tuple[int, int, int] | None:
-    from PIL import Image
-
     try:
         with Image.open(path) as picture:
             return picture.width, picture.height, 1 if picture.mode in _GREY else 3
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None  # told when it is read, or left out
-
-
-def _resized(picture: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None) -> Image.Image:
-    from PIL.Image import Resampling
-
-    return picture.resize(size, Resampling.BILINEAR, box=box)

@@ -35,10 +35,9 @@ class DocumentFile:
         A text file is one document, a line of JSON and a row of Parquet are one each, and their text is in `column`. Raises
         `DataError`, naming file and line, for what cannot be read.
         """
-        kind = _kind(self.path)
-        if kind == _PARQUET:
+        if _kind(self.path) == _PARQUET:
             yield from _rows(self.path, column=column, start=start)
-        elif kind in _JSON:
+        elif _kind(self.path) in _JSON:
             yield from _texts(self.path, column=column, start=start)
         elif start == 0:
             yield decoded(b"".join(_lines(self.path)), str(self.path))

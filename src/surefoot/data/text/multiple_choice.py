@@ -99,8 +99,8 @@ class Choices:
         within_E = np.arange(len(rows_E)) - np.repeat(np.cumsum(endings_R) - endings_R, endings_R)
         places_E = (shown_R - endings_R)[rows_E] + within_E
         targets_E = self.tokens[starts_R[rows_E] + places_E + 1].astype(np.int64)
-        bytes_R = np.bincount(rows_E, weights=self.byte_counts[targets_E], minlength=len(rows_R))
-        bytes_R = bytes_R.astype(np.int64)  # float64, which they are here, is nothing that MPS has
+        # float64, which they are here, is nothing that MPS has
+        bytes_R = np.bincount(rows_E, self.byte_counts[targets_E], minlength=len(rows_R)).astype(np.int64)
         shape = (len(ids), self.choices)
         return ChoiceBatch(
             tokens=torch.from_numpy(tokens_RT).view(*shape, -1),
@@ -168,8 +168,7 @@ def continuation_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = 
 def _ending_logits(model: Any, batch: ChoiceBatch, logits: LogitsAt) -> Tensor:
     # batches of questions have all kinds of shapes, and a compiled model would be compiled again for each; nothing is compiled
     # where torch._dynamo was never imported, which takes seconds
-    compiling = "torch._dynamo" in sys.modules
-    with torch.compiler.set_stance("force_eager") if compiling else nullcontext():
+    with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
         return logits(model, batch.tokens.flatten(0, 1), batch.places).float()
 
 

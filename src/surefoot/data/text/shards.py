@@ -83,10 +83,9 @@ class TokenShards:
         wrong = [str(self.directory / shard.name) for shard, damaged in zip(chosen, found, strict=True) if damaged]
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            prepared = (self.directory / "prepare.json").is_file()
-            anew = (
-                f"the same surefoot data prepare {self.directory} ... makes it anew" if prepared else "write it again"
-            )
+            anew = "write it again"
+            if (self.directory / "prepare.json").is_file():
+                anew = f"the same surefoot data prepare {self.directory} ... makes it anew"
             raise DataError(
                 f"token shard {wrong[0]}{more} is damaged: its bytes are not those that were written (another SHA-256)\n"
                 f"  copy it again, or {anew}"
@@ -149,11 +148,9 @@ def _checked(parts: Iterable[Tokens], vocabulary: int) -> Iterator[Tokens]:
             raise DataError(
                 f"tokens must be 1-dimensional arrays of whole numbers, found {array.dtype} of shape {array.shape}"
             )
-        wrong = np.flatnonzero((array < 0) | (array >= vocabulary))
-        if wrong.size:
-            first = int(wrong[0])
+        if (wrong := np.flatnonzero((array < 0) | (array >= vocabulary))).size:
             raise DataError(
-                f"token {int(array[first])} at position {before + first} is outside the vocabulary of {vocabulary}\n"
+                f"token {array[wrong[0]]} at position {before + wrong[0]} is outside the vocabulary of {vocabulary}\n"
                 "  was the text encoded with another tokenizer?"
             )
         before += len(array)

@@ -103,14 +103,12 @@ class Pairs:
 def _flat(rows: Sequence[Sequence[int] | Tokens], *, before: list[int]) -> tuple[Tokens, NDArray[np.int64]]:
     """All rows in one array, each with its end, and where each starts (one more than there are rows: the end)."""
     whole = [np.array([*before, *row, END], dtype=np.int32) for row in rows]
-    starts = np.cumsum([0, *map(len, whole)], dtype=np.int64)
-    return np.concatenate([np.empty(0, dtype=np.int32), *whole]), starts
+    return np.concatenate([np.empty(0, np.int32), *whole]), np.cumsum([0, *map(len, whole)], dtype=np.int64)
 
 
 def _rows(flat: Tokens, starts: NDArray[np.int64], ids: Ids) -> Tensor:
     firsts, ends = starts[ids], starts[ids + 1]
-    longest = int((ends - firsts).max()) if len(ids) else 0
-    places_BT = firsts[:, None] + np.arange(longest)
+    places_BT = firsts[:, None] + np.arange((ends - firsts).max(initial=0))
     rows_BT = flat.take(places_BT, mode="clip").astype(np.int64)
     rows_BT[places_BT >= ends[:, None]] = PADDING
     return torch.from_numpy(rows_BT)
