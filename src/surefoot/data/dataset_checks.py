@@ -14,7 +14,6 @@ from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _NAMED_PARTS = 64  # of a data set of more parts one hash tells for all
-_PARTS = 8  # columns of a data set, at most
 _DRAWS_UNSEEDED = (
     "differs when it is read again under the same seed\n"
     "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
@@ -73,7 +72,7 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
 
 def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | None:
     """What a data set is instead of one, and what to do about it; None where it is one."""
-    parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= _PARTS else []
+    parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= 8 else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
     if isinstance(dataset, Tensor):
         return "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
@@ -155,16 +154,20 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
     if type(dataset) is Subset:
         indices = [getattr(index, "item", lambda index=index: index)() for index in dataset.indices]
-        inner = fingerprint(dataset.dataset)
-        return {"type": "Subset", "samples": len(indices), "indices": hash_of(indices), "of": inner}
+        return {
+            "type": "Subset",
+            "samples": len(indices),
+            "indices": hash_of(indices),
+            "of": fingerprint(dataset.dataset),
+        }
     found: dict[str, Any] = {"type": type(dataset).__name__}
     if hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
         found["samples"] = sample_count(dataset)
     if tensors := tensors_of(dataset):
         found["sha256"] = hash_of(tensors)
     elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
-        is_dict = isinstance(dataset, dict)
-        found["sha256"] = hash_of_list(sorted(dataset.items(), key=lambda pair: str(pair[0])) if is_dict else dataset)
+        samples = sorted(dataset.items(), key=lambda pair: str(pair[0])) if isinstance(dataset, dict) else dataset
+        found["sha256"] = hash_of_list(samples)
     parts = {name: fingerprint(part) for name, part in parts_of(dataset).items()}
     if len(parts) > _NAMED_PARTS:
         found["sha256"] = hash_of(parts)
@@ -192,6 +195,6 @@ def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int)
             ) from problem
 
     for sample in sorted({0, samples // 2, samples - 1}):
-        readings = _READINGS // (1 if sample == 0 else 2)
-        if len({hash_of(read_again(sample, reading)) for reading in range(readings)}) > 1:
+        readings = range(_READINGS // (1 if sample == 0 else 2))
+        if len({hash_of(read_again(sample, reading)) for reading in readings}) > 1:
             raise DataError(f"sample {sample} of {name} {_DRAWS_UNSEEDED if gather is None else _GATHERS_OTHERWISE}")

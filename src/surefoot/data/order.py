@@ -214,8 +214,8 @@ def _half(size: int) -> int:
 
 
 def _round_keys(keys: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
-    rounds = _ROUNDS if _half(size) > 3 else _ROUNDS_SMALL
-    return np.stack([folded(keys, np.full_like(keys, number)) for number in range(rounds)])
+    rounds = range(_ROUNDS if _half(size) > 3 else _ROUNDS_SMALL)
+    return np.stack([folded(keys, np.full_like(keys, number)) for number in rounds])
 
 
 def _permuted(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) -> Ids:

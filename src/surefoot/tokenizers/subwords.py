@@ -25,8 +25,6 @@ Kind = Literal["bpe", "unigram"]
 
 PADDING, BEGIN, END = 0, 1, 2  # what fills rows up, what stands before a target, and after a source and a target
 _SPECIAL = ["<padding>", "<begin>", "<end>"]
-_KEPT_DIGITS = 6  # after the point
-_LARGEST_BYTES = 200_000_000  # of a file: 33 MB are known
 
 
 class SubwordTokenizer:
@@ -96,7 +94,7 @@ class SubwordTokenizer:
     def load(cls, path: Path | str) -> Self:
         """From a file that holds what `to_json` gave."""
         try:
-            return cls.from_json(read_regular(local_path(path, setting="path"), limit=_LARGEST_BYTES).decode())
+            return cls.from_json(read_regular(local_path(path, setting="path"), limit=200_000_000).decode())
         except (OSError, UnicodeDecodeError) as problem:
             raise DataError(f"no tokenizer can be read from {path}: {problem}") from problem
 
@@ -120,13 +118,9 @@ class SubwordTokenizer:
 
 
 def _repeatable(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A unigram tokenizer without that in which two trainings on the same text differ.
-
-    tokenizers 0.23 gives the letters that its pruning left out the lowest weights, in an order of chance, and adds up the
-    others in such an order, which changes their last digits.
-    """
+    """A unigram tokenizer without what is left to chance: the order of pruned letters, and the last digits of weights."""
     described = json.loads(tokenizer.to_str())
-    weights = {token: round(weight, _KEPT_DIGITS) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]}
+    weights = {token: round(weight, 6) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]}
     lowest = min((weight for token, weight in weights.items() if len(token) > 1), default=0.0)
     weights = {token: lowest - 1.0 if weight < lowest else weight for token, weight in weights.items()}
     ordered = sorted(weights.items(), key=lambda one: (-one[1], one[0]))

@@ -174,8 +174,7 @@ def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classe
     ((20, 8, 8, 1), (4, 8, 8, 1), [0, 1])
     """
     generator = np.random.default_rng(0)
-    patterns = generator.integers(64, 192, (classes, size, size, channels))
-    number = images + images // 5
+    patterns, number = generator.integers(64, 192, (classes, size, size, channels)), images + images // 5
     labels = np.arange(number, dtype=np.int64) % classes
     made = np.empty((number, size, size, channels), dtype=np.uint8)
     for first in range(0, number, 1000):  # not all of the noise at once

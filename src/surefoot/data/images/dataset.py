@@ -117,8 +117,8 @@ class ImageFiles:
     def stored(self, ids: Ids) -> Batch:
         """The files as they are, with their labels, and the labels."""
         labels = self.files.labels[ids]
-        files = (self.files.paths[place].read_bytes() for place in ids.tolist())
-        return [file + label.tobytes() for file, label in zip(files, labels, strict=True)], labels
+        rows = zip(ids.tolist(), labels, strict=True)
+        return [self.files.paths[place].read_bytes() + label.tobytes() for place, label in rows], labels
 
     def fingerprint(self) -> dict[str, Any]:
         """How many, a hash of names and labels, what was measured (contents are not read again), and how they are changed."""
@@ -127,7 +127,7 @@ class ImageFiles:
 
 
 def _how(dataset: Images | ImageFiles) -> dict[str, Any]:
-    changes = None if dataset.augmentation is None else vars(dataset.augmentation)
+    changes = dataset.augmentation and vars(dataset.augmentation)
     return {"mean": list(dataset.mean), "std": list(dataset.std), "augmentation": changes}
 
 

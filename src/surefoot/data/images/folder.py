@@ -77,8 +77,8 @@ class Files:
 
     def digest(self) -> str:
         """A hash of each file's name and folder, wherever these lie, and of the labels."""
-        below = [f"{path.parent.name}/{path.name}" for path in self.paths]
-        return sha256(repr((below, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
+        names = [f"{path.parent.name}/{path.name}" for path in self.paths]
+        return sha256(repr((names, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
 
 
 def opened(path: Path) -> Image.Image:

@@ -10,13 +10,12 @@ from typing import Any
 
 from surefoot.config.paths import local_path
 from surefoot.data.text.files import SUFFIXES, decoded, no_such, opened
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import ConfigError, DataError, first_line
 
 _LINES = (".jsonl", ".ndjson")
 _JSON = (*_LINES, ".json")  # which is JSON lines only where somebody says so, by its name
 _PARQUET = ".parquet"
 _ABOUT = (".md", ".py")  # beside data they tell of them, and read them
-_ROWS_AT_ONCE = 1024
 _HINT = "\n  say where the text is: --column NAME"
 
 
@@ -152,14 +151,15 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
                 if row + rows <= start:
                     row += rows
                     continue
-                for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[column]):
+                for batch in file.iter_batches(1024, row_groups=[group], columns=[column]):
                     for text in batch.column(0).to_pylist():
                         if row >= start:
                             yield _checked(text, column, f"{path}, row {row}")
                         row += 1
     except (pyarrow.lib.ArrowException, OSError) as problem:
-        said = (str(problem).splitlines() or [type(problem).__name__])[0]
-        raise DataError(f"{path} is damaged, or no Parquet: {said[:200]}\n  was it copied whole?") from problem
+        raise DataError(
+            f"{path} is damaged, or no Parquet: {(first_line(problem) or type(problem).__name__)[:200]}\n  was it copied whole?"
+        ) from problem
 
 
 def _check_column(schema: Any, column: str, path: Path) -> None:

@@ -16,8 +16,6 @@ from surefoot.errors import ConfigError, DataError
 from surefoot.tokenizers.bpe import tokenizer_from_json
 from surefoot.tokenizers.tokenizer import Tokenizer
 
-_AHEAD = 2  # batches waiting for each process
-
 _of_this_process: list[Tokenizer] = []  # in a process of the pool: the one that encodes
 
 
@@ -45,7 +43,7 @@ def encoded_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, proce
     try:
         for batch in batches:
             waiting.append(pool.submit(_encoded_here, batch))
-            if len(waiting) > _AHEAD * processes:
+            if len(waiting) > 2 * processes:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

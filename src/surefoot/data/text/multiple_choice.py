@@ -93,8 +93,8 @@ class Choices:
         rows_R = (asked[:, None] * self.choices + np.arange(self.choices)).flatten()
         starts_R, shown_R, endings_R = self.starts[rows_R], self.lengths[rows_R] - 1, self.endings[rows_R]
         span_T = np.arange(int(shown_R.max()))
-        filled_RT = span_T >= shown_R[:, None]
-        tokens_RT = np.where(filled_RT, 0, self.tokens.take(starts_R[:, None] + span_T, mode="clip")).astype(np.int64)
+        tokens_RT = self.tokens.take(starts_R[:, None] + span_T, mode="clip").astype(np.int64)
+        tokens_RT[span_T >= shown_R[:, None]] = 0
         rows_E = np.repeat(np.arange(len(rows_R)), endings_R)
         within_E = np.arange(len(rows_E)) - np.repeat(np.cumsum(endings_R) - endings_R, endings_R)
         places_E = (shown_R - endings_R)[rows_E] + within_E
@@ -139,16 +139,15 @@ def choice_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = logits
     model: tokens (R, T) to logits (R, T, V); where it can make the logits of some places alone, `logits` says how. `batch` as
     `Choices` gives it.
     """
-    logits_EV = _ending_logits(model, batch, logits)
-    summed_BN = -_summed(F.cross_entropy(logits_EV, batch.targets, reduction="none"), batch)
+    nats_BN = _summed(F.cross_entropy(_ending_logits(model, batch, logits), batch.targets, reduction="none"), batch)
     compared = {
-        "acc": summed_BN,
-        "acc_norm": summed_BN / batch.ending_tokens,
-        "acc_per_byte": summed_BN / batch.ending_bytes.clamp(min=1),
+        "acc": nats_BN,
+        "acc_norm": nats_BN / batch.ending_tokens,
+        "acc_per_byte": nats_BN / batch.ending_bytes.clamp(min=1),
     }
     return {
-        name: Mean((scores_BN.argmax(dim=1) == batch.right).sum(), len(batch.right))
-        for name, scores_BN in compared.items()
+        name: Mean((costs_BN.argmin(dim=1) == batch.right).sum(), len(batch.right))
+        for name, costs_BN in compared.items()
     }
 
 

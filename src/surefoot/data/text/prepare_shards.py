@@ -166,10 +166,9 @@ def _told(
 
 
 def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[Made]:
-    """What a call before this one has made in a directory; `DataError` where that was anything else.
+    """What a call before this one has made in a directory; `DataError` where that was of other settings.
 
-    Until there is a shard, another call may have any settings. While there is more to do, files may change of which
-    nothing is in a shard yet: what is made is what would have been made of them from the start.
+    Until there is a shard, any will do; until all are there, files may change of which nothing is in a shard.
     """
     place = directory / _NOTES
     if not place.is_file():

@@ -32,10 +32,8 @@ class _Record:
     source: str
 
 
-_Layout = tuple[
-    str, ...
-]  # keys: of beginnings, of endings (each one text or a list), and of the number of the right one
-_LAYOUTS: tuple[_Layout, ...] = (
+# keys: of beginnings, of endings (each one text or a list), and of the number of the right one
+_LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("ctx", "endings", "label"),  # HellaSwag
     ("query", "choices", "gold"),  # ARC, PIQA, OpenBookQA, COPA
     ("context_options", "continuation", "gold"),  # WinoGrande
@@ -66,7 +64,7 @@ def load_questions(
 
 
 def _records(path: Path) -> list[_Record]:
-    layout: _Layout | None = None
+    layout: tuple[str, ...] = ()
     found: list[_Record] = []
     if not path.is_file():
         raise no_such(path, kind="file")
@@ -85,7 +83,7 @@ def _records(path: Path) -> list[_Record]:
     return found
 
 
-def _layout(record: dict[str, Any], source: str) -> _Layout:
+def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
     """The layout with all its keys in a record; otherwise the one with most is what it was meant to be."""
     best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout) / len(layout))
     if not any(key in record for key in best):
@@ -94,7 +92,7 @@ def _layout(record: dict[str, Any], source: str) -> _Layout:
     return best
 
 
-def _record(record: dict[str, Any], layout: _Layout, source: str) -> _Record:
+def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Record:
     missing = [key for key in layout if key not in record]
     if missing:
         raise DataError(

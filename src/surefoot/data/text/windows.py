@@ -18,7 +18,6 @@ from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
 
 _IGNORED = -100  # what cross-entropy leaves out, here and in torch
-_HASHED_TOKENS = 1 << 24
 
 
 class Windows:
@@ -170,6 +169,6 @@ def _described(tokens: Tokens | TokenShards, context: int) -> dict[str, Any]:
         return {**tokens.fingerprint(), "context": context}
     array = np.asarray(tokens)
     # the whole up to 16 Mi tokens, beyond that as many spread over it: naming the data stays a matter of milliseconds
-    shown = array[:: max(1, len(array) // _HASHED_TOKENS)]
-    digest = sha256(np.ascontiguousarray(shown).astype("<i8").tobytes()).hexdigest()
+    spread = array[:: max(1, len(array) // (1 << 24))]
+    digest = sha256(spread.astype("<i8").tobytes()).hexdigest()
     return {"tokens": len(array), "sha256": digest, "context": context}

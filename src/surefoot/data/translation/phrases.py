@@ -23,7 +23,6 @@ Length = Literal["long", "short"]
 Kind = tuple[Callable[[Random], Any], Callable[[Any, "Locale"], str]]  # draws a content; renders it in a language
 
 _TRIES = 20  # drawings of one kind after each other that must not all have been there before
-_SAMPLES = 8  # of each kind, to see whether a language has it
 _LARGEST = {  # of each unit of CLDR the largest number that is drawn
     "length": {
         "kilometer": 9999,
@@ -108,7 +107,7 @@ def locale(name: str) -> Locale:
 def _is_known(kind: Kind, languages: tuple[Locale, Locale]) -> bool:
     (draw, render), generator = kind, Random(0)
     try:
-        return all(render(draw(generator), language).strip() for _ in range(_SAMPLES) for language in languages)
+        return all(render(draw(generator), language).strip() for _ in range(8) for language in languages)
     except (KeyError, ValueError, AttributeError, IndexError, TypeError):  # what Babel raises where data are missing
         return False
 
@@ -166,12 +165,12 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
 
     measures = list(filter(has_words, _UNITS))
 
-    def drawn_quantity(generator: Random) -> tuple[float, str]:
+    def draw_quantity(generator: Random) -> tuple[float, str]:
         unit = generator.choice(measures)
         return _number(generator, _UNITS[unit]), unit
 
     def quantity(length: Length) -> Kind:
-        return drawn_quantity, lambda value, language: units.format_unit(value[0], value[1], length, locale=language)
+        return draw_quantity, lambda value, language: units.format_unit(value[0], value[1], length, locale=language)
 
     def quantities(generator: Random) -> list[tuple[int, str]]:
         parts = [(generator.randint(1, 59), unit) for unit in _CLOCK]
