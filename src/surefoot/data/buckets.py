@@ -1,7 +1,6 @@
-"""Batches of samples that are about equally long, each as many as a number of tokens allows: which samples, by step.
+"""Batches of samples of about equal length, as many as a number of tokens allows: which samples, by step.
 
-Samples of similar length form a bucket; in each epoch a bucket is shuffled and cut anew, and all batches are shuffled. How
-many batches a bucket gives depends on the lengths alone, so a step's place in its epoch is a matter of arithmetic.
+Each epoch shuffles and cuts every bucket anew, then shuffles all batches. Their number depends on the lengths alone.
 """
 
 from typing import Any, Protocol, runtime_checkable

@@ -1,7 +1,6 @@
 """A look at the data before the first step: whether targets differ at all, and whether a split holds samples that are trained on.
 
-What is random in a sample must not hide that it is another's copy: where a data set has its samples as they are stored, those
-are compared, and else all are read under the same seed. It costs a fraction of a second; what was not looked at is not told of.
+Samples are compared as they are stored, or else as they are read under one seed. It costs a fraction of a second.
 """
 
 from collections.abc import Callable, Mapping
@@ -87,8 +86,8 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
 def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
     """Of each window over tokens one passage of at most `most` and a quarter of it, chosen by what stands there.
 
-    It begins where a hash of four tokens is least, so that windows cut elsewhere from the same text often have the same one (a
-    fifth of them where they are cut in the middle, all of them where they are cut alike): Schleimer, Wilkerson and Aiken 2003, section 3 (https://doi.org/10.1145/872757.872770).
+    It begins where a hash of four tokens is least, so that windows cut elsewhere from the same text often have the same one:
+    Schleimer, Wilkerson and Aiken 2003, section 3 (https://doi.org/10.1145/872757.872770).
 
     >>> text = np.random.default_rng(0).integers(0, 50, 100)
     >>> passages(text[None, 10:90]) == passages(text[None, 13:93])
@@ -135,9 +134,15 @@ def _looked(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[int], Id
 
 def _looked_at(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], Ids | None]:
     """As many as there are bytes and time for, some at a time: what the first few take says too little of all."""
+
+    def read_one(ids: Ids) -> Batch:
+        seed_generators(key)  # all under the same random numbers
+        sample = dataset[int(ids[0])]
+        return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
+
     begun, generator, samples = perf_counter(), np.random.default_rng(fold(key, 0)), sample_count(dataset)
     if (read := _stored(dataset)) is None:
-        read, chosen, at_a_time = _one_by_one(dataset, key), _chosen(samples, _MOST_READ, generator), 1
+        read, chosen, at_a_time = read_one, _chosen(samples, _MOST_READ, generator), 1
     else:
         probe, _ = read(_chosen(samples, _PROBED, generator))
         each = max(1, sum(map(len, probe)) // len(probe))
@@ -154,15 +159,6 @@ def _looked_at(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], 
             break
     told = [part[part != _IGNORED] for part in targets if part is not None]
     return rows, np.concatenate(told) if told and len(told) == len(targets) else None
-
-
-def _one_by_one(dataset: Any, key: int) -> Callable[[Ids], Batch]:
-    def read(ids: Ids) -> Batch:
-        seed_generators(key)  # all under the same random numbers
-        sample = dataset[int(ids[0])]
-        return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
-
-    return read
 
 
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:

@@ -1,7 +1,6 @@
 """From step to micro-batches on the device: a plan, a data set, and loader workers where samples are read one by one.
 
-Nothing here is remembered between steps: a feed started at step k gives what one started at 0 and run up to k gives. Random
-augmentation of a sample draws from (seed, epoch, sample), what couples samples from (seed, step, micro-batch).
+Nothing is remembered between steps. What is random draws from (seed, epoch, sample) or (seed, step, micro-batch).
 """
 
 from collections.abc import Callable, Iterator
@@ -41,10 +40,8 @@ class Feed:
     `own`: which micro-batches of each step are read here, one of several ranks (default: all). There an empty one comes with
     the samples of another, and a count of 0: each rank has to make a pass.
 
-    `puts_back`: reading in this process leaves the global generators as they were (default). To ask NumPy for its state and to
-    give it back takes longer than to read a small batch, and the loop seeds them anyway before anything draws.
-
-    `say` is told of a worker that hangs.
+    `puts_back`: reading in this process leaves the global generators as they were (default), which takes longer than to read a
+    small batch. `say` is told of a worker that hangs.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Which samples a step sees: a pure function of (seed, step), at the same cost for step 1,000,000 as for step 0.
 
-The order of samples is the concatenation of one permutation per epoch, and step k takes positions [k * B, (k + 1) * B) of it.
-A permutation is never built or stored: it is a keyed bijection, evaluated at the positions that are asked for.
+Step k takes positions [k * B, (k + 1) * B) of one permutation per epoch, each a keyed bijection that is never stored.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from surefoot.config.batch_size import Batching, batching, one_each
 from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.loader import Feed, MicroBatch, in_order
 from surefoot.data.mixture import Mixture
-from surefoot.data.order import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
+from surefoot.data.order import Cut, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.distributed.strategy import refuse_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError
@@ -48,9 +48,19 @@ def planned_sizes(
 
 
 def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
-    """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length."""
+    """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length.
+
+    Raises `DataError` for what cannot be the lengths of samples.
+    """
     if sizes.unit == "tokens":
-        return Buckets(seed, lengths=_lengths(train, samples), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
+        lengths = np.asarray(train.lengths)
+        whole = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"
+        if not (whole and lengths.size and lengths.min() > 0):
+            raise DataError(
+                f"{type(train).__name__}.lengths is {lengths.dtype} of shape {lengths.shape}, and there are {samples} samples\n"
+                "  give whole numbers of tokens, 1 or more: (samples,) or (samples, sides)"
+            )
+        return Buckets(seed, lengths=lengths.astype(np.int64), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
     plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
     if isinstance(train, Mixture):
         plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
@@ -69,18 +79,6 @@ def refuse_compiled(plan: MicroBatches, *, compiled: bool) -> None:
             "compile: batches by tokens have another shape in almost every step, and each would be compiled anew\n"
             "  leave --compile out, or give batch_size in samples"
         )
-
-
-def _lengths(train: Any, samples: int) -> Ids:
-    """What a data set says of its samples' lengths; `DataError` for what cannot be."""
-    found = np.asarray(train.lengths)
-    whole = found.ndim in (1, 2) and len(found) == samples and found.dtype.kind in "iu"
-    if not (whole and found.size and found.min() > 0):
-        raise DataError(
-            f"{type(train).__name__}.lengths is {found.dtype} of shape {found.shape}, and there are {samples} samples\n"
-            "  give whole numbers of tokens, 1 or more: (samples,) or (samples, sides)"
-        )
-    return found.astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
 """A decoder-only transformer in two families: `modern` (the default) and `gpt2`.
 
-modern: rotary positions, RMS norms, normalised queries and keys, no biases, squared ReLU or SwiGLU; where asked, an embedding
-that also knows the tokens before.
+modern: rotary positions, RMS norms, normalised queries and keys, no biases, squared ReLU or SwiGLU.
 gpt2: learned positions, layer norms, biases, GELU, a head that is the embedding (Radford et al. 2019, section 2.3).
-
 Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head, V vocabulary.
 """
 
@@ -97,8 +95,7 @@ class GPT(nn.Module):
     def _initialise_modern(self) -> None:
         """Matrices by fan-in; what writes into the residual stream starts at zero, so that every block starts as identity.
 
-        Zero-initialised residual branches: Goyal et al. 2017, section 5.1 (https://arxiv.org/abs/1706.02677). The head starts
-        at zero too, so that the first loss is exactly ln V.
+        Goyal et al. 2017, section 5.1 (https://arxiv.org/abs/1706.02677). A head of zeros makes the first loss exactly ln V.
         """
         for module in self.modules():
             if isinstance(module, Attention):

@@ -125,8 +125,8 @@ class GPTShape:
             block = matrices + (4 * width + hidden + width) + 4 * width  # biases; gains and biases of two norms
             outside = self.context * width + 2 * width
         else:
-            sizes = table_sizes(longest=self.ngrams, rows=self.ngram_rows, vocabulary=self.vocabulary)
-            block, outside = matrices, width * (1 + self.smear + sum(sizes))
+            rows = sum(table_sizes(longest=self.ngrams, rows=self.ngram_rows, vocabulary=self.vocabulary))
+            block, outside = matrices, width * (1 + self.smear + rows)
         return (1 if self.tied else 2) * self.vocabulary * width + self.layers * block + outside
 
 

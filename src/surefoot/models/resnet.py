@@ -1,8 +1,6 @@
 """Residual networks of 18, 34 and 50 layers (He et al. 2016: https://arxiv.org/abs/1512.03385), for small and large images.
 
-The modules are named as in torchvision, so that weights in its layout can be loaded as they are. As there, and unlike in the
-paper, the bottleneck of the 50-layer network has its stride in the 3 x 3 convolution.
-
+Modules are named as in torchvision, whose weights can be loaded; as there, a bottleneck has its stride in the 3 x 3 convolution.
 Shapes: B batch, C channels, H height, W width, K classes.
 """
 
@@ -91,8 +89,9 @@ class Block(nn.Module):
             inputs = outputs
         self.downsample = None  # the identity fits already
         if stride != 1 or before != inputs:
-            shortcut = nn.Conv2d(before, inputs, 1, stride=stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(inputs))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(before, inputs, 1, stride=stride, bias=False), nn.BatchNorm2d(inputs)
+            )
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         y_BCHW = x_BCHW

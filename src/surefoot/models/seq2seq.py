@@ -1,7 +1,6 @@
 """An encoder-decoder transformer, and what it keeps while its target grows token by token.
 
-Shapes: B sources, K hypotheses for each, S time of the source, T time of the target, C channels (width), H heads, D channels
-of a head, V vocabulary.
+Shapes: B sources, K hypotheses each, S source time, T target time, C width, H heads, D channels of a head, V vocabulary.
 """
 
 import math
@@ -102,11 +101,9 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Matrices by Glorot and Bengio 2010, equation 16, each of several in one tensor by itself; biases 0.
+        """Matrices by Glorot and Bengio 2010, equation 16; embeddings as Vaswani et al. 2017, section 3.4; biases 0.
 
-        Embeddings have a deviation of width**-0.5: multiplied by its root they are as large as positions (Vaswani et al.
-        2017, section 3.4), and as a head they give logits of unit size. Where blocks start as identity, a tied head is handed
-        a token's own embedding, whose logit would be sqrt(width): a gain of width**-0.5 of the last norm makes it 1.
+        Where blocks start as identity, a tied head is handed a token's own embedding: the last norm's gain makes its logit 1.
         """
         for module in self.modules():
             if isinstance(module, nn.Embedding):
@@ -117,7 +114,7 @@ class Seq2Seq(nn.Module):
         for module in self.modules():
             if isinstance(module, SelfAttention | CrossAttention):
                 stacked = module.qkv if isinstance(module, SelfAttention) else module.key_value
-                for matrix in stacked.weight.split(self.shape.width):
+                for matrix in torch.split(stacked.weight, self.shape.width):
                     nn.init.xavier_uniform_(matrix)
         nn.init.normal_(self.head.weight, std=self.shape.width**-0.5)
         if self.shape.zero_start:
@@ -133,9 +130,8 @@ class Seq2Seq(nn.Module):
 class Decoding:
     """Hypotheses (B, K) about source tokens (B, S), which grow by one token each at a time, up to `most` of them.
 
-    The source is encoded once, its keys and values are computed once and stand once for all hypotheses about it; of the target
-    only the new place is computed. In the modes in which the model's parts are: set it to evaluation and switch gradients off,
-    or they are kept.
+    The source's keys and values are computed once for all hypotheses about it; of the target only the new place is computed.
+    Set the model to evaluation and switch gradients off first.
 
     >>> import torch
     >>> from surefoot.models.seq2seq import Seq2SeqShape
@@ -146,14 +142,13 @@ class Decoding:
     """
 
     def __init__(self, model: Seq2Seq, source_BS: Tensor, *, hypotheses: int, most: int) -> None:
+        self.model, self.hypotheses = model, hypotheses
         memory_BSC, self.mask_B11S = model.encoded(source_BS)
-        self.model = model
         self.blocks = [block for block in model.decoder if isinstance(block, DecoderBlock)]
         self.memories = [block.cross.keys_values(memory_BSC) for block in self.blocks]
         shape = model.shape
         size = (shape.decoder_layers, len(source_BS) * hypotheses, shape.heads, most, shape.width // shape.heads)
         self.cache = Cache(size, device=memory_BSC.device, dtype=self.memories[0][0].dtype)
-        self.hypotheses = hypotheses
 
     def logits(self, tokens_BK: Tensor) -> Tensor:
         """Take one more token of each hypothesis in; give the logits (B, K, V) of the one after it."""

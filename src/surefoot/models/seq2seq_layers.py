@@ -1,7 +1,6 @@
 """The blocks of an encoder-decoder transformer and what they are made of: attention, sums with layer norms, MLPs.
 
-Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head,
-K hypotheses for one source, R = B x K rows.
+Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head.
 """
 
 from collections.abc import Callable
@@ -60,9 +59,9 @@ class Seq2SeqShape:
     tied: bool = True  # the head's matrix is the target's embedding
 
     def __post_init__(self) -> None:
-        sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.hidden, self.context)
-        source = self.vocabulary if self.source_vocabulary is None else self.source_vocabulary
-        check_shape((min(*sizes, self.vocabulary, source) >= 1, f"every size must be 1 or more: {self}"))
+        own = self.vocabulary if self.source_vocabulary is None else self.source_vocabulary
+        sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.hidden, self.context, own)
+        check_shape((min(*sizes, self.vocabulary) >= 1, f"every size must be 1 or more: {self}"))
         fractions = {name: getattr(self, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
         width, heads, positions = self.width, self.heads, self.positions
         check_shape(
@@ -246,4 +245,4 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F
 
 
 def _by_head(x_BTC: Tensor, heads: int) -> Tensor:
-    return x_BTC.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x_BTC.view(*x_BTC.shape[:2], heads, -1).transpose(1, 2)

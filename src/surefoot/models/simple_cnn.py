@@ -28,9 +28,11 @@ class SimpleCNN(nn.Module):
         self, *, channels: int, classes: int, width: int = 32, dropout: float = 0.0, channels_last: bool = False
     ) -> None:
         super().__init__()
-        sizes_there = f"channels = {channels}, classes = {classes}, width = {width}"
         check_shape(
-            (min(channels, classes, width) >= 1, f"{sizes_there}: each must be 1 or more"),
+            (
+                min(channels, classes, width) >= 1,
+                f"channels = {channels}, classes = {classes}, width = {width}: each must be 1 or more",
+            ),
             (0.0 <= dropout < 1.0, f"dropout = {dropout} must be a fraction, at least 0 and below 1"),
         )
         self.channels_last = channels_last

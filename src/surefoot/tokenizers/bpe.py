@@ -223,8 +223,7 @@ def _from_library(text: str, *, where: str) -> tokenizers.Tokenizer:
 def _keeps_text(tokenizer: tokenizers.Tokenizer) -> bool:
     """Whether a text with all kinds of bytes and spaces, and with each added token, comes back as it was."""
     codes = (*range(256), 0x7FF, *range(0x800, 0xD800, 0x800), *range(0x10000, 0x110000, 0x10000))
-    every_byte = "".join(map(chr, codes))
     added = " ".join(f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values())
-    text = f"Hello, WORLD 12 dogs\n\n  a\tb {every_byte}{added} end "
+    text = f"Hello, WORLD 12 dogs\n\n  a\tb {''.join(map(chr, codes))}{added} end "
     tokens = tokenizer.encode(text, add_special_tokens=False)
     return str(tokenizer.decode(tokens.ids, skip_special_tokens=False)) == text

@@ -1,7 +1,6 @@
 """Subwords for translation: byte pairs or a unigram model, trained on the text; every text comes back as it was.
 
-Both work on bytes written as letters (Radford et al. 2019, section 2.2), so nothing is unknown. A text begins with a space
-of its own, which decoding takes away again: the first word of a sentence is the word that it is elsewhere. Digits stand alone.
+Both work on bytes written as letters (Radford et al. 2019, section 2.2); digits stand alone. A text begins with a space.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ class SubwordTokenizer:
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The tokens of many texts, on all cores."""
-        spaced = [f" {encodable(text)}" for text in texts]
-        encoded = self.tokenizer.encode_batch_fast(spaced, add_special_tokens=False)
+        encoded = self.tokenizer.encode_batch_fast([f" {encodable(text)}" for text in texts], add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -1,13 +1,7 @@
 """Random changes of images, many images at once: a shift, a flip, colour and shape, and a hole.
 
-What is drawn for an image is a function of 64 bits that belong to it, which come from (seed, epoch, sample). So neither the
-other images of a batch, nor workers, nor a resume change it, and the same image comes out where it is read alone. Everything
-is whole numbers, or arithmetic on one pixel at a time, so that it is equal to the bit.
-
-Of RandAugment (Cubuk et al. 2020: https://arxiv.org/abs/1909.13719) equalising, automatic contrast, sharpness and colour
-balance are left out. Changes of colour are a table of 256 values for each image, changes of shape a linear map for each.
-
-Shapes: B batch, H height, W width, C channels.
+What is drawn for an image depends on 64 bits from (seed, epoch, sample) alone, to the bit. Changes of colour are a table of
+256 values for each image, changes of shape a linear map. Shapes: B batch, H height, W width, C channels.
 """
 
 import math
@@ -47,7 +41,7 @@ class Augmentation:
     crop_padding: pixels of black on every side, before a piece of the image's own size is cut out anywhere.
     flip: left and right exchanged in half of the images.
     randaugment: so many changes of colour and shape, each chosen at random, of strength `magnitude` (0 to 10): Cubuk et al.
-    2020 (https://arxiv.org/abs/1909.13719) with fewer kinds.
+    2020 (https://arxiv.org/abs/1909.13719) without equalising, automatic contrast, sharpness and colour balance.
     cutout: side of a square of the mean colour, put anywhere, in part outside too: DeVries and Taylor 2017
     (https://arxiv.org/abs/1708.04552).
 
@@ -135,9 +129,8 @@ def _cut(images_BHWC: Pixels, bits_B: Bits, *, padding: int, flip: bool) -> Pixe
 
 def _with_holes(images_BHWC: Pixels, bits_B: Bits, *, side: int, mean_C: NDArray[np.float64]) -> Pixels:
     _, height, width, _ = images_BHWC.shape
-    first_row_B = below(bits_B, _HOLE_DOWN, height) - side // 2
-    first_column_B = below(bits_B, _HOLE_ACROSS, width) - side // 2
-    rows_BH, columns_BW = np.arange(height) - first_row_B[:, None], np.arange(width) - first_column_B[:, None]
+    rows_BH = np.arange(height) + side // 2 - below(bits_B, _HOLE_DOWN, height)[:, None]
+    columns_BW = np.arange(width) + side // 2 - below(bits_B, _HOLE_ACROSS, width)[:, None]
     inside_BHW = ((rows_BH >= 0) & (rows_BH < side))[:, :, None] & ((columns_BW >= 0) & (columns_BW < side))[:, None, :]
     return np.where(inside_BHW[..., None], np.rint(mean_C * 255).astype(np.uint8), images_BHWC)
 

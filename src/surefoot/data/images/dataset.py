@@ -1,8 +1,6 @@
 """Labelled images as data sets: in memory, gathered and augmented a whole micro-batch at once; or in files, read one by one.
 
-Both give the same images for the same (seed, epoch, sample). A sample is (image, label): float32 (C, H, W), normalised by
-mean and deviation of the training part, and a class number. Where the images come from is in `load`.
-
+Both give the same images for the same (seed, epoch, sample): float32 (C, H, W), normalised, and a class number.
 Shapes: N images, B batch, C channels, H height, W width.
 """
 

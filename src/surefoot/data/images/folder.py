@@ -133,8 +133,7 @@ def files_of(tree: Path, classes: Sequence[str]) -> Files:
                 f"class folder {folder} {what}: every class needs at least one file of {', '.join(SUFFIXES[:3])} ...\n"
                 "  add pictures, or take the class out"
             )
-    labels = np.repeat(np.arange(len(found), dtype=np.int64), [len(paths) for paths in found])
-    return Files(list(chain(*found)), labels)
+    return Files(list(chain(*found)), np.repeat(np.arange(len(found)), [len(paths) for paths in found]))
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:

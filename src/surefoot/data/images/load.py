@@ -1,7 +1,6 @@
 """Labelled images in three parts: to train on, held out of that, and to test.
 
-No image is in two parts. What is held out is taken from the training part by a permutation that depends on nothing but the
-number of images, so that runs of every seed are scored on the same ones.
+What is held out depends on nothing but the number of training images, so that every seed is scored on the same ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,9 +55,8 @@ class ImageSets:
         >>> load_images().normalised_with((0.5,), (0.25,)).training.mean
         (0.5,)
         """
-        training, held_out = (normalised_with(part, mean, std) for part in (self.training, self.held_out))
-        test = None if self.test is None else normalised_with(self.test, mean, std)
-        return replace(self, training=training, held_out=held_out, test=test)
+        parts = {"training": self.training, "held_out": self.held_out} | ({"test": self.test} if self.test else {})
+        return replace(self, **{name: normalised_with(part, mean, std) for name, part in parts.items()})
 
 
 def load_images(
@@ -191,7 +189,11 @@ def _of_folders(
     fits = fit(training)
     if held_out is None:
         training, held_out = map(training.chosen, _divided(len(training.paths), held_out_fraction))
-    mean, std = _moments_of_files(training, fits)
+    counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
+    stride = -(-len(training.paths) // _MEASURED_FILES)
+    for path in training.paths[::stride]:  # one after the other: thousands of pictures need not fit into memory
+        counts_CV += _counts(fits.whole(read_picture(path)))
+    mean, std = _moments(counts_CV)
     return ImageSets(
         training=ImageFiles(training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()),
         held_out=ImageFiles(held_out, fits, mean=mean, std=std),
@@ -226,12 +228,3 @@ def _moments(counts_CV: Ids) -> Moments:
         # of one colour there is nothing to divide by
         deviations.append(max(float(shares @ (values - means[-1]) ** 2) ** 0.5, 1 / 255))
     return tuple(means), tuple(deviations)
-
-
-def _moments_of_files(files: Files, fits: Fitting) -> Moments:
-    counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
-    for path in files.paths[
-        :: -(-len(files.paths) // _MEASURED_FILES)
-    ]:  # one after the other: thousands of pictures need not fit into memory
-        counts_CV += _counts(fits.whole(read_picture(path)))
-    return _moments(counts_CV)

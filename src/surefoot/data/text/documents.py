@@ -144,8 +144,11 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
         raise ConfigError(f"{path}: reading Parquet needs pyarrow\n  pip install 'surefoot[hub]'") from problem
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            _check_column(file.schema_arrow, column, path)
-            row = 0
+            schema, row = file.schema_arrow, 0
+            if column not in schema.names:
+                raise DataError(f"{path} has no column {column!r}: there are {', '.join(schema.names)}{_HINT}")
+            if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
+                raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}")
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
                 if row + rows <= start:
@@ -162,16 +165,7 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
         ) from problem
 
 
-def _check_column(schema: Any, column: str, path: Path) -> None:
-    if column not in schema.names:
-        raise DataError(f"{path} has no column {column!r}: there are {', '.join(schema.names)}{_HINT}")
-    if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
-        raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}")
-
-
 def _checked(text: Any, column: str, where: str) -> str:
-    if text is None:
-        return ""
-    if not isinstance(text, str):
+    if not isinstance(text, str | None):
         raise DataError(f"{where}: {column!r} is a {type(text).__name__}, not text{_HINT}")
-    return text
+    return text or ""

@@ -1,8 +1,6 @@
 """Token shards from text of any size: many processes, the same bytes whatever their number, resumed where it was killed.
 
-Beside the shards stand `tokenizer.json`, with which they are read, and `prepare.json`: what they were made of, and for each
-shard where in the text the next one begins. A shard is listed there once it is on the disk, so a kill costs what the unfinished
-one held.
+`prepare.json` beside them says what they were made of, and for each shard on the disk where in the text the next one begins.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Files of multiple-choice questions, one JSON object a line: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande, LAMBADA.
 
-Which layout a file has is told by its keys. What is done with the questions stands in `data/text/multiple_choice.py`.
+Its keys tell which layout a file has. `data/text/multiple_choice.py` scores the questions.
 """
 
 import json
@@ -56,31 +56,26 @@ def load_questions(
     path = local_path(path, setting="path")
     if number is not None and number < 1:
         raise DataError(f"{number} questions of {path}: at least 1 is needed")
-    records = _records(path)
-    if number is not None and number < len(records):
-        chosen = permutation(stream_key(seed, "questions"), len(records), np.arange(number))
-        records = [records[place] for place in sorted(chosen.tolist())]
-    return _encoded(records, tokenizer)
-
-
-def _records(path: Path) -> list[_Record]:
-    layout: tuple[str, ...] = ()
-    found: list[_Record] = []
     if not path.is_file():
         raise no_such(path, kind="file")
+    layout: tuple[str, ...] = ()
+    records: list[_Record] = []
     for source, record in json_lines(path):
         if not isinstance(record, dict):
             raise DataError(f"{source} is a {type(record).__name__}, not an object with named values")
         layout = layout or _layout(record, source)
-        found.append(_record(record, layout, source))
-        if len(found[-1].endings) != len(found[0].endings):
+        records.append(_record(record, layout, source))
+        if len(records[-1].endings) != len(records[0].endings):
             raise DataError(
-                f"{source} has {len(found[-1].endings)} endings, those before it {len(found[0].endings)}\n"
+                f"{source} has {len(records[-1].endings)} endings, those before it {len(records[0].endings)}\n"
                 "  accuracies of different numbers of choices have no common chance: put them into files of their own"
             )
-    if not found:
+    if not records:
         raise DataError(f"{path} holds no questions: it is empty\n  one JSON object a line is expected")
-    return found
+    if number is not None and number < len(records):
+        chosen = permutation(stream_key(seed, "questions"), len(records), np.arange(number))
+        records = [records[place] for place in sorted(chosen.tolist())]
+    return _encoded(records, tokenizer)
 
 
 def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:

@@ -23,9 +23,8 @@ _IGNORED = -100  # what cross-entropy leaves out, here and in torch
 class Windows:
     """Windows of `context` tokens to train on, that never overlap within an epoch and are cut elsewhere in the next.
 
-    Each epoch starts at an offset from (seed, epoch), so that a token is not always first of its window. A window is (inputs,
-    targets), the targets one token later, and lies within one shard. The number of windows is the same for every offset: fewer
-    than two windows' worth of tokens stay out of an epoch at a shard's ends, others in the next.
+    Each epoch starts at an offset from (seed, epoch). A window is (inputs, targets), the targets one token later, and lies
+    within one shard. Fewer than two windows' worth of tokens stay out of an epoch at a shard's ends, others in the next.
 
     >>> windows = Windows(np.arange(10), context=3, seed=0)
     >>> len(windows), [part.shape for part in windows.gather(np.array([0, 1]), np.array([0, 0]))]
@@ -36,9 +35,9 @@ class Windows:
         self.arrays = _arrays(tokens, context)
         self.described = {**_described(tokens, context), "seed": seed}
         self.context, self.key = context, stream_key(seed, "window offset")
-        counts = np.array([max(0, len(array) - context) // context for array in self.arrays])
-        places = [max(1, len(array) - count * context) for array, count in zip(self.arrays, counts, strict=True)]
-        self.places = np.array(places, dtype=np.uint64)
+        sizes = np.array([len(array) for array in self.arrays])
+        counts = np.maximum(0, sizes - context) // context
+        self.places = np.array(np.maximum(1, sizes - counts * context), dtype=np.uint64)
         self.ends = np.cumsum(counts)
         if self.ends[-1] == 0:
             longest = max(len(array) for array in self.arrays)
@@ -87,16 +86,14 @@ class Windows:
 class HeldOut:
     """Windows of `context` tokens in order, that hold every target exactly once; the last of a shard is filled up.
 
-    Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is no target: there
-    is nothing before it to predict it from.
+    Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is no target.
 
     >>> HeldOut(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
     (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))
     """
 
     def __init__(self, tokens: Tokens | TokenShards, *, context: int) -> None:
-        self.arrays = _arrays(tokens, context)
-        self.described = _described(tokens, context)
+        self.arrays, self.described = _arrays(tokens, context), _described(tokens, context)
         self.context = context
         counts = np.array([-(-(len(array) - 1) // context) for array in self.arrays])
         self.ends = np.cumsum(counts)

@@ -115,8 +115,10 @@ def _names(path: Path, source: str, target: str) -> list[str]:
     """The parts in a directory, sorted: "train" of train.en and train.de.gz; of which a side is missing only the usual ones."""
     there = {file.name.removesuffix(".gz") for file in path.iterdir() if file.is_file()}
     tables = {name.removesuffix(end) for name in there for end in _TABLES if name.endswith(end)}
-    ends = (f".{source}", f".{target}")
-    first, second = ({name.removesuffix(end) for name in there if name.endswith(end)} for end in ends)
+    first, second = (
+        {name.removesuffix(f".{language}") for name in there if name.endswith(f".{language}")}
+        for language in (source, target)
+    )
     alone = {name for name in first ^ second if name in ("train", *_VALIDATION) or name.startswith("test")}
     return sorted(tables | first & second | alone)
 

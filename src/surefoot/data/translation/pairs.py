@@ -72,11 +72,12 @@ class Pairs:
         max_target: int | None = None,
     ) -> Self:
         """The tokens of sentence pairs."""
-        sources, targets = (
+        return cls(
             source.encode_all([one for one, _ in pairs]),
             target.encode_all([other for _, other in pairs]),
+            max_source=max_source,
+            max_target=max_target,
         )
-        return cls(sources, targets, max_source=max_source, max_target=max_target)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -1,7 +1,6 @@
 """Phrases in two languages without any download: what Unicode's CLDR knows of them, rendered by Babel.
 
-Dates, times, quantities, money, lists of countries and the like: phrases, not open text. They teach a model everything that
-translating needs (another order, another number format, words for words, copies of digits) on any machine in two minutes.
+They teach a model what translating needs (another order, another number format, words for words) in two minutes.
 """
 
 from __future__ import annotations
