@@ -38,10 +38,9 @@ class Fingerprinted(Protocol):
 def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
     """How many samples there are; raises `DataError` for what cannot be addressed by step or is not a function of its seed.
 
-    Sample 0, the middle one and the last one are read several times under the same seed: a data set that holds a generator of
-    its own is not reached by seeding, and a resumed run would see other samples. One that gathers whole batches is not seeded
-    at all, and is read under different seeds. The global generators are left as they were. `batch_size` is that of a step, by
-    which a list of batches is told from one of samples.
+    Sample 0, the middle one and the last one are read several times under the same seed, those that are gathered under
+    different ones: seeding does not reach a generator of the data set's own, and a resumed run would see other samples. The
+    global generators are left as they were. `batch_size` of a step tells a list of batches from one of samples.
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):
@@ -146,9 +145,8 @@ def rows(batch: Any) -> int:
 def fingerprint(dataset: Any) -> dict[str, Any]:
     """Which data these are, as JSON: type and length, and for tensors a hash of up to 16 MiB, in rows spread over each.
 
-    A data set may say so itself with a method `fingerprint()`. For a `Subset` the indices are hashed too, and a list, tuple,
-    dictionary or array of samples by its content (`hash_of_list`). The parts of a `ConcatDataset` or `StackDataset` have a
-    fingerprint each, or one hash together where there are many.
+    A data set may say so itself with a method `fingerprint()`. The indices of a `Subset` are hashed too, and lists, tuples,
+    dictionaries and arrays by their content. Parts of a `ConcatDataset` or `StackDataset` have one each, or one hash if many.
     """
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}

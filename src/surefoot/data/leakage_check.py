@@ -20,8 +20,7 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 _MOST, _MOST_BYTES = 20_000, 1 << 24  # of one data set: as much as its fingerprint looks at
 _MOST_READ, _READING_S = 2_000, 0.2  # of one that is read sample by sample; seconds over all of them
 _PROBED = 16  # samples from which the size of all is told
-_AT_A_TIME = 512  # samples between two looks at the clock
-_IGNORED = -100  # what cross-entropy leaves out
+IGNORED = -100  # what cross-entropy leaves out
 _TARGETS = ("target", "targets", "label", "labels")  # in a sample that is a dictionary
 
 Batch = tuple[list[bytes], Ids | None]
@@ -47,11 +46,10 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
     """What a record says of the data: `samples`, how many were `looked_at`, `targets`, and the `overlap` of each split.
 
     `targets`: how many `distinct` ones there are, and the `most_common_fraction`; absent where they are no whole numbers. They
-    are the second part of a sample (input, target), or what a sample calls target or label. `overlap`: of how many samples of a
-    split that were `looked_at` the bytes are those of a training sample that was looked at too, `found`; `among_all` where all
-    of those were, as indices tell; of windows over a text, of how many a passage stands in the training text too, and `passages`
-    says so. A split that is the training data themselves is `same`: that is done on purpose. What cannot be read is passed over;
-    the step that needs it will say why. The global random generators are left as they were.
+    are the second part of a sample (input, target), or what a sample calls target or label. `overlap`: how many of the samples
+    `looked_at` are training samples too, `found` by their bytes; `among_all` where indices tell it of all; `passages` where a
+    passage of a window was looked for in the training text; `same` where the split is the training data themselves. What cannot
+    be read is passed over. The global random generators are left as they were.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
     >>> look = first_look((inputs, labels), {"held-out": (inputs[4:], labels[4:])}, seed=0)
@@ -146,7 +144,7 @@ def _looked_at(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], 
     else:
         probe, _ = read(_chosen(samples, _PROBED, generator))
         each = max(1, sum(map(len, probe)) // len(probe))
-        chosen, at_a_time = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator), _AT_A_TIME
+        chosen, at_a_time = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator), 512
         if chosen.size > at_a_time:
             chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
     rows: list[int] = []
@@ -157,7 +155,7 @@ def _looked_at(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], 
         targets.append(theirs)
         if perf_counter() - begun > reading_s:
             break
-    told = [part[part != _IGNORED] for part in targets if part is not None]
+    told = [part[part != IGNORED] for part in targets if part is not None]
     return rows, np.concatenate(told) if told and len(told) == len(targets) else None
 
 

@@ -1,6 +1,6 @@
 """The blocks of a GPT: its configuration, attention, MLP, and the embedding that also knows the tokens before.
 
-Shapes: B batch, T time (tokens), C channels (width), H head
+Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head.
 """
 
 import math
@@ -181,8 +181,8 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Up, a nonlinearity, and down, each place by itself.
 
-    SwiGLU: Shazeer 2020, equation 6 (https://arxiv.org/abs/2002.05202); its gate and its values come from one matrix. GELU in
-    the approximation by tanh, as GPT-2 has it: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
+    SwiGLU: Shazeer 2020, equation 6 (https://arxiv.org/abs/2002.05202), gate and values from one matrix. GELU approximated by
+    tanh, as in GPT-2: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
     """
 
     def __init__(self, shape: GPTShape) -> None:

@@ -23,9 +23,8 @@ class Seq2SeqShape:
     (https://arxiv.org/abs/1706.03762). norm_kind: "layer", or "rms", which takes no mean away and adds no bias (Zhang and
     Sennrich 2019, section 4: https://arxiv.org/abs/1910.07467).
 
-    positions: "sinusoidal" (section 3.5 of Vaswani et al.; none to learn, so that places which few sentences reach are known
-    too), "learned", or "rotary": each side's attention to itself turns its queries and keys (Su et al. 2021, section 3.2.2:
-    https://arxiv.org/abs/2104.09864).
+    positions: "sinusoidal" (section 3.5 of Vaswani et al.), "learned", or "rotary": each side's attention to itself turns its
+    queries and keys (Su et al. 2021, section 3.2.2: https://arxiv.org/abs/2104.09864).
 
     activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668). query_key_norm:
     RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245). zero_start:

@@ -86,29 +86,28 @@ class BpeTokenizer:
     @classmethod
     def trained(cls, texts: Iterable[str], *, vocabulary: int) -> Self:
         """The tokenizer of `vocabulary` tokens that a text calls for; the same for the same text."""
-        from tokenizers.pre_tokenizers import ByteLevel
-
-        from tokenizers import models, trainers
+        from tokenizers import pre_tokenizers, trainers
 
         if vocabulary < 257:
             raise DataError(f"vocabulary = {vocabulary}: byte pairs need 257 tokens at least, the bytes and an end")
         trainer = trainers.BpeTrainer(
-            vocab_size=vocabulary, special_tokens=[END], initial_alphabet=ByteLevel.alphabet(), show_progress=False
+            vocab_size=vocabulary,
+            special_tokens=[END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
         )
-        made = _byte_level(models.BPE())
+        made = _byte_level()
         made.train_from_iterator(texts, trainer)
         return cls(made)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """From a file that `to_json` or the library wrote, or a directory with GPT-2's (encoder.json and vocab.bpe)."""
-        from tokenizers import models
-
         path = local_path(path, setting="path")
         for vocabulary, merges in _GPT2_FILES:
             if (path / vocabulary).is_file() and (path / merges).is_file():
                 try:
-                    return cls(_byte_level(models.BPE.from_file(str(path / vocabulary), str(path / merges))))
+                    return cls(_byte_level(str(path / vocabulary), str(path / merges)))
                 except Exception as problem:  # the library raises nothing narrower
                     raise DataError(f"{path} holds no tokenizer of GPT-2: {problem}") from problem
         if not path.is_file():
@@ -186,10 +185,11 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     return tokenizer_from_json(text) if isinstance(found, dict) and "kind" in found else BpeTokenizer.load(file)
 
 
-def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
+def _byte_level(*files: str) -> tokenizers.Tokenizer:
+    """A tokenizer of no merges yet, or of those in files of GPT-2's kind."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    made = Tokenizer(model)
+    made = Tokenizer(models.BPE.from_file(*files) if files else models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     return made

@@ -48,8 +48,6 @@ class SubwordTokenizer:
 
         bpe: Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909); unigram: Kudo 2018 (https://arxiv.org/abs/1804.10959).
         """
-        from tokenizers.pre_tokenizers import ByteLevel
-
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         if vocabulary < cls.least:
@@ -59,12 +57,12 @@ class SubwordTokenizer:
         common: dict[str, Any] = {
             "vocab_size": vocabulary,
             "special_tokens": _SPECIAL,
-            "initial_alphabet": ByteLevel.alphabet(),
+            "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
             "show_progress": False,
         }
         made = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
         made.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
         made.decoder = decoders.ByteLevel()
         made.train_from_iterator(

@@ -12,8 +12,7 @@ from typing import Self
 import numpy as np
 
 from surefoot.config.paths import local_path
-from surefoot.data.images import arrays as image_arrays
-from surefoot.data.images.arrays import Arrays
+from surefoot.data.images.arrays import Arrays, digits, found_in, synthetic
 from surefoot.data.images.augmentation import Augmentation, Pixels
 from surefoot.data.images.dataset import ImageFiles, Images, Moments, normalised_with
 from surefoot.data.images.folder import (
@@ -32,7 +31,6 @@ from surefoot.data.text.files import check_parts
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import stream_key
 
-_MEASURED_FILES = 2_000  # for mean and deviation
 _TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
 
 
@@ -55,8 +53,9 @@ class ImageSets:
         >>> load_images().normalised_with((0.5,), (0.25,)).training.mean
         (0.5,)
         """
-        parts = {"training": self.training, "held_out": self.held_out} | ({"test": self.test} if self.test else {})
-        return replace(self, **{name: normalised_with(part, mean, std) for name, part in parts.items()})
+        training, held_out = (normalised_with(part, mean, std) for part in (self.training, self.held_out))
+        test = None if self.test is None else normalised_with(self.test, mean, std)
+        return replace(self, training=training, held_out=held_out, test=test)
 
 
 def load_images(
@@ -95,11 +94,11 @@ def load_images(
     arrays: Arrays | None
     if made_up:
         given = {"size": size, "channels": channels, "classes": None if classes is None else len(classes)}
-        arrays = image_arrays.synthetic(**{name: value for name, value in given.items() if value is not None})
+        arrays = synthetic(**{name: value for name, value in given.items() if value is not None})
     elif path is None:
-        arrays = image_arrays.digits()
+        arrays = digits()
     elif folder.is_dir():
-        arrays = image_arrays.found_in(folder, numbered=classes is None)
+        arrays = found_in(folder, numbered=classes is None)
     else:
         what = "is a file: give the directory that it is in" if folder.is_file() else "does not exist"
         raise DataError(
@@ -190,7 +189,7 @@ def _of_folders(
     if held_out is None:
         training, held_out = map(training.chosen, _divided(len(training.paths), held_out_fraction))
     counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
-    stride = -(-len(training.paths) // _MEASURED_FILES)
+    stride = -(-len(training.paths) // 2_000)
     for path in training.paths[::stride]:  # one after the other: thousands of pictures need not fit into memory
         counts_CV += _counts(fits.whole(read_picture(path)))
     mean, std = _moments(counts_CV)

@@ -13,9 +13,7 @@ from surefoot.data.text.files import SUFFIXES, decoded, no_such, opened
 from surefoot.errors import ConfigError, DataError, first_line
 
 _LINES = (".jsonl", ".ndjson")
-_JSON = (*_LINES, ".json")  # which is JSON lines only where somebody says so, by its name
 _PARQUET = ".parquet"
-_ABOUT = (".md", ".py")  # beside data they tell of them, and read them
 _HINT = "\n  say where the text is: --column NAME"
 
 
@@ -36,7 +34,7 @@ class DocumentFile:
         """
         if _kind(self.path) == _PARQUET:
             yield from _rows(self.path, column=column, start=start)
-        elif _kind(self.path) in _JSON:
+        elif _kind(self.path) in (*_LINES, ".json"):  # the latter only where somebody says so, by its name
             yield from _texts(self.path, column=column, start=start)
         elif start == 0:
             yield decoded(b"".join(_lines(self.path)), str(self.path))
@@ -90,7 +88,7 @@ def _below(directory: Path, *, out: Path | None) -> list[Path]:
         and not (left_out is not None and (here / file.relative_to(directory)).is_relative_to(left_out))
     ]
     if any(_kind(file) in (*_LINES, _PARQUET) for file in files):
-        files = [file for file in files if _kind(file) not in _ABOUT]
+        files = [file for file in files if _kind(file) not in (".md", ".py")]  # which tell of data, and read them
     if not files:
         raise DataError(
             f"no documents in the directory {directory}: no file ends in {', '.join((*SUFFIXES, *_LINES, _PARQUET))}\n"
@@ -138,7 +136,6 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError as problem:
         raise ConfigError(f"{path}: reading Parquet needs pyarrow\n  pip install 'surefoot[hub]'") from problem

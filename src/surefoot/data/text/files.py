@@ -128,9 +128,8 @@ def stdlib_documents() -> dict[str, str]:
 def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float) -> tuple[list[str], list[str]]:
     """The documents to train on and those to score: whole ones, chosen by a hash of their names; of a single one its end.
 
-    The order in which they are chosen does not depend on what stands beside them, so that a folder that grows keeps most of
-    them out. As many as make up the fraction, counted in characters, and never twice as much; the smallest where all are too
-    large for that. Raises `DataError` where a part would be empty.
+    A folder that grows keeps most of them out. As many as make up the fraction, counted in characters, and never twice as much;
+    the smallest where all are too large for that. Raises `DataError` where a part would be empty.
 
     >>> held_out_documents({"a": "abcdefghij"}, held_out_fraction=0.2)
     (['abcdefgh'], ['ij'])

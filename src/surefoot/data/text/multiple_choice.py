@@ -55,10 +55,9 @@ class ChoiceBatch(NamedTuple):
 class Choices:
     """Questions as a data set for a `Split` whose score is `choice_accuracy` or `continuation_accuracy`.
 
-    A row is a beginning and its ending; one longer than `context` + 1 tokens loses tokens of its beginning (a model is shown
-    all but the last of a row), and `shortened` counts the questions with such a row. Questions are kept from the longest to the
-    shortest, so that those of a batch differ little and the first batch needs the most memory; `most_targets` is how
-    many tokens the endings of one question have at most. All questions must have as many endings.
+    A row is a beginning and its ending; one longer than `context` + 1 tokens loses tokens of its beginning, and `shortened`
+    counts the questions with such a row. Questions stand from the longest to the shortest: the first batch needs the most
+    memory. `most_targets` is how many tokens the endings of one question have at most. All must have as many endings.
 
     >>> dataset = Choices([Question([[1, 2]] * 2, [[3], [4, 5]], right=0)], context=8, byte_counts=[1] * 6)
     >>> dataset.gather(np.array([0]), np.array([0])).targets.tolist()
@@ -132,12 +131,11 @@ def logits_at(model: Any, tokens_RT: Tensor, places_E: Tensor) -> Tensor:
 def choice_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = logits_at) -> dict[str, Mean]:
     """How often the right ending is the likeliest, in three ways to compare endings of different length.
 
-    `acc` compares summed log-likelihoods, which prefer short endings. `acc_norm` compares their means per token, as
-    nanoGPT-style repositories do (karpathy/build-nanogpt, hellaswag.py). `acc_per_byte` compares means per byte, and so does
-    not depend on the tokenizer; lm-evaluation-harness (Gao et al.) calls the mean per character `acc_norm`.
+    `acc` compares summed log-likelihoods, which prefer short endings; `acc_norm` their means per token, as nanoGPT-style
+    repositories do (karpathy/build-nanogpt, hellaswag.py); `acc_per_byte` means per byte, whatever the tokenizer
+    (lm-evaluation-harness, Gao et al., calls the mean per character `acc_norm`).
 
-    model: tokens (R, T) to logits (R, T, V); where it can make the logits of some places alone, `logits` says how. `batch` as
-    `Choices` gives it.
+    model: tokens (R, T) to logits (R, T, V); `logits` says how it makes those of some places alone. `batch`: of `Choices`.
     """
     nats_BN = _summed(F.cross_entropy(_ending_logits(model, batch, logits), batch.targets, reduction="none"), batch)
     compared = {

@@ -62,9 +62,8 @@ def prepare_shards(
     """Write the tokens of all documents in files and directories as shards, each document with the end token after it.
 
     Text files are one document each, JSON lines and Parquet one a line or row, with the text in `column`; empty ones are left
-    out. `processes` encode (absent: one for each core); since they read a script again, its call must stand below
-    `if __name__ == "__main__":`. A call that was killed is gone on with by the same call, to the same
-    bytes; one that has ended is checked, and what is damaged is made again. `say` is given a line of progress now and then.
+    out. `processes` encode (absent: one for each core); a script's call must stand below `if __name__ == "__main__":`. The same
+    call goes on after a kill, to the same bytes, and makes again what is damaged. `say` is given lines of progress.
 
     Raises `DataError` for what cannot be read or encoded, and for a directory that holds shards of other settings or of files
     that have changed since (in name, size or time); `ConfigError` for numbers that cannot be.

@@ -11,13 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.data.leakage_check import Batch, passages
+from surefoot.data.leakage_check import IGNORED, Batch, passages
 from surefoot.data.order import Ids
 from surefoot.data.text.shards import Tokens, TokenShards
 from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
-
-_IGNORED = -100  # what cross-entropy leaves out, here and in torch
 
 
 class Windows:
@@ -114,7 +112,7 @@ class HeldOut:
         window_BT = _windows(self.arrays, sources, firsts, self.context).astype(np.int64)
         filled_BT = firsts[:, None] + np.arange(1, self.context + 1) >= self.lengths[sources, None]
         inputs_BT = np.where(filled_BT, 0, window_BT[:, :-1])
-        return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, _IGNORED, window_BT[:, 1:]))
+        return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, IGNORED, window_BT[:, 1:]))
 
     def passages(self, ids: Ids) -> Batch:
         """A passage out of each window (`leakage_check.passages`), and all targets."""

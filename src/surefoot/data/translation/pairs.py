@@ -24,8 +24,7 @@ class Pairs:
     """Pairs of token rows. A source ends in `END`; a target begins with `BEGIN` and ends in `END`; `PADDING` fills up.
 
     Pairs of which a side has more than `max_source` or `max_target` tokens (with the end) are left out: `left_out` of them.
-    `lengths` (pairs, 2) are the places that a pair takes in a model: the source's tokens with the end, and the target's with
-    begin or end (a model is shown all but the last of a target, and asked for all but the first).
+    `lengths` (pairs, 2): the places of a pair in a model, the source's tokens with the end, the target's with begin or end.
 
     >>> pairs = Pairs([[7, 8], [9]], [[5], [6, 6]])
     >>> source_BS, target_BT = pairs.gather(np.array([1, 0]), np.array([0, 0]))

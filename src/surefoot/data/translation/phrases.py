@@ -87,13 +87,12 @@ def locale(name: str) -> Locale:
     >>> locale("pt-BR").territory
     'BR'
     """
-    from babel import Locale, UnknownLocaleError
-    from babel.localedata import locale_identifiers
+    from babel import Locale, UnknownLocaleError, localedata
 
     try:
         return Locale.parse(name.replace("-", "_"))
     except (UnknownLocaleError, ValueError) as problem:
-        known = [known for known in locale_identifiers() if len(known) < 7]
+        known = [known for known in localedata.locale_identifiers() if len(known) < 7]
         by_name = {one.lower(): code for code, one in Locale("en").languages.items() if code in known}
         near = difflib.get_close_matches(name.replace("-", "_"), known, n=4, cutoff=0.5)
         near = [by_name[name.lower()]] if name.lower() in by_name else near or ["en", "de", "fr", "es"]
