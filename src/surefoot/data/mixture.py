@@ -18,9 +18,8 @@ from surefoot.errors import DataError
 class Mixture:
     """Data sets by name with their weights: {"web": (pages, 0.7), "books": (books, 0.3)}.
 
-    A run draws from each in proportion to its weight, exactly in every 1,000 samples, and goes through each in its own order
-    and its own passes. Weights need not sum to 1. As a data set it is the concatenation of all. Token `Windows` mix with each
-    other, and with other data sets that have `gather`; not with those that are read sample by sample.
+    A run draws from each in proportion to its weight, exactly in every 1,000 samples, in its own order and passes. Weights need
+    not sum to 1. As a data set it is the concatenation of all. Those that only `gather` do not mix with those read one by one.
     """
 
     def __init__(self, parts: Mapping[str, tuple[Any, float]]) -> None:

@@ -80,8 +80,8 @@ class Order:
 class MixtureOrder:
     """Several sources in fixed proportions, each in its own order and with its own epochs.
 
-    Every 1,000 samples from a multiple of 1,000 on hold each source's exact quota (largest remainder), shuffled. Ids are
-    global: a source's offset plus the id within it. One epoch of the mixture is as many samples as all sources hold.
+    Every block of 1,000 samples holds each source's exact quota (largest remainder), shuffled. Ids are global: a source's offset
+    plus the id within it. One epoch of the mixture is as many samples as all sources hold.
     """
 
     def __init__(self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> None:

@@ -20,9 +20,8 @@ _FACTOR = 0x9E3779B1  # 2^32 over the golden ratio: Knuth 1998, The Art of Compu
 class Ngrams(nn.Module):
     """A vector of the last two tokens as one, of the last three, up to the last `longest`; added up. All start at zero.
 
-    Each length has a table. Where a table of at most `rows` holds every n-gram, each has a row of its own; else some share one
-    (Svenstrup et al. 2017, section 3, with one hash function: https://arxiv.org/abs/1709.03933). Before the first token
-    stands one that is not in the vocabulary.
+    Each length has a table of at most `rows`, in which n-grams share a row where these are too few (Svenstrup et al. 2017,
+    section 3: https://arxiv.org/abs/1709.03933). Before the first token stands one that is not in the vocabulary.
 
     >>> ngrams = Ngrams(longest=2, rows=30, vocabulary=4, width=8)
     >>> ngrams.rows(torch.tensor([[3, 1, 2]]), length=2).tolist()

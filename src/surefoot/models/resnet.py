@@ -21,10 +21,9 @@ _EXPANSION = 4  # a bottleneck's last convolution has so many times its width
 class ResNet(nn.Module):
     """Images (B, C, H, W) to logits (B, K).
 
-    stem: "imagenet" divides height and width by 4 at once (7 x 7 convolution, pooling); "cifar" keeps them (3 x 3), for
-    images of about 32 pixels. `zero_last_gain` starts every residual branch at zero, so that every block starts as identity
-    (Goyal et al. 2017, section 5.1: https://arxiv.org/abs/1706.02677). `channels_last` lays inputs out with the channels of a
-    pixel side by side, which is faster for convolutions; it changes no weight and nothing but the rounding.
+    stem: "imagenet" divides height and width by 4 at once (7 x 7 convolution, pooling); "cifar" keeps them (3 x 3), for images of
+    about 32 pixels. `zero_last_gain` starts every block as identity (Goyal et al. 2017, section 5.1:
+    https://arxiv.org/abs/1706.02677). `channels_last` puts the channels of a pixel side by side, which only changes the rounding.
 
     >>> sum(parameter.numel() for parameter in ResNet(18, channels=3, classes=1000).parameters())
     11689512

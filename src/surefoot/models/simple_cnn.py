@@ -14,9 +14,8 @@ from surefoot.models.layers import channels_side_by_side, check_shape
 class SimpleCNN(nn.Module):
     """Images (B, C, H, W) of any height and width to logits (B, K).
 
-    `width` is the number of channels after the first block; each later block has twice as many. `dropout` is the fraction of
-    the last features that are dropped. `channels_last` lays inputs out with the channels of a pixel side by side, which is
-    faster for convolutions; it changes no weight and nothing but the rounding.
+    `width`: channels after the first block; each later block has twice as many. `dropout`: the fraction of the last features that
+    are dropped. `channels_last` puts the channels of a pixel side by side, which only changes speed and rounding.
 
     >>> import torch
     >>> model = SimpleCNN(channels=1, classes=10, width=8)

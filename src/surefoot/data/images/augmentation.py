@@ -38,12 +38,10 @@ _ENHANCED, _SHEARED, _MOVED, _TURNED, _BITS_LOST = 0.9, 0.3, 0.45, math.radians(
 class Augmentation:
     """How images to train on are changed; as it stands, not at all.
 
-    crop_padding: pixels of black on every side, before a piece of the image's own size is cut out anywhere.
-    flip: left and right exchanged in half of the images.
-    randaugment: so many changes of colour and shape, each chosen at random, of strength `magnitude` (0 to 10): Cubuk et al.
-    2020 (https://arxiv.org/abs/1909.13719) without equalising, automatic contrast, sharpness and colour balance.
-    cutout: side of a square of the mean colour, put anywhere, in part outside too: DeVries and Taylor 2017
-    (https://arxiv.org/abs/1708.04552).
+    crop_padding: pixels of black on every side, before a piece of the image's own size is cut out anywhere. flip: left and right
+    exchanged in half of the images. randaugment: so many random changes of colour and shape, of strength `magnitude` (0 to 10):
+    Cubuk et al. 2020 (https://arxiv.org/abs/1909.13719) without equalising, automatic contrast, sharpness and colour balance.
+    cutout: side of a square of the mean colour, put anywhere: DeVries and Taylor 2017 (https://arxiv.org/abs/1708.04552).
 
     Raises `ConfigError` with all values that cannot be.
     """

@@ -31,6 +31,7 @@ from surefoot.data.text.files import check_parts
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import stream_key
 
+_MEASURED_FILES = 2_000  # for mean and deviation
 _TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
 
 
@@ -189,7 +190,7 @@ def _of_folders(
     if held_out is None:
         training, held_out = map(training.chosen, _divided(len(training.paths), held_out_fraction))
     counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
-    stride = -(-len(training.paths) // 2_000)
+    stride = -(-len(training.paths) // _MEASURED_FILES)
     for path in training.paths[::stride]:  # one after the other: thousands of pictures need not fit into memory
         counts_CV += _counts(fits.whole(read_picture(path)))
     mean, std = _moments(counts_CV)
@@ -218,7 +219,7 @@ def _counts(images: Pixels) -> Ids:
 
 
 def _moments(counts_CV: Ids) -> Moments:
-    """Mean and deviation of each channel, 0 to 1, from how often each value is there: exact, and without floats of all."""
+    """Mean and deviation of each channel, 0 to 1, from how often each value is there."""
     values = np.arange(256) / 255
     means, deviations = [], []
     for counts in counts_CV:

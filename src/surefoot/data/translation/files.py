@@ -38,8 +38,7 @@ class Origin:
 class Parallel:
     """Sentence pairs to train on, to score while training, and to score once at the end (None: no such part).
 
-    The origins are those of parts with files of their own; None of what is held out of the training pairs. `left_out`
-    counts the pairs with an empty side, where such are skipped.
+    Parts with files of their own have an origin. `left_out` counts skipped pairs with an empty side.
     """
 
     training: Sentences
