@@ -1,18 +1,22 @@
 """Images in files, a folder for each class: found and checked here, decoded one by one, as a rule by loader workers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from surefoot.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 Corrupt = Literal["stop", "skip"]
@@ -38,8 +42,7 @@ class Fitting:
         side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
         shorter = min(width, height)
         if (width, height) != (self.size, self.size):
-            size = round(width * side / shorter), round(height * side / shorter)
-            picture = picture.resize(size, Image.Resampling.BILINEAR)
+            picture = _resized(picture, (round(width * side / shorter), round(height * side / shorter)), None)
         left, top = (picture.width - self.size) // 2, (picture.height - self.size) // 2
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
@@ -53,12 +56,13 @@ class Fitting:
         shape = (3 / 4) * (16 / 9) ** draw(1)
         width, height = min((area * shape) ** 0.5, picture.width), min((area / shape) ** 0.5, picture.height)
         left, top = (picture.width - width) * draw(2), (picture.height - height) * draw(3)
-        box = (left, top, left + width, top + height)
-        return self._array(picture.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
+        return self._array(_resized(picture, (self.size, self.size), (left, top, left + width, top + height)))
 
     def _coloured(self, picture: Image.Image) -> Image.Image:
         if picture.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255 instead of scaling
-            picture = Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
+            from PIL.Image import fromarray
+
+            picture = fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
         return picture.convert("L" if self.channels == 1 else "RGB")
 
     def _array(self, picture: Image.Image) -> NDArray[np.uint8]:
@@ -83,6 +87,8 @@ class Files:
 
 def opened(path: Path) -> Image.Image:
     """The picture in a file, decoded whole; `DataError` names a file that is none or is damaged."""
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with path.open("rb") as file:  # closed here: of a damaged picture Pillow leaves its own open
             picture = Image.open(file)
@@ -192,8 +198,16 @@ def shown(names: Sequence[str]) -> str:
 
 
 def _header(path: Path) -> tuple[int, int, int] | None:
+    from PIL import Image
+
     try:
         with Image.open(path) as picture:
             return picture.width, picture.height, 1 if picture.mode in _GREY else 3
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None  # told when it is read, or left out
+
+
+def _resized(picture: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None) -> Image.Image:
+    from PIL.Image import Resampling
+
+    return picture.resize(size, Resampling.BILINEAR, box=box)
