@@ -140,7 +140,7 @@ def test_queries_values_and_mlp_start_with_unit_size_at_any_width():
 
 def test_every_block_starts_as_identity():
     model, x_BTC = gpt(), torch.randn(2, 16, 32)
-    assert torch.equal(model.blocks[0](x_BTC, (model.cosines, model.sines)), x_BTC)
+    assert torch.equal(model.blocks[0](x_BTC, tuple(model.turns)), x_BTC)
 
 
 def test_gpt2_starts_with_the_documented_deviations():

@@ -1,13 +1,11 @@
-"""Batches of samples that are about equally long, each as many as a number of tokens allows: which samples, by step.
+"""Batches of samples of about equal length, as many as a number of tokens allows: which samples, by step.
 
-Samples of similar length form a bucket; in each epoch a bucket is shuffled and cut anew, and all batches are shuffled. How
-many batches a bucket gives depends on the lengths alone, so a step's place in its epoch is a matter of arithmetic.
+Each epoch shuffles and cuts every bucket anew, then shuffles all batches. Their number depends on the lengths alone.
 """
 
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from surefoot.data.order import Ids, folded, permutation
 from surefoot.errors import DataError
@@ -66,8 +64,7 @@ class Buckets:
     def padded_fraction(self, epoch: int = 0) -> float:
         """Which share of all places in the batches of an epoch holds no token: each side is as wide as its longest."""
         widest = np.maximum.reduceat(self.sides[self._order(epoch)], self.starts, axis=0)
-        places = (widest * (self.ends - self.starts)[:, None]).sum()
-        return 1.0 - float(self.sides.sum() / places)
+        return 1.0 - float(self.sides.sum() / (widest * (self.ends - self.starts)[:, None]).sum())
 
     def described(self) -> dict[str, Any]:
         return {"order": "length buckets per epoch", "samples": self.samples, "batches": len(self.ends)}
@@ -75,18 +72,18 @@ class Buckets:
     def _order(self, epoch: int) -> Ids:
         """All samples, bucket by bucket: within one by the length of all sides, give or take some noise of this epoch's."""
         if self.held[0] != epoch:
-            ids = np.arange(self.samples, dtype=np.uint64)
-            drawn = folded(np.full(self.samples, fold(self.key, epoch), np.uint64), ids)
+            keys = np.full(self.samples, fold(self.key, epoch), np.uint64)
+            drawn = folded(keys, np.arange(self.samples, dtype=np.uint64))
             noise = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
             self.held = (epoch, np.lexsort((self.all_sides + _NOISE * noise, self.bucket)))
         return self.held[1]
 
 
-def _cut(longest: Ids, tokens: int) -> tuple[Ids, NDArray[np.int64]]:
+def _cut(longest: Ids, tokens: int) -> tuple[Ids, Ids]:
     """The bucket of every sample, and where each batch ends in an order by bucket."""
     order = np.argsort(longest, kind="stable")
     of_sample = np.empty(len(longest), np.int64)
-    ends: list[NDArray[np.int64]] = []
+    ends: list[Ids] = []
     for number, (first, last, length) in enumerate(_buckets(longest[order], tokens)):
         of_sample[order[first:last]] = number
         batches = -(-(last - first) // (tokens // length))
@@ -96,20 +93,15 @@ def _cut(longest: Ids, tokens: int) -> tuple[Ids, NDArray[np.int64]]:
 
 
 def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
-    """Neighbours in sorted lengths, wide enough to fill a batch and else as narrow as `_WIDER` allows.
-
-    Of each its first position among them, the end, and its longest.
-    """
-    values, counts = np.unique(lengths, return_counts=True)
+    """First position, end and longest of neighbours in sorted lengths: they fill a batch, and else are as narrow as `_WIDER`."""
+    values, counts = (column.tolist() for column in np.unique(lengths, return_counts=True))
     buckets: list[tuple[int, int, int]] = []
-    first = held = 0
-    shortest = int(values[0])
-    for place, (length, count) in enumerate(zip(values.tolist(), counts.tolist(), strict=True)):
+    first, held, shortest = 0, 0, values[0]
+    for length, count, following in zip(values, counts, [*values[1:], None], strict=True):
         held += count
-        following = int(values[place + 1]) if place + 1 < len(values) else None
         if following is None and buckets and held * length < tokens:  # too few at the end for one of their own
             buckets.append((buckets.pop()[0], len(lengths), length))
         elif following is None or (held * length >= tokens and following > shortest * _WIDER):
             buckets.append((first, first + held, length))
-            first, held, shortest = first + held, 0, following or 0
+            first, held, shortest = first + held, 0, following
     return buckets

@@ -14,7 +14,6 @@ from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _NAMED_PARTS = 64  # of a data set of more parts one hash tells for all
-_PARTS = 8  # columns of a data set, at most
 _DRAWS_UNSEEDED = (
     "differs when it is read again under the same seed\n"
     "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
@@ -39,13 +38,14 @@ class Fingerprinted(Protocol):
 def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
     """How many samples there are; raises `DataError` for what cannot be addressed by step or is not a function of its seed.
 
-    Sample 0, the middle one and the last one are read several times under the same seed: a data set that holds a generator of
-    its own is not reached by seeding, and a resumed run would see other samples. One that gathers whole batches is not seeded
-    at all, and is read under different seeds. The global generators are left as they were. `batch_size` is that of a step, by
-    which a list of batches is told from one of samples.
+    Sample 0, the middle one and the last one are read several times under the same seed, those that are gathered under
+    different ones: seeding does not reach a generator of the data set's own, and a resumed run would see other samples. The
+    global generators are left as they were. `batch_size` of a step tells a list of batches from one of samples.
     """
     name = type(dataset).__name__
-    _refuse_what_is_no_data_set(dataset, batch_size=batch_size)
+    if instead := _what_instead(dataset, batch_size=batch_size):
+        what, cure = instead
+        raise DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
     if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
         raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
     gather = gathering(dataset)
@@ -69,35 +69,30 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     return samples
 
 
-def _refuse_what_is_no_data_set(dataset: Any, *, batch_size: int | None) -> None:
-    parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= _PARTS else []
+def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | None:
+    """What a data set is instead of one, and what to do about it; None where it is one."""
+    parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= 8 else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
     if isinstance(dataset, Tensor):
-        raise _not_addressable(
-            "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
-        )
+        return "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
     if isinstance(dataset, str | Path):
         cure = "read it first: surefoot.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
-        raise _not_addressable(f"the path {str(dataset)!r}", cure)
+        return f"the path {str(dataset)!r}", cure
     if isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
         cure = "give a tuple of them, (inputs, targets), or an object with __getitem__(index) and __len__()"
-        raise _not_addressable("a dictionary of tensors", cure)
+        return "a dictionary of tensors", cure
     if isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
         tensors = "tensors and " if any(isinstance(part, Tensor) for part in parts) else ""
-        cure = "make tensors of them: tuple(map(torch.as_tensor, arrays))"
-        raise _not_addressable(f"a tuple of {tensors}NumPy arrays", cure)
+        return f"a tuple of {tensors}NumPy arrays", "make tensors of them: tuple(map(torch.as_tensor, arrays))"
     if isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
         cure = "give a tuple of tensors, (inputs, targets): tuple(map(torch.as_tensor, columns))"
-        raise _not_addressable(f"a list of {len(parts)} columns", cure)
+        return f"a list of {len(parts)} columns", cure
     if isinstance(dataset, list) and dataset and batch_size is not None and _is_batch(dataset[0], batch_size):
-        cure = "give the samples themselves, as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
+        cure = ", as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
         if isinstance(dataset[0], Mapping):
-            cure = "give the samples themselves: [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
-        raise _not_addressable(f"a list of ready batches of {batch_size} samples", cure)
-
-
-def _not_addressable(what: str, cure: str) -> DataError:
-    return DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
+            cure = ": [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
+        return f"a list of ready batches of {batch_size} samples", f"give the samples themselves{cure}"
+    return None
 
 
 def _are_columns(parts: Sequence[Any]) -> bool:
@@ -108,9 +103,9 @@ def _are_columns(parts: Sequence[Any]) -> bool:
 
 def _is_batch(first: Any, batch_size: int) -> bool:
     parts = list(first.values()) if isinstance(first, Mapping) else first
-    if not isinstance(parts, list | tuple) or batch_size < 2:
+    if not isinstance(parts, list | tuple) or not parts or batch_size < 2:
         return False
-    return bool(parts) and all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == batch_size for part in parts)
+    return all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == batch_size for part in parts)
 
 
 def check_split(name: str, dataset: Any, *, seed: int) -> None:
@@ -150,24 +145,27 @@ def rows(batch: Any) -> int:
 def fingerprint(dataset: Any) -> dict[str, Any]:
     """Which data these are, as JSON: type and length, and for tensors a hash of up to 16 MiB, in rows spread over each.
 
-    A data set may say so itself with a method `fingerprint()`. For a `Subset` the indices are hashed too, and a list, tuple,
-    dictionary or array of samples by its content (`hash_of_list`). The parts of a `ConcatDataset` or `StackDataset` have a
-    fingerprint each, or one hash together where there are many.
+    A data set may say so itself with a method `fingerprint()`. The indices of a `Subset` are hashed too, and lists, tuples,
+    dictionaries and arrays by their content. Parts of a `ConcatDataset` or `StackDataset` have one each, or one hash if many.
     """
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
     if type(dataset) is Subset:
         indices = [getattr(index, "item", lambda index=index: index)() for index in dataset.indices]
-        own = {"type": "Subset", "samples": len(indices), "indices": hash_of(indices)}
-        return {**own, "of": fingerprint(dataset.dataset)}
+        return {
+            "type": "Subset",
+            "samples": len(indices),
+            "indices": hash_of(indices),
+            "of": fingerprint(dataset.dataset),
+        }
     found: dict[str, Any] = {"type": type(dataset).__name__}
     if hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
         found["samples"] = sample_count(dataset)
     if tensors := tensors_of(dataset):
         found["sha256"] = hash_of(tensors)
     elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
-        is_dict = isinstance(dataset, dict)
-        found["sha256"] = hash_of_list(sorted(dataset.items(), key=lambda pair: str(pair[0])) if is_dict else dataset)
+        samples = sorted(dataset.items(), key=lambda pair: str(pair[0])) if isinstance(dataset, dict) else dataset
+        found["sha256"] = hash_of_list(samples)
     parts = {name: fingerprint(part) for name, part in parts_of(dataset).items()}
     if len(parts) > _NAMED_PARTS:
         found["sha256"] = hash_of(parts)
@@ -195,6 +193,6 @@ def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int)
             ) from problem
 
     for sample in sorted({0, samples // 2, samples - 1}):
-        readings = _READINGS // (1 if sample == 0 else 2)
-        if len({hash_of(read_again(sample, reading)) for reading in range(readings)}) > 1:
+        readings = range(_READINGS // (1 if sample == 0 else 2))
+        if len({hash_of(read_again(sample, reading)) for reading in readings}) > 1:
             raise DataError(f"sample {sample} of {name} {_DRAWS_UNSEEDED if gather is None else _GATHERS_OTHERWISE}")

@@ -21,8 +21,6 @@ from surefoot.data.gathering import by_sample, gathering
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _MAX_BYTES = 1 << 24  # of one tensor, and of one list of samples
-_MAX_SAMPLES = 2_000  # of one list
-_MAX_PARTS = 64  # of one data set, of which a sample is read
 
 
 @runtime_checkable
@@ -61,12 +59,12 @@ def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
 def hash_of_list(samples: Sequence[Any]) -> str:
     """A hash of a list of samples: of up to 2,000 of them and 16 MiB, evenly spread, the ends among them."""
     size_bytes = max(1, sum(map(len, _pieces(samples[0], {}))))
-    count = min(len(samples), max(3, min(_MAX_SAMPLES, _MAX_BYTES // size_bytes)))
+    count = min(len(samples), max(3, min(2_000, _MAX_BYTES // size_bytes)))
     return hash_of([samples[index] for index in np.linspace(0, len(samples) - 1, count).astype(int).tolist()])
 
 
 def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[str, None]) -> dict[str, str]:
-    """Hashes of the first, middle and last sample, of two that the seed draws, and of one of each part, by what they are called.
+    """Hashes of the first, middle and last sample, of two that the seed draws, and of one of up to 64 parts, by their names.
 
     Each is read as in the first epoch, under its own random numbers. One that cannot be read is left out: the step that needs it
     says why. `gather` tells whether batches are gathered where a data set can do that. The global generators are left as they were.
@@ -77,7 +75,7 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
     drawn = np.random.default_rng(fold(stream_key(seed, "fingerprint"), samples)).integers(samples, size=2).tolist()
     chosen = {sample: f"sample {sample}" for sample in (0, samples // 2, samples - 1, *drawn)}
     parts = list(_ranges(dataset))
-    for index in np.linspace(0, len(parts) - 1, min(len(parts), _MAX_PARTS)).astype(int).tolist():
+    for index in np.linspace(0, len(parts) - 1, min(len(parts), 64)).astype(int).tolist():
         name, start, stop = parts[index]
         chosen[(start + stop) // 2] = f"sample {(start + stop) // 2} (part {name})"
     with untouched():

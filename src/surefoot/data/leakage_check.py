@@ -1,7 +1,6 @@
 """A look at the data before the first step: whether targets differ at all, and whether a split holds samples that are trained on.
 
-What is random in a sample must not hide that it is another's copy: where a data set has its samples as they are stored, those
-are compared, and else all are read under the same seed. It costs a fraction of a second; what was not looked at is not told of.
+Samples are compared as they are stored, or else as they are read under one seed. It costs a fraction of a second.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +20,10 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 _MOST, _MOST_BYTES = 20_000, 1 << 24  # of one data set: as much as its fingerprint looks at
 _MOST_READ, _READING_S = 2_000, 0.2  # of one that is read sample by sample; seconds over all of them
 _PROBED = 16  # samples from which the size of all is told
-_AT_A_TIME = 512  # samples between two looks at the clock
-_IGNORED = -100  # what cross-entropy leaves out
+IGNORED = -100  # what cross-entropy leaves out
 _TARGETS = ("target", "targets", "label", "labels")  # in a sample that is a dictionary
 
-Batch = tuple[list[bytes], NDArray[np.int64] | None]
+Batch = tuple[list[bytes], Ids | None]
 
 
 @runtime_checkable
@@ -44,19 +42,14 @@ class Cut(Protocol):
         """A passage out of each of these windows, and all their targets."""
 
 
-# a number for each sample that was looked at, equal where the samples are, and the targets of all of them
-Looked = tuple[list[int], NDArray[np.int64] | None]
-
-
 def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
     """What a record says of the data: `samples`, how many were `looked_at`, `targets`, and the `overlap` of each split.
 
     `targets`: how many `distinct` ones there are, and the `most_common_fraction`; absent where they are no whole numbers. They
-    are the second part of a sample (input, target), or what a sample calls target or label. `overlap`: of how many samples of a
-    split that were `looked_at` the bytes are those of a training sample that was looked at too, `found`; `among_all` where all
-    of those were, as indices tell; of windows over a text, of how many a passage stands in the training text too, and `passages`
-    says so. A split that is the training data themselves is `same`: that is done on purpose. What cannot be read is passed over;
-    the step that needs it will say why. The global random generators are left as they were.
+    are the second part of a sample (input, target), or what a sample calls target or label. `overlap`: how many of the samples
+    `looked_at` are training samples too, `found` by their bytes; `among_all` where indices tell it of all; `passages` where a
+    passage of a window was looked for in the training text; `same` where the split is the training data themselves. What cannot
+    be read is passed over. The global random generators are left as they were.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
     >>> look = first_look((inputs, labels), {"held-out": (inputs[4:], labels[4:])}, seed=0)
@@ -84,17 +77,15 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
     [b'\\x01\\x02\\x07', b'\\x03\\x04\\x08']
     """
     plain = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in arrays if array.size]
-    if not plain:
-        return []
-    joined = np.concatenate(plain, axis=1)
+    joined = np.concatenate(plain, axis=1) if plain else np.empty((0, 1), np.uint8)
     return joined.view(f"V{joined.shape[1]}").ravel().tolist()
 
 
 def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
     """Of each window over tokens one passage of at most `most` and a quarter of it, chosen by what stands there.
 
-    It begins where a hash of four tokens is least, so that windows cut elsewhere from the same text often have the same one (a
-    fifth of them where they are cut in the middle, all of them where they are cut alike): Schleimer, Wilkerson and Aiken 2003, section 3 (https://doi.org/10.1145/872757.872770).
+    It begins where a hash of four tokens is least, so that windows cut elsewhere from the same text often have the same one:
+    Schleimer, Wilkerson and Aiken 2003, section 3 (https://doi.org/10.1145/872757.872770).
 
     >>> text = np.random.default_rng(0).integers(0, 50, 100)
     >>> passages(text[None, 10:90]) == passages(text[None, 13:93])
@@ -131,43 +122,41 @@ def _is_same(first: Any, second: Any) -> bool:
     return first is second or (bool(ours) and [*map(id, ours)] == [*map(id, theirs)])
 
 
-def _looked(dataset: Any, *, seed: int, reading_s: float) -> Looked:
+def _looked(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[int], Ids | None]:
+    """A number for each sample that was looked at, equal where the samples are, and the targets of all of them."""
     try:
         return _looked_at(dataset, key=stream_key(seed, "first look"), reading_s=reading_s)
     except Exception:  # a record must not end a run that may never need this sample
         return [], None
 
 
-def _looked_at(dataset: Any, *, key: int, reading_s: float) -> Looked:
+def _looked_at(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], Ids | None]:
     """As many as there are bytes and time for, some at a time: what the first few take says too little of all."""
+
+    def read_one(ids: Ids) -> Batch:
+        seed_generators(key)  # all under the same random numbers
+        sample = dataset[int(ids[0])]
+        return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
+
     begun, generator, samples = perf_counter(), np.random.default_rng(fold(key, 0)), sample_count(dataset)
     if (read := _stored(dataset)) is None:
-        read, chosen, at_a_time = _one_by_one(dataset, key), _chosen(samples, _MOST_READ, generator), 1
+        read, chosen, at_a_time = read_one, _chosen(samples, _MOST_READ, generator), 1
     else:
         probe, _ = read(_chosen(samples, _PROBED, generator))
         each = max(1, sum(map(len, probe)) // len(probe))
-        chosen, at_a_time = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator), _AT_A_TIME
+        chosen, at_a_time = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator), 512
         if chosen.size > at_a_time:
             chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
     rows: list[int] = []
-    targets: list[NDArray[np.int64] | None] = []
+    targets: list[Ids | None] = []
     for start in range(0, len(chosen), at_a_time):
         part, theirs = read(np.sort(chosen[start : start + at_a_time]))
         rows += map(hash, part)
         targets.append(theirs)
         if perf_counter() - begun > reading_s:
             break
-    told = [part[part != _IGNORED] for part in targets if part is not None]
+    told = [part[part != IGNORED] for part in targets if part is not None]
     return rows, np.concatenate(told) if told and len(told) == len(targets) else None
-
-
-def _one_by_one(dataset: Any, key: int) -> Callable[[Ids], Batch]:
-    def read(ids: Ids) -> Batch:
-        seed_generators(key)  # all under the same random numbers
-        sample = dataset[int(ids[0])]
-        return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
-
-    return read
 
 
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
@@ -200,7 +189,7 @@ def _bytes(leaf: Any) -> bytes:
     return leaf if isinstance(leaf, bytes) else repr(leaf).encode()
 
 
-def _target(sample: Any) -> NDArray[np.int64] | None:
+def _target(sample: Any) -> Ids | None:
     """The whole numbers that are to be predicted of a sample or a batch; None where there are none, or it is not said which."""
     found: Any = None
     if isinstance(sample, Mapping):

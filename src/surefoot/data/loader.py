@@ -1,7 +1,6 @@
 """From step to micro-batches on the device: a plan, a data set, and loader workers where samples are read one by one.
 
-Nothing here is remembered between steps: a feed started at step k gives what one started at 0 and run up to k gives. Random
-augmentation of a sample draws from (seed, epoch, sample), what couples samples from (seed, step, micro-batch).
+Nothing is remembered between steps. What is random draws from (seed, epoch, sample) or (seed, step, micro-batch).
 """
 
 from collections.abc import Callable, Iterator
@@ -31,9 +30,6 @@ class MicroBatch:
     void: bool = False  # read only to keep step with other ranks: what is found of it is dropped
 
 
-Count = Callable[[Any], int]
-
-
 class Feed:
     """Gives `micro_batches(step)` for one step after the other, from the step it was started at.
 
@@ -44,10 +40,8 @@ class Feed:
     `own`: which micro-batches of each step are read here, one of several ranks (default: all). There an empty one comes with
     the samples of another, and a count of 0: each rank has to make a pass.
 
-    `puts_back`: reading in this process leaves the global generators as they were (default). To ask NumPy for its state and to
-    give it back takes longer than to read a small batch, and the loop seeds them anyway before anything draws.
-
-    `say` is told of a worker that hangs.
+    `puts_back`: reading in this process leaves the global generators as they were (default), which takes longer than to read a
+    small batch. `say` is told of a worker that hangs.
     """
 
     def __init__(
@@ -59,14 +53,13 @@ class Feed:
         device: torch.device,
         micro_batch_size: int | None = None,
         workers: int = 0,
-        count: Count | None = None,
+        count: Callable[[Any], int] | None = None,
         collate: Collate | None = None,
         own: range | None = None,
         puts_back: bool = True,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.say = say
-        self.device, self.workers, self.puts_back = device, workers, puts_back
+        self.device, self.workers, self.puts_back, self.say = device, workers, puts_back, say
         self.count = count or rows
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
         self.own, self.shared = own or range(self.plan.pieces), own is not None
@@ -105,7 +98,7 @@ class Feed:
         self.step, self.latest = step + 1, step
         if self.device.type != "cuda" or (self.reads is None and self.gather is None):
             return self._made(step)
-        current = self.ahead if self.ahead is not None else self._made(step)
+        current = self._made(step) if self.ahead is None else self.ahead
         # one step ahead on a device with its own clock, so that the copy runs beside the step
         self.ahead = self._made(step + 1) if self.step != self.stop else None
         return current
@@ -116,8 +109,7 @@ class Feed:
         self.ahead = self.reads = None
 
     def _made(self, step: int) -> list[MicroBatch]:
-        made = []
-        pieces = self.plan.micro_batches(step)
+        made, pieces = [], self.plan.micro_batches(step)
         for index in self.own:
             ids, epochs = pieces[index]
             batch = self._read(step, index, ids, epochs) if self.reads is None else self.reads.next()
@@ -152,7 +144,7 @@ def in_order(
     seed: int,
     device: torch.device,
     workers: int = 0,
-    count: Count | None = None,
+    count: Callable[[Any], int] | None = None,
     collate: Collate | None = None,
     most: int | None = None,
     rank: int = 0,

@@ -18,9 +18,8 @@ from surefoot.errors import DataError
 class Mixture:
     """Data sets by name with their weights: {"web": (pages, 0.7), "books": (books, 0.3)}.
 
-    A run draws from each in proportion to its weight, exactly in every 1,000 samples, and goes through each in its own order
-    and its own passes. Weights need not sum to 1. As a data set it is the concatenation of all. Token `Windows` mix with each
-    other, and with other data sets that have `gather`; not with those that are read sample by sample.
+    A run draws from each in proportion to its weight, exactly in every 1,000 samples, in its own order and passes. Weights need
+    not sum to 1. As a data set it is the concatenation of all. Those that only `gather` do not mix with those read one by one.
     """
 
     def __init__(self, parts: Mapping[str, tuple[Any, float]]) -> None:
@@ -32,7 +31,6 @@ class Mixture:
         self.datasets = [by_sample(dataset) for dataset, _ in parts.values()]
         quotas(self.weights)  # refuses what cannot be kept
         self.ends = list(accumulate(self.sizes))
-        self.starts = np.array([0, *self.ends])
         self.gathered = [gathering(dataset) for dataset in self.datasets]
         single = [name for name, part in zip(self.names, self.gathered, strict=True) if part is None]
         if not single:  # without this method it is read sample by sample
@@ -63,9 +61,9 @@ class Mixture:
         return {"parts": {name: {"weight": weight, **fingerprint(dataset)} for name, dataset, weight in parts}}
 
     def _gather(self, ids: Ids, epochs: Ids) -> Any:
-        sources = np.searchsorted(self.starts, ids, side="right") - 1
+        sources = np.searchsorted(self.ends, ids, side="right")
         places = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
-        offsets, parts = ids - self.starts[sources], cast("list[Gather]", self.gathered)
+        offsets, parts = ids - np.array([0, *self.ends])[sources], cast("list[Gather]", self.gathered)
         found = [parts[source](offsets[here], epochs[here]) for source, here in places.items()]
         try:
             return _interleaved(found, torch.from_numpy(np.argsort(np.concatenate([*places.values()]))))

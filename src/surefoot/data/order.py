@@ -1,7 +1,6 @@
 """Which samples a step sees: a pure function of (seed, step), at the same cost for step 1,000,000 as for step 0.
 
-The order of samples is the concatenation of one permutation per epoch, and step k takes positions [k * B, (k + 1) * B) of it.
-A permutation is never built or stored: it is a keyed bijection, evaluated at the positions that are asked for.
+Step k takes positions [k * B, (k + 1) * B) of one permutation per epoch, each a keyed bijection that is never stored.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,8 +80,8 @@ class Order:
 class MixtureOrder:
     """Several sources in fixed proportions, each in its own order and with its own epochs.
 
-    Every 1,000 samples from a multiple of 1,000 on hold each source's exact quota (largest remainder), shuffled. Ids are
-    global: a source's offset plus the id within it. One epoch of the mixture is as many samples as all sources hold.
+    Every block of 1,000 samples holds each source's exact quota (largest remainder), shuffled. Ids are global: a source's offset
+    plus the id within it. One epoch of the mixture is as many samples as all sources hold.
     """
 
     def __init__(self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> None:
@@ -214,8 +213,8 @@ def _half(size: int) -> int:
 
 
 def _round_keys(keys: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
-    rounds = _ROUNDS if _half(size) > 3 else _ROUNDS_SMALL
-    return np.stack([folded(keys, np.full_like(keys, number)) for number in range(rounds)])
+    rounds = range(_ROUNDS if _half(size) > 3 else _ROUNDS_SMALL)
+    return np.stack([folded(keys, np.full_like(keys, number)) for number in rounds])
 
 
 def _permuted(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) -> Ids:
@@ -223,8 +222,7 @@ def _permuted(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) -
     values = _feistel(positions.astype(np.uint64), half, keys, which)
     outside = np.flatnonzero(values >= np.uint64(size))
     while outside.size:
-        walked = _feistel(values[outside], half, keys, which[outside])
-        values[outside] = walked
+        values[outside] = walked = _feistel(values[outside], half, keys, which[outside])
         outside = outside[walked >= np.uint64(size)]
     return values.astype(np.int64)
 

@@ -14,7 +14,7 @@ from surefoot.config.batch_size import Batching, batching, one_each
 from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.loader import Feed, MicroBatch, in_order
 from surefoot.data.mixture import Mixture
-from surefoot.data.order import Cut, Ids, MicroBatches, MixtureOrder, Order, Plan
+from surefoot.data.order import Cut, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.distributed.strategy import refuse_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError
@@ -48,14 +48,22 @@ def planned_sizes(
 
 
 def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
-    """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length."""
+    """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length.
+
+    Raises `DataError` for what cannot be the lengths of samples.
+    """
     if sizes.unit == "tokens":
-        return Buckets(seed, lengths=_lengths(train, samples), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
-    plan: Plan
+        lengths = np.asarray(train.lengths)
+        whole = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"
+        if not (whole and lengths.size and lengths.min() > 0):
+            raise DataError(
+                f"{type(train).__name__}.lengths is {lengths.dtype} of shape {lengths.shape}, and there are {samples} samples\n"
+                "  give whole numbers of tokens, 1 or more: (samples,) or (samples, sides)"
+            )
+        return Buckets(seed, lengths=lengths.astype(np.int64), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
+    plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
     if isinstance(train, Mixture):
         plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
-    else:
-        plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
     return Cut(plan, sizes.micro_batch_size)
 
 
@@ -73,20 +81,6 @@ def refuse_compiled(plan: MicroBatches, *, compiled: bool) -> None:
         )
 
 
-def _lengths(train: Any, samples: int) -> Ids:
-    """What a data set says of its samples' lengths; `DataError` for what cannot be."""
-    found = np.asarray(train.lengths)
-    fits = (
-        found.ndim in (1, 2) and len(found) == samples and found.dtype.kind in "iu" and found.size and found.min() > 0
-    )
-    if not fits:
-        raise DataError(
-            f"{type(train).__name__}.lengths is {found.dtype} of shape {found.shape}, and there are {samples} samples\n"
-            "  give whole numbers of tokens, 1 or more: (samples,) or (samples, sides)"
-        )
-    return found.astype(np.int64)
-
-
 @dataclass(frozen=True)
 class Supply:
     """The training data with their plan, and how samples become batches on the device."""
@@ -102,8 +96,7 @@ class Supply:
 
     def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
         """This rank's micro-batches by step, not yet started; for a loop, which seeds the global generators after each step's."""
-        own = self._own if self.world.size > 1 else None
-        return self._feed(workers=workers, own=own, puts_back=False, say=say)
+        return self._feed(workers=workers, own=self._own if self.world.size > 1 else None, puts_back=False, say=say)
 
     def samples(self, step: int) -> list[list[int]]:
         """Which samples this rank's micro-batches of a step hold, by the plan: none is read."""
@@ -113,19 +106,16 @@ class Supply:
             return []
         return [pieces[index][0].tolist() for index in self._own]
 
-    def again(self, step: int) -> Sequence[MicroBatch]:
-        """The micro-batches of any step, of all ranks, read once more; none where the data themselves cannot be read."""
-        return self._once(step, own=None)
-
     def first(self, step: int = 0) -> MicroBatch | None:
         """The first micro-batch that this rank makes in a step, read ahead; None where it cannot be read."""
-        return next(iter(self._once(step, own=self._own[:1])), None)
+        return next(iter(self.again(step, own=self._own[:1])), None)
 
     def beginning(self) -> MicroBatch | None:
         """The first micro-batch of the whole run, the same on every rank; None where it cannot be read."""
-        return next(iter(self._once(0, own=range(1))), None)
+        return next(iter(self.again(0, own=range(1))), None)
 
-    def _once(self, step: int, *, own: range | None) -> Sequence[MicroBatch]:
+    def again(self, step: int, *, own: range | None = None) -> Sequence[MicroBatch]:
+        """The micro-batches of any step, those of `own` or of all ranks, read once more; none where the data cannot be read."""
         feed = self._feed(own=own)
         with untouched():
             try:
@@ -138,9 +128,12 @@ class Supply:
 
     def split(self, dataset: Any, *, batch_size: int | None, most: int | None = None) -> Iterator[MicroBatch]:
         """Every sample of another data set once, in order, shared with the other ranks; with `most` only so many batches, here."""
+        rows = self.sizes.micro_batch_size
+        if isinstance(self.plan, Buckets):  # so many fit a micro-batch, however long they are
+            rows = max(1, rows // int(self.plan.longest.max()))
         return in_order(
             dataset,
-            batch_size=batch_size or self._rows,
+            batch_size=batch_size or rows,
             seed=self.seed,
             device=self.world.device,
             workers=self.workers,
@@ -161,10 +154,3 @@ class Supply:
     def _feed(self) -> partial[Feed]:
         device, count, collate = self.world.device, self.count, self.collate
         return partial(Feed, self.dataset, self.plan, seed=self.seed, device=device, count=count, collate=collate)
-
-    @property
-    def _rows(self) -> int:
-        """So many samples fit a micro-batch, however long they are."""
-        if isinstance(self.plan, Buckets):
-            return max(1, self.sizes.micro_batch_size // int(self.plan.longest.max()))
-        return self.sizes.micro_batch_size

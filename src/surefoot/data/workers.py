@@ -31,7 +31,6 @@ from surefoot.seeding import Undrawn, fold, seed_generators, seed_torch, stream_
 Collate = Callable[[list[Any]], Any]
 
 _LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
-_PARENT_WATCH_S = 1.0
 _WAIT_S = 5.0
 _HANGS_AFTER = 4  # such waits, that is 20 s, for one micro-batch; twice as many of a worker each time it has been named
 
@@ -39,10 +38,9 @@ _HANGS_AFTER = 4  # such waits, that is 20 s, for one micro-batch; twice as many
 class Reading(Dataset[Any]):
     """A data set of micro-batches, addressed by (step, index within the step).
 
-    Every sample is read under its own seed. Most data sets draw nothing from Python's or NumPy's generator, and to seed these
-    takes longer than to read a sample that lies in memory: as long as nothing has drawn from them in this process, torch's
-    alone are seeded, and a micro-batch in which something did is read once more. Not noticed is who draws from them unseeded and
-    then puts back their state: all samples draw the same there.
+    Every sample is read under its own seed. To seed Python's and NumPy's generators takes longer than to read a sample from
+    memory: as long as nothing has drawn from them in this process, torch's alone are seeded, and a micro-batch in which
+    something did is read once more. Code that draws from them and puts back their state is not noticed.
     """
 
     def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate: Collate) -> None:
@@ -145,8 +143,8 @@ class Workers:
 
     def next(self) -> Any:
         """The next micro-batch in the order of addresses; what failed in a worker is raised here."""
-        waits, worker = 0, self.taken % self.workers  # a loader takes their micro-batches in turns
-        while True:
+        worker = self.taken % self.workers  # a loader takes their micro-batches in turns
+        for waits in count(1):
             try:
                 with _deaths_told():
                     batch = next(self.batches)
@@ -154,7 +152,6 @@ class Workers:
             except RuntimeError as problem:
                 if "DataLoader timed out" not in str(problem):
                     raise
-                waits += 1
                 if waits == self.named_after[worker]:
                     self.say(self._hanging(worker, waits * _WAIT_S))
                     self.named_after[worker] *= 2
@@ -186,11 +183,8 @@ class Workers:
 
 
 def _begin(parent: int, collects: bool, _worker: int) -> None:
-    """What a worker does first: leave signals and what it inherits to the parent, and end when the parent is gone.
-
-    Ctrl-C and a scheduler's SIGTERM reach every process; the parent finishes its step and then ends its workers. To collect
-    inherited garbage would copy its memory, and a store or a process group in it would wait for threads that are not here.
-    """
+    """Leave signals (which reach every process) and what is inherited to the parent, and end when it is gone."""
+    # to collect inherited garbage would copy its memory, and a store in it would wait for threads that are not here
     gc.freeze()
     if collects:
         gc.enable()
@@ -204,7 +198,7 @@ def _begin(parent: int, collects: bool, _worker: int) -> None:
 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_PARENT_WATCH_S)
+        time.sleep(1.0)
     os._exit(1)
 
 

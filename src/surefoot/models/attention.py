@@ -128,10 +128,9 @@ class Cache:
 def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float) -> Tensor:
     """Scaled dot-product attention over the places up to each, in the type of `v_BHSD`. The queries are of the last T of S places.
 
-    torch 2.13's backward pass in bfloat16 on the CPU is 2 to 17 times slower than in float32 for heads of 32 or 64 channels
-    and up to 256 tokens, which makes whole autocast runs slower than float32 ones. So on the CPU bfloat16 is written out as
-    products: of tiles, about twice as fast as torch's kernel in float32 (benchmarks/kernels.py); whole
-    where weights are dropped and places few; and else computed in float32.
+    On the CPU torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up
+    to 256 tokens). There bfloat16 is written out as products: of tiles, about twice as fast as float32 (benchmarks/kernels.py);
+    whole where weights are dropped and places few; and else computed in float32.
     """
     time, so_far, mask_TS = q_BHTD.shape[2], k_BHSD.shape[2], None
     causal = time == so_far

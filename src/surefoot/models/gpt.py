@@ -1,14 +1,11 @@
 """A decoder-only transformer in two families: `modern` (the default) and `gpt2`.
 
-modern: rotary positions, RMS norms, normalised queries and keys, no biases, squared ReLU or SwiGLU; where asked, an embedding
-that also knows the tokens before.
+modern: rotary positions, RMS norms, normalised queries and keys, no biases, squared ReLU or SwiGLU.
 gpt2: learned positions, layer norms, biases, GELU, a head that is the embedding (Radford et al. 2019, section 2.3).
-
 Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,9 +14,7 @@ from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, rotations
 from surefoot.models.gpt_layers import MLP, Attention, Block, GPTShape, Ngrams, norm
-from surefoot.models.layers import Dropout, check_context
-
-HeadLoss = Callable[[Tensor, Tensor], Any]
+from surefoot.models.layers import Dropout, HeadLoss, check_context
 
 
 class GPT(nn.Module):
@@ -30,8 +25,7 @@ class GPT(nn.Module):
     torch.Size([3, 16, 10])
     """
 
-    cosines: Tensor  # (context, D), where positions are rotary
-    sines: Tensor
+    turns: Tensor  # cosines and sines (2, context, D), where positions are rotary
 
     def __init__(self, shape: GPTShape) -> None:
         super().__init__()
@@ -39,19 +33,20 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
         self.smear = nn.Parameter(torch.zeros(shape.width)) if shape.smear else None
-        self.ngrams = None
-        if shape.ngrams > 1:
-            self.ngrams = Ngrams(
-                longest=shape.ngrams, rows=shape.ngram_rows, vocabulary=shape.vocabulary, width=shape.width
-            )
+        sizes = {
+            "longest": shape.ngrams,
+            "rows": shape.ngram_rows,
+            "vocabulary": shape.vocabulary,
+            "width": shape.width,
+        }
+        self.ngrams = Ngrams(**sizes) if shape.ngrams > 1 else None
         self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
         self.norm = norm(shape)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if self.positions is None:
-            cos_TD, sin_TD = rotations(shape.context, shape.width // shape.heads)
-            self.register_buffer("cosines", cos_TD, persistent=False)
-            self.register_buffer("sines", sin_TD, persistent=False)
+            turns_2TD = torch.stack(rotations(shape.context, shape.width // shape.heads))
+            self.register_buffer("turns", turns_2TD, persistent=False)
         if shape.family == "gpt2":
             self._initialise_gpt2()
         else:
@@ -60,8 +55,8 @@ class GPT(nn.Module):
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None) -> Any:
         """Logits of the next token at every place; with a cache the tokens go on from those that it holds.
 
-        With `loss`, what that makes of the hidden states (B, T, C) and the head's matrix (V, C) instead: a loss need not hold
-        all logits at once, and everything still goes through `forward`, which is what wrappers of a model wrap.
+        With `loss`, what that makes of hidden states and the head's matrix: a loss need not hold all logits at once, and
+        everything still goes through `forward`, which wrappers of a model wrap.
         """
         hidden_BTC = self.hidden(tokens_BT, cache)
         return self.head(hidden_BTC) if loss is None else loss(hidden_BTC, self.head.weight)
@@ -72,12 +67,8 @@ class GPT(nn.Module):
         end = before + tokens_BT.shape[1]
         check_context(end, self.shape.context)
         x_BTC = self._embedded(tokens_BT, cache)
-        rotation = None
-        if self.positions is None:
-            rotation = self.cosines[before:end], self.sines[before:end]
-        else:
-            x_BTC = x_BTC + self.positions.weight[before:end]
-        x_BTC = self.dropout(x_BTC)
+        rotation = None if self.positions else (self.turns[0, before:end], self.turns[1, before:end])
+        x_BTC = self.dropout(x_BTC + self.positions.weight[before:end] if self.positions else x_BTC)
         for block in self.blocks:
             x_BTC = block(x_BTC, rotation, cache)
         return self.norm(x_BTC)
@@ -104,8 +95,7 @@ class GPT(nn.Module):
     def _initialise_modern(self) -> None:
         """Matrices by fan-in; what writes into the residual stream starts at zero, so that every block starts as identity.
 
-        Zero-initialised residual branches: Goyal et al. 2017, section 5.1 (https://arxiv.org/abs/1706.02677). The head starts
-        at zero too, so that the first loss is exactly ln V.
+        Goyal et al. 2017, section 5.1 (https://arxiv.org/abs/1706.02677). A head of zeros makes the first loss exactly ln V.
         """
         for module in self.modules():
             if isinstance(module, Attention):
@@ -139,9 +129,8 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            for matrix in (block.attention.out, block.mlp.down):
-                nn.init.normal_(matrix.weight, std=0.02 / math.sqrt(2 * self.shape.layers))
+        for name, matrix in self.named_parameters():
+            if name.endswith(("attention.out.weight", "mlp.down.weight")):
+                nn.init.normal_(matrix, std=0.02 / math.sqrt(2 * self.shape.layers))
         if self.shape.tied:
             self.head.weight = self.embedding.weight

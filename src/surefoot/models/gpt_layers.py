@@ -1,6 +1,6 @@
 """The blocks of a GPT: its configuration, attention, MLP, and the embedding that also knows the tokens before.
 
-Shapes: B batch, T time (tokens), C channels (width), H head
+Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head.
 """
 
 import math
@@ -20,9 +20,8 @@ _FACTOR = 0x9E3779B1  # 2^32 over the golden ratio: Knuth 1998, The Art of Compu
 class Ngrams(nn.Module):
     """A vector of the last two tokens as one, of the last three, up to the last `longest`; added up. All start at zero.
 
-    Each length has a table. Where a table of at most `rows` holds every n-gram, each has a row of its own; else some share one
-    (Svenstrup et al. 2017, section 3, with one hash function: https://arxiv.org/abs/1709.03933). Before the first token
-    stands one that is not in the vocabulary.
+    Each length has a table of at most `rows`, in which n-grams share a row where these are too few (Svenstrup et al. 2017,
+    section 3: https://arxiv.org/abs/1709.03933). Before the first token stands one that is not in the vocabulary.
 
     >>> ngrams = Ngrams(longest=2, rows=30, vocabulary=4, width=8)
     >>> ngrams.rows(torch.tensor([[3, 1, 2]]), length=2).tolist()
@@ -45,7 +44,9 @@ class Ngrams(nn.Module):
         size, symbols = self.sizes[length - 2], self.vocabulary + 1
         keys_BT = tokens_BT.long()  # of 32 bits they would overflow, and give other rows
         for back in range(1, length):
-            keys_BT = keys_BT * symbols + before(tokens_BT, back, fill=self.vocabulary)
+            earlier_BT = torch.full_like(tokens_BT, self.vocabulary)
+            earlier_BT[:, back:] = tokens_BT[:, :-back]
+            keys_BT = keys_BT * symbols + earlier_BT
         return keys_BT if size == symbols**length else (keys_BT * _FACTOR >> 16) % size
 
 
@@ -56,17 +57,6 @@ def table_sizes(*, longest: int, rows: int, vocabulary: int) -> list[int]:
     [4356, 32768]
     """
     return [min(rows, (vocabulary + 1) ** length) for length in range(2, longest + 1)]
-
-
-def before(tokens_BT: Tensor, back: int, *, fill: int) -> Tensor:
-    """The token `back` places before each, and `fill` where there is none.
-
-    >>> before(torch.tensor([[5, 6, 7]]), 2, fill=-1).tolist()
-    [[-1, -1, 5]]
-    """
-    earlier_BT = torch.full_like(tokens_BT, fill)
-    earlier_BT[:, back:] = tokens_BT[:, :-back]
-    return earlier_BT
 
 
 LAYER_EPSILON = 1e-5  # of GPT-2's layer norms
@@ -134,8 +124,8 @@ class GPTShape:
             block = matrices + (4 * width + hidden + width) + 4 * width  # biases; gains and biases of two norms
             outside = self.context * width + 2 * width
         else:
-            sizes = table_sizes(longest=self.ngrams, rows=self.ngram_rows, vocabulary=self.vocabulary)
-            block, outside = matrices, width * (1 + self.smear + sum(sizes))
+            rows = sum(table_sizes(longest=self.ngrams, rows=self.ngram_rows, vocabulary=self.vocabulary))
+            block, outside = matrices, width * (1 + self.smear + rows)
         return (1 if self.tied else 2) * self.vocabulary * width + self.layers * block + outside
 
 
@@ -190,8 +180,8 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Up, a nonlinearity, and down, each place by itself.
 
-    SwiGLU: Shazeer 2020, equation 6 (https://arxiv.org/abs/2002.05202); its gate and its values come from one matrix. GELU in
-    the approximation by tanh, as GPT-2 has it: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
+    SwiGLU: Shazeer 2020, equation 6 (https://arxiv.org/abs/2002.05202), gate and values from one matrix. GELU approximated by
+    tanh, as in GPT-2: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
     """
 
     def __init__(self, shape: GPTShape) -> None:

@@ -1,12 +1,15 @@
 """Layers without a model of their own: squared ReLU, dropout, RMS norm, positions, and the layout of images."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+HeadLoss = Callable[[Tensor, Tensor], Any]  # of hidden states (B, T, C) and the head's matrix (V, C)
 
 
 def check_shape(*claims: tuple[bool, str]) -> None:
@@ -133,8 +136,7 @@ def rms_normed(x: Tensor) -> Tensor:
 
 def handed_on(x: Tensor) -> torch.dtype:
     """The type in which a product would take `x`: autocast's, where that is on, which leaves float64 alone."""
-    on = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
-    return torch.get_autocast_dtype("cpu") if on else x.dtype
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64 else x.dtype
 
 
 def reciprocal(x: Tensor) -> Tensor:
@@ -148,8 +150,7 @@ def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
 
     With y = s x, s = 1/rms(x): s (g - y mean(g y)).
     """
-    along = (outer * normed).mean(dim=-1, keepdim=True)
-    return normed.mul_(along).neg_().add_(outer).mul_(scale)
+    return normed.mul_((outer * normed).mean(dim=-1, keepdim=True)).neg_().add_(outer).mul_(scale)
 
 
 class _Normed(torch.autograd.Function):

@@ -1,8 +1,6 @@
 """Residual networks of 18, 34 and 50 layers (He et al. 2016: https://arxiv.org/abs/1512.03385), for small and large images.
 
-The modules are named as in torchvision, so that weights in its layout can be loaded as they are. As there, and unlike in the
-paper, the bottleneck of the 50-layer network has its stride in the 3 x 3 convolution.
-
+Modules are named as in torchvision, whose weights can be loaded; as there, a bottleneck has its stride in the 3 x 3 convolution.
 Shapes: B batch, C channels, H height, W width, K classes.
 """
 
@@ -23,10 +21,9 @@ _EXPANSION = 4  # a bottleneck's last convolution has so many times its width
 class ResNet(nn.Module):
     """Images (B, C, H, W) to logits (B, K).
 
-    stem: "imagenet" divides height and width by 4 at once (7 x 7 convolution, pooling); "cifar" keeps them (3 x 3), for
-    images of about 32 pixels. `zero_last_gain` starts every residual branch at zero, so that every block starts as identity
-    (Goyal et al. 2017, section 5.1: https://arxiv.org/abs/1706.02677). `channels_last` lays inputs out with the channels of a
-    pixel side by side, which is faster for convolutions; it changes no weight and nothing but the rounding.
+    stem: "imagenet" divides height and width by 4 at once (7 x 7 convolution, pooling); "cifar" keeps them (3 x 3), for images of
+    about 32 pixels. `zero_last_gain` starts every block as identity (Goyal et al. 2017, section 5.1:
+    https://arxiv.org/abs/1706.02677). `channels_last` puts the channels of a pixel side by side, which only changes the rounding.
 
     >>> sum(parameter.numel() for parameter in ResNet(18, channels=3, classes=1000).parameters())
     11689512
@@ -51,8 +48,7 @@ class ResNet(nn.Module):
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         self.conv1 = nn.Conv2d(channels, _WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
-        bottleneck = layers == 50
-        before = _WIDTHS[0]
+        bottleneck, before = layers == 50, _WIDTHS[0]
         for place, (number, width) in enumerate(zip(_BLOCKS[layers], _WIDTHS, strict=True)):
             stage = nn.Sequential()
             for block in range(number):
@@ -60,7 +56,11 @@ class ResNet(nn.Module):
                 before = _EXPANSION * width if bottleneck else width
             self.add_module(f"layer{place + 1}", stage)
         self.fc = nn.Linear(before, classes)
-        self._initialise(zero_last_gain=zero_last_gain)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif zero_last_gain and isinstance(module, Block):
+                nn.init.zeros_(getattr(module, f"bn{module.convolutions}").weight)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         x_BCHW = channels_side_by_side(images_BCHW) if self.channels_last else images_BCHW
@@ -70,13 +70,6 @@ class ResNet(nn.Module):
         for stage in range(1, len(_WIDTHS) + 1):
             x_BCHW = self.get_submodule(f"layer{stage}")(x_BCHW)
         return self.fc(x_BCHW.mean(dim=(2, 3)))
-
-    def _initialise(self, *, zero_last_gain: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_last_gain and isinstance(module, Block):
-                nn.init.zeros_(getattr(module, f"bn{module.convolutions}").weight)
 
 
 class Block(nn.Module):
@@ -93,7 +86,11 @@ class Block(nn.Module):
             self.add_module(f"conv{number}", convolution)
             self.add_module(f"bn{number}", nn.BatchNorm2d(outputs))
             inputs = outputs
-        self.downsample = _shortcut(before, inputs, stride)
+        self.downsample = None  # the identity fits already
+        if stride != 1 or before != inputs:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(before, inputs, 1, stride=stride, bias=False), nn.BatchNorm2d(inputs)
+            )
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         y_BCHW = x_BCHW
@@ -101,10 +98,3 @@ class Block(nn.Module):
             y_BCHW = F.relu(y_BCHW, inplace=True) if number > 1 else y_BCHW
             y_BCHW = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y_BCHW))
         return F.relu(y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)), inplace=True)
-
-
-def _shortcut(before: int, after: int, stride: int) -> nn.Sequential | None:
-    """What fits the identity to another shape; None where it fits already."""
-    if stride == 1 and before == after:
-        return None
-    return nn.Sequential(nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after))

@@ -1,20 +1,17 @@
 """An encoder-decoder transformer, and what it keeps while its target grows token by token.
 
-Shapes: B sources, K hypotheses for each, S time of the source, T time of the target, C channels (width), H heads, D channels
-of a head, V vocabulary.
+Shapes: B sources, K hypotheses each, S source time, T target time, C width, H heads, D channels of a head, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, rotations
-from surefoot.models.layers import Dropout, Positions, check_context
+from surefoot.models.layers import Dropout, HeadLoss, Positions, check_context
 from surefoot.models.seq2seq_layers import (
-    MLP,
     CrossAttention,
     DecoderBlock,
     EncoderBlock,
@@ -25,7 +22,6 @@ from surefoot.models.seq2seq_layers import (
 )
 
 PADDING = 0
-HeadLoss = Callable[[Tensor, Tensor], Any]
 
 
 class Seq2Seq(nn.Module):
@@ -38,8 +34,7 @@ class Seq2Seq(nn.Module):
     torch.Size([3, 4, 10])
     """
 
-    cosines: Tensor  # (T, D), where positions are rotary
-    sines: Tensor
+    turns: Tensor  # cosines and sines (2, T, D), where positions are rotary
 
     def __init__(self, shape: Seq2SeqShape) -> None:
         super().__init__()
@@ -53,9 +48,8 @@ class Seq2Seq(nn.Module):
             for _ in range(2)
         )
         if rotary:
-            cos_TD, sin_TD = rotations(shape.context, shape.width // shape.heads)
-            self.register_buffer("cosines", cos_TD, persistent=False)
-            self.register_buffer("sines", sin_TD, persistent=False)
+            turns_2TD = torch.stack(rotations(shape.context, shape.width // shape.heads))
+            self.register_buffer("turns", turns_2TD, persistent=False)
         self.dropout = Dropout(shape.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(shape.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(shape, layer) for layer in range(shape.decoder_layers))
@@ -68,8 +62,8 @@ class Seq2Seq(nn.Module):
     def forward(self, source_BS: Tensor, target_BT: Tensor, *, loss: HeadLoss | None = None) -> Any:
         """Logits of the token after each place of the target.
 
-        With `loss`, what that makes of the hidden states (B, T, C) and the head's matrix (V, C) instead: much of a small
-        model's time goes into its head, and a loss need not compute it where rows are filled up.
+        With `loss`, what that makes of hidden states and the head's matrix: much of a small model's time goes into its head,
+        and a loss need not compute it where rows are filled up.
         """
         memory_BSC, mask_B11S = self.encoded(source_BS)
         x_BTC = self.dropout(self.embedded(target_BT))
@@ -103,15 +97,13 @@ class Seq2Seq(nn.Module):
         if self.shape.positions != "rotary":
             return None
         check_context(end, self.shape.context)
-        return self.cosines[first:end], self.sines[first:end]
+        return self.turns[0, first:end], self.turns[1, first:end]
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Matrices by Glorot and Bengio 2010, equation 16, each of several in one tensor by itself; biases 0.
+        """Matrices by Glorot and Bengio 2010, equation 16; embeddings as Vaswani et al. 2017, section 3.4; biases 0.
 
-        Embeddings have a deviation of width**-0.5: multiplied by its root they are as large as positions (Vaswani et al.
-        2017, section 3.4), and as a head they give logits of unit size. Where blocks start as identity, a tied head is handed
-        a token's own embedding, whose logit would be sqrt(width): a gain of width**-0.5 of the last norm makes it 1.
+        Where blocks start as identity, a tied head is handed a token's own embedding: the last norm's gain makes its logit 1.
         """
         for module in self.modules():
             if isinstance(module, nn.Embedding):
@@ -126,11 +118,11 @@ class Seq2Seq(nn.Module):
                     nn.init.xavier_uniform_(matrix)
         nn.init.normal_(self.head.weight, std=self.shape.width**-0.5)
         if self.shape.zero_start:
-            for module in self.modules():
-                if isinstance(module, SelfAttention | CrossAttention | MLP):
-                    nn.init.zeros_(module.down.weight if isinstance(module, MLP) else module.out.weight)
+            for name, matrix in self.named_parameters():
+                if name.endswith((".down.weight", ".out.weight")):
+                    nn.init.zeros_(matrix)
             if self.shape.tied:
-                nn.init.constant_(dict(self.decoder_norm.named_parameters())["weight"], self.shape.width**-0.5)
+                nn.init.constant_(self.get_parameter("decoder_norm.weight"), self.shape.width**-0.5)
         if self.shape.tied:
             self.head.weight = self.embedding.weight
 
@@ -138,9 +130,8 @@ class Seq2Seq(nn.Module):
 class Decoding:
     """Hypotheses (B, K) about source tokens (B, S), which grow by one token each at a time, up to `most` of them.
 
-    The source is encoded once, its keys and values are computed once and stand once for all hypotheses about it; of the target
-    only the new place is computed. In the modes in which the model's parts are: set it to evaluation and switch gradients off,
-    or they are kept.
+    The source's keys and values are computed once for all hypotheses about it; of the target only the new place is computed.
+    Set the model to evaluation and switch gradients off first.
 
     >>> import torch
     >>> from surefoot.models.seq2seq import Seq2SeqShape
@@ -151,14 +142,13 @@ class Decoding:
     """
 
     def __init__(self, model: Seq2Seq, source_BS: Tensor, *, hypotheses: int, most: int) -> None:
+        self.model, self.hypotheses = model, hypotheses
         memory_BSC, self.mask_B11S = model.encoded(source_BS)
-        self.model = model
         self.blocks = [block for block in model.decoder if isinstance(block, DecoderBlock)]
         self.memories = [block.cross.keys_values(memory_BSC) for block in self.blocks]
         shape = model.shape
         size = (shape.decoder_layers, len(source_BS) * hypotheses, shape.heads, most, shape.width // shape.heads)
         self.cache = Cache(size, device=memory_BSC.device, dtype=self.memories[0][0].dtype)
-        self.hypotheses = hypotheses
 
     def logits(self, tokens_BK: Tensor) -> Tensor:
         """Take one more token of each hypothesis in; give the logits (B, K, V) of the one after it."""

@@ -1,7 +1,6 @@
 """The blocks of an encoder-decoder transformer and what they are made of: attention, sums with layer norms, MLPs.
 
-Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head,
-K hypotheses for one source, R = B x K rows.
+Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head.
 """
 
 from collections.abc import Callable
@@ -24,9 +23,8 @@ class Seq2SeqShape:
     (https://arxiv.org/abs/1706.03762). norm_kind: "layer", or "rms", which takes no mean away and adds no bias (Zhang and
     Sennrich 2019, section 4: https://arxiv.org/abs/1910.07467).
 
-    positions: "sinusoidal" (section 3.5 of Vaswani et al.; none to learn, so that places which few sentences reach are known
-    too), "learned", or "rotary": each side's attention to itself turns its queries and keys (Su et al. 2021, section 3.2.2:
-    https://arxiv.org/abs/2104.09864).
+    positions: "sinusoidal" (section 3.5 of Vaswani et al.), "learned", or "rotary": each side's attention to itself turns its
+    queries and keys (Su et al. 2021, section 3.2.2: https://arxiv.org/abs/2104.09864).
 
     activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668). query_key_norm:
     RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245). zero_start:
@@ -60,9 +58,9 @@ class Seq2SeqShape:
     tied: bool = True  # the head's matrix is the target's embedding
 
     def __post_init__(self) -> None:
-        sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.hidden, self.context)
-        source = self.vocabulary if self.source_vocabulary is None else self.source_vocabulary
-        check_shape((min(*sizes, self.vocabulary, source) >= 1, f"every size must be 1 or more: {self}"))
+        own = self.vocabulary if self.source_vocabulary is None else self.source_vocabulary
+        sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.hidden, self.context, own)
+        check_shape((min(*sizes, self.vocabulary) >= 1, f"every size must be 1 or more: {self}"))
         fractions = {name: getattr(self, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
         width, heads, positions = self.width, self.heads, self.positions
         check_shape(
@@ -246,5 +244,4 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F
 
 
 def _by_head(x_BTC: Tensor, heads: int) -> Tensor:
-    batch, time, width = x_BTC.shape
-    return x_BTC.view(batch, time, heads, width // heads).transpose(1, 2)
+    return x_BTC.view(*x_BTC.shape[:2], heads, -1).transpose(1, 2)

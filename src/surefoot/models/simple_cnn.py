@@ -10,15 +10,12 @@ from torch import Tensor, nn
 
 from surefoot.models.layers import channels_side_by_side, check_shape
 
-_BLOCKS = 3
-
 
 class SimpleCNN(nn.Module):
     """Images (B, C, H, W) of any height and width to logits (B, K).
 
-    `width` is the number of channels after the first block; each later block has twice as many. `dropout` is the fraction of
-    the last features that are dropped. `channels_last` lays inputs out with the channels of a pixel side by side, which is
-    faster for convolutions; it changes no weight and nothing but the rounding.
+    `width`: channels after the first block; each later block has twice as many. `dropout`: the fraction of the last features that
+    are dropped. `channels_last` puts the channels of a pixel side by side, which only changes speed and rounding.
 
     >>> import torch
     >>> model = SimpleCNN(channels=1, classes=10, width=8)
@@ -30,13 +27,15 @@ class SimpleCNN(nn.Module):
         self, *, channels: int, classes: int, width: int = 32, dropout: float = 0.0, channels_last: bool = False
     ) -> None:
         super().__init__()
-        sizes_there = f"channels = {channels}, classes = {classes}, width = {width}"
         check_shape(
-            (min(channels, classes, width) >= 1, f"{sizes_there}: each must be 1 or more"),
+            (
+                min(channels, classes, width) >= 1,
+                f"channels = {channels}, classes = {classes}, width = {width}: each must be 1 or more",
+            ),
             (0.0 <= dropout < 1.0, f"dropout = {dropout} must be a fraction, at least 0 and below 1"),
         )
         self.channels_last = channels_last
-        sizes = [channels, *(width * 2**block for block in range(_BLOCKS))]
+        sizes = [channels, width, 2 * width, 4 * width]
         self.blocks = nn.ModuleList(Block(before, after) for before, after in pairwise(sizes))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(sizes[-1], classes)

@@ -46,8 +46,7 @@ def tokens_by_word(
     [1, 3, 3, 3, 2, 2, 2, 2]
     """
     number: dict[str, int] = defaultdict(count().__next__)  # of each word, in the order in which they are met
-    by_text = map(_WORD.findall, texts)
-    numbers = [np.fromiter(map(number.__getitem__, words), np.int32, len(words)) for words in by_text]
+    numbers = [np.fromiter(map(number.__getitem__, words), np.int32, len(words)) for words in map(_WORD.findall, texts)]
     tokens = encode(list(number))
     lengths = np.array([len(each) for each in tokens], dtype=np.int64)
     first = np.cumsum(lengths) - lengths
@@ -78,8 +77,7 @@ class BpeTokenizer:
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.tokenizer.encode_special_tokens = True  # a text that happens to hold END is text
+        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold END is text
         self.vocabulary: int = tokenizer.get_vocab_size()
         self.end: int | None = tokenizer.token_to_id(END)
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
@@ -88,29 +86,28 @@ class BpeTokenizer:
     @classmethod
     def trained(cls, texts: Iterable[str], *, vocabulary: int) -> Self:
         """The tokenizer of `vocabulary` tokens that a text calls for; the same for the same text."""
-        from tokenizers.pre_tokenizers import ByteLevel
-
-        from tokenizers import models, trainers
+        from tokenizers import pre_tokenizers, trainers
 
         if vocabulary < 257:
             raise DataError(f"vocabulary = {vocabulary}: byte pairs need 257 tokens at least, the bytes and an end")
         trainer = trainers.BpeTrainer(
-            vocab_size=vocabulary, special_tokens=[END], initial_alphabet=ByteLevel.alphabet(), show_progress=False
+            vocab_size=vocabulary,
+            special_tokens=[END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
         )
-        made = _byte_level(models.BPE())
+        made = _byte_level()
         made.train_from_iterator(texts, trainer)
         return cls(made)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """From a file that `to_json` or the library wrote, or a directory with GPT-2's (encoder.json and vocab.bpe)."""
-        from tokenizers import models
-
         path = local_path(path, setting="path")
         for vocabulary, merges in _GPT2_FILES:
             if (path / vocabulary).is_file() and (path / merges).is_file():
                 try:
-                    return cls(_byte_level(models.BPE.from_file(str(path / vocabulary), str(path / merges))))
+                    return cls(_byte_level(str(path / vocabulary), str(path / merges)))
                 except Exception as problem:  # the library raises nothing narrower
                     raise DataError(f"{path} holds no tokenizer of GPT-2: {problem}") from problem
         if not path.is_file():
@@ -168,9 +165,12 @@ def tokenizer_from_json(text: str) -> Tokenizer:
     >>> tokenizer_from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
     [1, 0]
     """
-    kinds: dict[str, Any] = {"bytes": ByteTokenizer, "characters": CharacterTokenizer, "bpe": BpeTokenizer}
-    tokenizer: Tokenizer = kinds[described(text, None)["kind"]].from_json(text)
-    return tokenizer
+    kinds: dict[str, type[ByteTokenizer | CharacterTokenizer | BpeTokenizer]] = {
+        "bytes": ByteTokenizer,
+        "characters": CharacterTokenizer,
+        "bpe": BpeTokenizer,
+    }
+    return kinds[described(text, None)["kind"]].from_json(text)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -185,10 +185,11 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     return tokenizer_from_json(text) if isinstance(found, dict) and "kind" in found else BpeTokenizer.load(file)
 
 
-def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
+def _byte_level(*files: str) -> tokenizers.Tokenizer:
+    """A tokenizer of no merges yet, or of those in files of GPT-2's kind."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    made = Tokenizer(model)
+    made = Tokenizer(models.BPE.from_file(*files) if files else models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     return made
@@ -222,8 +223,7 @@ def _from_library(text: str, *, where: str) -> tokenizers.Tokenizer:
 def _keeps_text(tokenizer: tokenizers.Tokenizer) -> bool:
     """Whether a text with all kinds of bytes and spaces, and with each added token, comes back as it was."""
     codes = (*range(256), 0x7FF, *range(0x800, 0xD800, 0x800), *range(0x10000, 0x110000, 0x10000))
-    every_byte = "".join(map(chr, codes))
     added = " ".join(f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values())
-    text = f"Hello, WORLD 12 dogs\n\n  a\tb {every_byte}{added} end "
+    text = f"Hello, WORLD 12 dogs\n\n  a\tb {''.join(map(chr, codes))}{added} end "
     tokens = tokenizer.encode(text, add_special_tokens=False)
     return str(tokenizer.decode(tokens.ids, skip_special_tokens=False)) == text

@@ -1,7 +1,6 @@
 """Subwords for translation: byte pairs or a unigram model, trained on the text; every text comes back as it was.
 
-Both work on bytes written as letters (Radford et al. 2019, section 2.2), so nothing is unknown. A text begins with a space
-of its own, which decoding takes away again: the first word of a sentence is the word that it is elsewhere. Digits stand alone.
+Both work on bytes written as letters (Radford et al. 2019, section 2.2); digits stand alone. A text begins with a space.
 """
 
 from __future__ import annotations
@@ -25,9 +24,6 @@ Kind = Literal["bpe", "unigram"]
 
 PADDING, BEGIN, END = 0, 1, 2  # what fills rows up, what stands before a target, and after a source and a target
 _SPECIAL = ["<padding>", "<begin>", "<end>"]
-_KEPT_DIGITS = 6  # after the point
-_LARGEST_BYTES = 200_000_000  # of a file: 33 MB are known
-_LEAST = 256 + len(_SPECIAL)
 
 
 class SubwordTokenizer:
@@ -38,12 +34,11 @@ class SubwordTokenizer:
     ('lower', True)
     """
 
-    least = _LEAST
+    least = 256 + len(_SPECIAL)
     """The smallest vocabulary: all bytes, and padding, begin and end."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.tokenizer.encode_special_tokens = True  # a text that happens to hold <end> is text
+        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold <end> is text
         self.vocabulary: int = tokenizer.get_vocab_size()
         self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
 
@@ -53,23 +48,21 @@ class SubwordTokenizer:
 
         bpe: Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909); unigram: Kudo 2018 (https://arxiv.org/abs/1804.10959).
         """
-        from tokenizers.pre_tokenizers import ByteLevel
-
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        if vocabulary < _LEAST:
+        if vocabulary < cls.least:
             raise DataError(
-                f"vocabulary = {vocabulary}: subwords need {_LEAST} tokens at least, the bytes, and padding, begin and end"
+                f"vocabulary = {vocabulary}: subwords need {cls.least} tokens at least, the bytes, and padding, begin and end"
             )
         common: dict[str, Any] = {
             "vocab_size": vocabulary,
             "special_tokens": _SPECIAL,
-            "initial_alphabet": ByteLevel.alphabet(),
+            "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
             "show_progress": False,
         }
         made = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
         made.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
         made.decoder = decoders.ByteLevel()
         made.train_from_iterator(
@@ -98,7 +91,7 @@ class SubwordTokenizer:
     def load(cls, path: Path | str) -> Self:
         """From a file that holds what `to_json` gave."""
         try:
-            return cls.from_json(read_regular(local_path(path, setting="path"), limit=_LARGEST_BYTES).decode())
+            return cls.from_json(read_regular(local_path(path, setting="path"), limit=200_000_000).decode())
         except (OSError, UnicodeDecodeError) as problem:
             raise DataError(f"no tokenizer can be read from {path}: {problem}") from problem
 
@@ -112,24 +105,18 @@ class SubwordTokenizer:
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The tokens of many texts, on all cores."""
-        spaced = [f" {encodable(text)}" for text in texts]
-        encoded = self.tokenizer.encode_batch_fast(spaced, add_special_tokens=False)
+        encoded = self.tokenizer.encode_batch_fast([f" {encodable(text)}" for text in texts], add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens; padding, begin and end are nothing, and what is no UTF-8 becomes U+FFFD."""
-        tokens = [one for one in listed(ids, self.vocabulary) if one >= len(_SPECIAL)]
-        return self.tokenizer.decode(tokens).removeprefix(" ")
+        return self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one > END]).removeprefix(" ")
 
 
 def _repeatable(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A unigram tokenizer without that in which two trainings on the same text differ.
-
-    tokenizers 0.23 gives the letters that its pruning left out the lowest weights, in an order of chance, and adds up the
-    others in such an order, which changes their last digits.
-    """
+    """A unigram tokenizer without what is left to chance: the order of pruned letters, and the last digits of weights."""
     described = json.loads(tokenizer.to_str())
-    weights = {token: round(weight, _KEPT_DIGITS) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]}
+    weights = {token: round(weight, 6) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]}
     lowest = min((weight for token, weight in weights.items() if len(token) > 1), default=0.0)
     weights = {token: lowest - 1.0 if weight < lowest else weight for token, weight in weights.items()}
     ordered = sorted(weights.items(), key=lambda one: (-one[1], one[0]))

@@ -94,8 +94,7 @@ class CharacterTokenizer:
             raise DataError(
                 f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.of(text) sorts them out"
             )
-        self.characters = characters
-        self.vocabulary = len(characters)
+        self.characters, self.vocabulary = characters, len(characters)
         codes = _codes(characters)
         self.numbers = np.full(int(codes.max()) + 1, -1, dtype=np.int32)
         self.numbers[codes] = np.arange(len(codes))
@@ -114,9 +113,8 @@ class CharacterTokenizer:
         """One token per character; raises `DataError` for one that is not in the set, naming it and where it stands."""
         codes = _codes(text)
         ids = np.where(codes < len(self.numbers), self.numbers[np.minimum(codes, len(self.numbers) - 1)], -1)
-        unknown = np.flatnonzero(ids < 0)
-        if unknown.size:
-            place = int(unknown[0])
+        if (ids < 0).any():
+            place = int((ids < 0).argmax())
             raise DataError(
                 f"character {text[place]!r} at position {place} is not one of the {self.vocabulary} this tokenizer knows\n"
                 "  make the tokenizer from all the text, or use ByteTokenizer(), which knows everything"
@@ -173,8 +171,9 @@ def listed(ids: Any, vocabulary: int) -> list[int]:
     found = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(one) for one in ids]
     for one in found:
         if not 0 <= one < vocabulary:
-            problem = f"token {one} is outside this tokenizer's vocabulary of {vocabulary}"
-            raise DataError(f"{problem}: was it trained with another one?")
+            raise DataError(
+                f"token {one} is outside this tokenizer's vocabulary of {vocabulary}: was it trained with another one?"
+            )
     return found
 
 

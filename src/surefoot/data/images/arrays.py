@@ -18,7 +18,6 @@ TRAINING_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILE = "test_batch.bin"
 _ROW = 1 + 3 * SIDE * SIDE
 _BYTES = 0x08  # the type of the numbers of an IDX file; others are not written for images
-_MOST_DIMENSIONS = 4
 _LARGEST_BYTES = 1 << 34  # what a header may claim
 _IDX_PARTS = {"training": "train", "test": "t10k"}
 _IDX_KINDS = ("images-idx3", "labels-idx1")
@@ -94,13 +93,15 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
         expected = _BYTES << 8 | dimensions
         if len(header) < 4 or magic != expected:
             found = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
-            wanted = f"its first four bytes should be {expected}, found {found}"
             likely = (
                 f"is it another kind of file than its name says? {_called(dimensions).capitalize()} of MNIST are IDX"
             )
-            if magic >> 8 == _BYTES and 0 < (other := magic & 0xFF) <= _MOST_DIMENSIONS:
+            if magic >> 8 == _BYTES and 0 < (other := magic & 0xFF) <= 4:
                 likely = f"it holds {_called(other)}, of {other} dimension(s): were images and labels exchanged?"
-            raise DataError(f"{path} is no IDX file of {_called(dimensions)}: {wanted}\n  {likely}")
+            raise DataError(
+                f"{path} is no IDX file of {_called(dimensions)}: its first four bytes should be {expected}, found {found}\n"
+                f"  {likely}"
+            )
         sizes = [int.from_bytes(header[place : place + 4], "big") for place in range(4, len(header), 4)]
         stated = int(np.prod(sizes, dtype=object))
         shown = f"its header says {' x '.join(map(str, sizes))} = {stated} bytes"
@@ -173,8 +174,7 @@ def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classe
     ((20, 8, 8, 1), (4, 8, 8, 1), [0, 1])
     """
     generator = np.random.default_rng(0)
-    patterns = generator.integers(64, 192, (classes, size, size, channels))
-    number = images + images // 5
+    patterns, number = generator.integers(64, 192, (classes, size, size, channels)), images + images // 5
     labels = np.arange(number, dtype=np.int64) % classes
     made = np.empty((number, size, size, channels), dtype=np.uint8)
     for first in range(0, number, 1000):  # not all of the noise at once

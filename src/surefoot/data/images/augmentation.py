@@ -1,13 +1,7 @@
 """Random changes of images, many images at once: a shift, a flip, colour and shape, and a hole.
 
-What is drawn for an image is a function of 64 bits that belong to it, which come from (seed, epoch, sample). So neither the
-other images of a batch, nor workers, nor a resume change it, and the same image comes out where it is read alone. Everything
-is whole numbers, or arithmetic on one pixel at a time, so that it is equal to the bit.
-
-Of RandAugment (Cubuk et al. 2020: https://arxiv.org/abs/1909.13719) equalising, automatic contrast, sharpness and colour
-balance are left out. Changes of colour are a table of 256 values for each image, changes of shape a linear map for each.
-
-Shapes: B batch, H height, W width, C channels.
+What is drawn for an image depends on 64 bits from (seed, epoch, sample) alone, to the bit. Changes of colour are a table of
+256 values for each image, changes of shape a linear map. Shapes: B batch, H height, W width, C channels.
 """
 
 import math
@@ -37,7 +31,6 @@ KINDS = (
     "translate-y",
     "rotate",
 )
-_FIRST_OF_SHAPE = KINDS.index("shear-x")
 _ENHANCED, _SHEARED, _MOVED, _TURNED, _BITS_LOST = 0.9, 0.3, 0.45, math.radians(30), 4  # at the strongest
 
 
@@ -45,12 +38,10 @@ _ENHANCED, _SHEARED, _MOVED, _TURNED, _BITS_LOST = 0.9, 0.3, 0.45, math.radians(
 class Augmentation:
     """How images to train on are changed; as it stands, not at all.
 
-    crop_padding: pixels of black on every side, before a piece of the image's own size is cut out anywhere.
-    flip: left and right exchanged in half of the images.
-    randaugment: so many changes of colour and shape, each chosen at random, of strength `magnitude` (0 to 10): Cubuk et al.
-    2020 (https://arxiv.org/abs/1909.13719) with fewer kinds.
-    cutout: side of a square of the mean colour, put anywhere, in part outside too: DeVries and Taylor 2017
-    (https://arxiv.org/abs/1708.04552).
+    crop_padding: pixels of black on every side, before a piece of the image's own size is cut out anywhere. flip: left and right
+    exchanged in half of the images. randaugment: so many random changes of colour and shape, of strength `magnitude` (0 to 10):
+    Cubuk et al. 2020 (https://arxiv.org/abs/1909.13719) without equalising, automatic contrast, sharpness and colour balance.
+    cutout: side of a square of the mean colour, put anywhere: DeVries and Taylor 2017 (https://arxiv.org/abs/1708.04552).
 
     Raises `ConfigError` with all values that cannot be.
     """
@@ -102,8 +93,7 @@ def sample_bits(key: int, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> 
     >>> int(sample_bits(7, np.array([3]), np.array([1]))[0]) == fold(7, 1, 3)
     True
     """
-    keys = np.full(len(ids), key, dtype=np.uint64)
-    return folded(folded(keys, epochs.astype(np.uint64)), ids.astype(np.uint64))
+    return folded(folded(np.full(len(ids), key, np.uint64), epochs.astype(np.uint64)), ids.astype(np.uint64))
 
 
 def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
@@ -112,8 +102,7 @@ def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
     >>> below(np.array([1, 2, 3], np.uint64), 0, 1).tolist()
     [0, 0, 0]
     """
-    words = _drawn(bits_B, draw) >> np.uint64(32)
-    return ((words * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
+    return ((_drawn(bits_B, draw) >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32)).astype(np.int64)
 
 
 def _drawn(bits_B: Bits, draw: int) -> Bits:
@@ -138,9 +127,8 @@ def _cut(images_BHWC: Pixels, bits_B: Bits, *, padding: int, flip: bool) -> Pixe
 
 def _with_holes(images_BHWC: Pixels, bits_B: Bits, *, side: int, mean_C: NDArray[np.float64]) -> Pixels:
     _, height, width, _ = images_BHWC.shape
-    first_row_B = below(bits_B, _HOLE_DOWN, height) - side // 2
-    first_column_B = below(bits_B, _HOLE_ACROSS, width) - side // 2
-    rows_BH, columns_BW = np.arange(height) - first_row_B[:, None], np.arange(width) - first_column_B[:, None]
+    rows_BH = np.arange(height) + side // 2 - below(bits_B, _HOLE_DOWN, height)[:, None]
+    columns_BW = np.arange(width) + side // 2 - below(bits_B, _HOLE_ACROSS, width)[:, None]
     inside_BHW = ((rows_BH >= 0) & (rows_BH < side))[:, :, None] & ((columns_BW >= 0) & (columns_BW < side))[:, None, :]
     return np.where(inside_BHW[..., None], np.rint(mean_C * 255).astype(np.uint8), images_BHWC)
 
@@ -160,12 +148,12 @@ def changed(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
     """Each image under the change of that kind (its place among `KINDS`), in the direction of its sign (1.0 or -1.0)."""
     strength = magnitude / STRONGEST
     after = images_BHWC.copy()
-    coloured = np.flatnonzero((kinds_B > 0) & (kinds_B < _FIRST_OF_SHAPE))
+    coloured = np.flatnonzero((kinds_B > 0) & (kinds_B < KINDS.index("shear-x")))
     if coloured.size:
         tables = _tables(images_BHWC[coloured], kinds_B[coloured], signs_B[coloured], strength)
         flat = images_BHWC[coloured].reshape(len(coloured), -1)
         after[coloured] = np.take_along_axis(tables, flat, axis=1).reshape(len(coloured), *images_BHWC.shape[1:])
-    shaped = np.flatnonzero(kinds_B >= _FIRST_OF_SHAPE)
+    shaped = np.flatnonzero(kinds_B >= KINDS.index("shear-x"))
     if shaped.size:
         maps = _maps(kinds_B[shaped], signs_B[shaped], strength, images_BHWC.shape[1], images_BHWC.shape[2])
         after[shaped] = _warped(images_BHWC[shaped], maps)
@@ -179,8 +167,7 @@ def _tables(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
     # a sum of whole numbers, which is exact in any order
     totals_B = images_BHWC.reshape(len(images_BHWC), -1).sum(axis=1, dtype=np.int64)
     means_B1 = np.rint(totals_B / images_BHWC[0].size)[:, None]
-    lost = round(_BITS_LOST * strength)
-    threshold = 256 * (1.0 - strength)
+    lost, threshold = round(_BITS_LOST * strength), 256 * (1.0 - strength)
     by_kind = {
         "brightness": values * factors_B1,
         "contrast": means_B1 + (values - means_B1) * factors_B1,
@@ -207,8 +194,7 @@ def _maps(
     ):
         of_kind_B = kinds_B == KINDS.index(kind)
         found[of_kind_B, row, column] = signs_B[of_kind_B] * most * strength
-    turned_B = kinds_B == KINDS.index("rotate")
-    angle = _TURNED * strength
+    turned_B, angle = kinds_B == KINDS.index("rotate"), _TURNED * strength
     found[turned_B, 0, 0] = found[turned_B, 1, 1] = math.cos(angle)
     found[turned_B, 0, 1] = signs_B[turned_B] * -math.sin(angle)
     found[turned_B, 1, 0] = signs_B[turned_B] * math.sin(angle)

@@ -1,8 +1,6 @@
 """Labelled images as data sets: in memory, gathered and augmented a whole micro-batch at once; or in files, read one by one.
 
-Both give the same images for the same (seed, epoch, sample). A sample is (image, label): float32 (C, H, W), normalised by
-mean and deviation of the training part, and a class number. Where the images come from is in `load`.
-
+Both give the same images for the same (seed, epoch, sample): float32 (C, H, W), normalised, and a class number.
 Shapes: N images, B batch, C channels, H height, W width.
 """
 
@@ -116,9 +114,9 @@ class ImageFiles:
 
     def stored(self, ids: Ids) -> Batch:
         """The files as they are, with their labels, and the labels."""
-        labels = np.asarray(self.files.labels)[ids].astype(np.int64)
-        files = (self.files.paths[place].read_bytes() for place in ids.tolist())
-        return [file + label.tobytes() for file, label in zip(files, labels, strict=True)], labels
+        labels = self.files.labels[ids]
+        rows = zip(ids.tolist(), labels, strict=True)
+        return [self.files.paths[place].read_bytes() + label.tobytes() for place, label in rows], labels
 
     def fingerprint(self) -> dict[str, Any]:
         """How many, a hash of names and labels, what was measured (contents are not read again), and how they are changed."""
@@ -127,7 +125,7 @@ class ImageFiles:
 
 
 def _how(dataset: Images | ImageFiles) -> dict[str, Any]:
-    changes = None if dataset.augmentation is None else vars(dataset.augmentation)
+    changes = dataset.augmentation and vars(dataset.augmentation)
     return {"mean": list(dataset.mean), "std": list(dataset.std), "augmentation": changes}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -80,8 +81,8 @@ class Files:
 
     def digest(self) -> str:
         """A hash of each file's name and folder, wherever these lie, and of the labels."""
-        below = [f"{path.parent.name}/{path.name}" for path in self.paths]
-        return sha256(repr((below, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
+        names = [f"{path.parent.name}/{path.name}" for path in self.paths]
+        return sha256(repr((names, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
 
 
 def opened(path: Path) -> Image.Image:
@@ -113,9 +114,8 @@ def read_picture(path: Path) -> Image.Image:
 
 def class_folders(tree: Path) -> list[str]:
     """The names of the class folders directly below `tree`, sorted; none where it is missing or holds no folder."""
-    if not tree.is_dir():
-        return []
-    return sorted(folder.name for folder in tree.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    folders = tree.iterdir() if tree.is_dir() else ()
+    return sorted(folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
 
 
 def files_of(tree: Path, classes: Sequence[str]) -> Files:
@@ -129,20 +129,17 @@ def files_of(tree: Path, classes: Sequence[str]) -> Files:
             f"{tree / outside[0]} is outside the classes, which are: {shown(classes)}\n"
             "  is the folder misplaced, or missing from the training part or from --data.classes?"
         )
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        folder = tree / name
-        found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-        if not found:
+    found: list[list[Path]] = []
+    for folder in (tree / name for name in classes):
+        pictures = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        found.append(sorted(pictures))
+        if not found[-1]:
             what = "holds no picture" if folder.is_dir() else "is missing"
             raise DataError(
                 f"class folder {folder} {what}: every class needs at least one file of {', '.join(SUFFIXES[:3])} ...\n"
                 "  add pictures, or take the class out"
             )
-        paths += found
-        labels += [label] * len(found)
-    return Files(paths, np.array(labels, dtype=np.int64))
+    return Files(list(chain(*found)), np.repeat(np.arange(len(found)), [len(paths) for paths in found]))
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
@@ -168,8 +165,9 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
         ("channels", channels, of_depth, "--data.channels 3"),
     ):
         if given is None and len(pictures) > 1:
-            mixed = f"pictures of mixed {name}: {', '.join(pictures[:2])}"
-            raise DataError(f"{mixed}\n  say what all are made into: {flag}")
+            raise DataError(
+                f"pictures of mixed {name}: {', '.join(pictures[:2])}\n  say what all are made into: {flag}"
+            )
     if size is None and width != height:
         raise DataError(
             f"{files.paths[0]} has {width} x {height} pixels: say of what side all are: --data.size {height}"

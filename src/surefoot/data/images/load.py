@@ -1,7 +1,6 @@
 """Labelled images in three parts: to train on, held out of that, and to test.
 
-No image is in two parts. What is held out is taken from the training part by a permutation that depends on nothing but the
-number of images, so that runs of every seed are scored on the same ones.
+What is held out depends on nothing but the number of training images, so that every seed is scored on the same ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +10,10 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path
-from surefoot.data.images import arrays as image_arrays
-from surefoot.data.images.arrays import Arrays
-from surefoot.data.images.augmentation import Augmentation
+from surefoot.data.images.arrays import Arrays, digits, found_in, synthetic
+from surefoot.data.images.augmentation import Augmentation, Pixels
 from surefoot.data.images.dataset import ImageFiles, Images, Moments, normalised_with
 from surefoot.data.images.folder import (
     Corrupt,
@@ -34,7 +31,6 @@ from surefoot.data.text.files import check_parts
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import stream_key
 
-_SYNTHETIC = "synthetic"
 _MEASURED_FILES = 2_000  # for mean and deviation
 _TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
 
@@ -95,15 +91,15 @@ def load_images(
         raise ConfigError(f"data.size = {size}: the side of images in pixels, 1 or more")
     if classes is not None and len(set(classes)) != len(classes):
         raise ConfigError(f"data.classes names one twice: {', '.join(classes)}")
-    made_up, folder = str(path) == _SYNTHETIC, local_path(path or "", setting="path")
+    made_up, folder = str(path) == "synthetic", local_path(path or "", setting="path")
     arrays: Arrays | None
     if made_up:
         given = {"size": size, "channels": channels, "classes": None if classes is None else len(classes)}
-        arrays = image_arrays.synthetic(**{name: value for name, value in given.items() if value is not None})
+        arrays = synthetic(**{name: value for name, value in given.items() if value is not None})
     elif path is None:
-        arrays = image_arrays.digits()
+        arrays = digits()
     elif folder.is_dir():
-        arrays = image_arrays.found_in(folder, numbered=classes is None)
+        arrays = found_in(folder, numbered=classes is None)
     else:
         what = "is a file: give the directory that it is in" if folder.is_file() else "does not exist"
         raise DataError(
@@ -174,7 +170,7 @@ def _of_folders(
         next((folder / name for name in names if (folder / name).is_dir()), None)
         for names in (_TRAIN, _VALIDATION, _TEST)
     )
-    tree = folder if train is None else train
+    tree = train or folder
     names = tuple(class_folders(tree) if classes is None else classes)
     if len(names) < 2 or (train is None and (validation or test)):
         raise DataError(
@@ -193,7 +189,11 @@ def _of_folders(
     fits = fit(training)
     if held_out is None:
         training, held_out = map(training.chosen, _divided(len(training.paths), held_out_fraction))
-    mean, std = _moments_of_files(training, fits)
+    counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
+    stride = -(-len(training.paths) // _MEASURED_FILES)
+    for path in training.paths[::stride]:  # one after the other: thousands of pictures need not fit into memory
+        counts_CV += _counts(fits.whole(read_picture(path)))
+    mean, std = _moments(counts_CV)
     return ImageSets(
         training=ImageFiles(training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()),
         held_out=ImageFiles(held_out, fits, mean=mean, std=std),
@@ -213,27 +213,18 @@ def _divided(images: int, held_out_fraction: float) -> tuple[Ids, Ids]:
     return np.sort(order[number:]), np.sort(order[:number])
 
 
-def _counts(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _counts(images: Pixels) -> Ids:
     """How often each value is there, (C, 256), of one image (H, W, C) or many."""
-    channels = range(images.shape[-1])
-    return np.stack([np.bincount(images[..., channel].reshape(-1), minlength=256) for channel in channels])
+    return np.stack([np.bincount(plane.reshape(-1), minlength=256) for plane in np.moveaxis(images, -1, 0)])
 
 
-def _moments(counts_CV: NDArray[np.int64]) -> Moments:
-    """Mean and deviation of each channel, 0 to 1, from how often each value is there: exact, and without floats of all."""
+def _moments(counts_CV: Ids) -> Moments:
+    """Mean and deviation of each channel, 0 to 1, from how often each value is there."""
     values = np.arange(256) / 255
     means, deviations = [], []
     for counts in counts_CV:
         shares = counts / counts.sum()
         means.append(float(shares @ values))
-        deviation = float(shares @ (values - means[-1]) ** 2) ** 0.5
-        deviations.append(max(deviation, 1 / 255))  # of one colour: nothing to divide by
+        # of one colour there is nothing to divide by
+        deviations.append(max(float(shares @ (values - means[-1]) ** 2) ** 0.5, 1 / 255))
     return tuple(means), tuple(deviations)
-
-
-def _moments_of_files(files: Files, fits: Fitting) -> Moments:
-    counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
-    stride = -(-len(files.paths) // _MEASURED_FILES)
-    for path in files.paths[::stride]:  # one after the other: thousands of pictures need not fit into memory
-        counts_CV += _counts(fits.whole(read_picture(path)))
-    return _moments(counts_CV)

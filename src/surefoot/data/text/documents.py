@@ -10,13 +10,10 @@ from typing import Any
 
 from surefoot.config.paths import local_path
 from surefoot.data.text.files import SUFFIXES, decoded, no_such, opened
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import ConfigError, DataError, first_line
 
 _LINES = (".jsonl", ".ndjson")
-_JSON = (*_LINES, ".json")  # which is JSON lines only where somebody says so, by its name
 _PARQUET = ".parquet"
-_ABOUT = (".md", ".py")  # beside data they tell of them, and read them
-_ROWS_AT_ONCE = 1024
 _HINT = "\n  say where the text is: --column NAME"
 
 
@@ -35,10 +32,9 @@ class DocumentFile:
         A text file is one document, a line of JSON and a row of Parquet are one each, and their text is in `column`. Raises
         `DataError`, naming file and line, for what cannot be read.
         """
-        kind = _kind(self.path)
-        if kind == _PARQUET:
+        if _kind(self.path) == _PARQUET:
             yield from _rows(self.path, column=column, start=start)
-        elif kind in _JSON:
+        elif _kind(self.path) in (*_LINES, ".json"):  # the latter only where somebody says so, by its name
             yield from _texts(self.path, column=column, start=start)
         elif start == 0:
             yield decoded(b"".join(_lines(self.path)), str(self.path))
@@ -92,7 +88,7 @@ def _below(directory: Path, *, out: Path | None) -> list[Path]:
         and not (left_out is not None and (here / file.relative_to(directory)).is_relative_to(left_out))
     ]
     if any(_kind(file) in (*_LINES, _PARQUET) for file in files):
-        files = [file for file in files if _kind(file) not in _ABOUT]
+        files = [file for file in files if _kind(file) not in (".md", ".py")]  # which tell of data, and read them
     if not files:
         raise DataError(
             f"no documents in the directory {directory}: no file ends in {', '.join((*SUFFIXES, *_LINES, _PARQUET))}\n"
@@ -140,39 +136,33 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError as problem:
         raise ConfigError(f"{path}: reading Parquet needs pyarrow\n  pip install 'surefoot[hub]'") from problem
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            _check_column(file.schema_arrow, column, path)
-            row = 0
+            schema, row = file.schema_arrow, 0
+            if column not in schema.names:
+                raise DataError(f"{path} has no column {column!r}: there are {', '.join(schema.names)}{_HINT}")
+            if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
+                raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}")
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
                 if row + rows <= start:
                     row += rows
                     continue
-                for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[column]):
+                for batch in file.iter_batches(1024, row_groups=[group], columns=[column]):
                     for text in batch.column(0).to_pylist():
                         if row >= start:
                             yield _checked(text, column, f"{path}, row {row}")
                         row += 1
     except (pyarrow.lib.ArrowException, OSError) as problem:
-        said = (str(problem).splitlines() or [type(problem).__name__])[0]
-        raise DataError(f"{path} is damaged, or no Parquet: {said[:200]}\n  was it copied whole?") from problem
-
-
-def _check_column(schema: Any, column: str, path: Path) -> None:
-    if column not in schema.names:
-        raise DataError(f"{path} has no column {column!r}: there are {', '.join(schema.names)}{_HINT}")
-    if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
-        raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}")
+        raise DataError(
+            f"{path} is damaged, or no Parquet: {(first_line(problem) or type(problem).__name__)[:200]}\n  was it copied whole?"
+        ) from problem
 
 
 def _checked(text: Any, column: str, where: str) -> str:
-    if text is None:
-        return ""
-    if not isinstance(text, str):
+    if not isinstance(text, str | None):
         raise DataError(f"{where}: {column!r} is a {type(text).__name__}, not text{_HINT}")
-    return text
+    return text or ""

@@ -16,8 +16,6 @@ from surefoot.errors import ConfigError, DataError
 from surefoot.tokenizers.bpe import tokenizer_from_json
 from surefoot.tokenizers.tokenizer import Tokenizer
 
-_AHEAD = 2  # batches waiting for each process
-
 _of_this_process: list[Tokenizer] = []  # in a process of the pool: the one that encodes
 
 
@@ -32,8 +30,8 @@ class RefusedTextError(DataError):
 def encoded_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
     """The tokens of each text of each batch, in order, whatever the number of processes; each with the end token after it.
 
-    A text without characters has no tokens, and no end. Batches are read as they are needed, a few ahead of what is encoded.
-    With one process the work is done in this one. Raises `RefusedTextError`, once all batches before that text's are given.
+    A text without characters has no tokens, and no end. Batches are read a few ahead of what is encoded. One process is this
+    one. Raises `RefusedTextError`, once all batches before that text's are given.
     """
     if processes == 1:
         yield from (_encoded(tokenizer, batch) for batch in batches)
@@ -45,7 +43,7 @@ def encoded_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, proce
     try:
         for batch in batches:
             waiting.append(pool.submit(_encoded_here, batch))
-            if len(waiting) > _AHEAD * processes:
+            if len(waiting) > 2 * processes:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -22,7 +22,6 @@ SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _TABLES = {"encodings", "pydoc_data", "lib2to3", "turtledemo", "ensurepip"}  # generated tables and text, drawings
 _GZIP = b"\x1f\x8b"
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 Part = TypeVar("Part", str, np.ndarray)
 
@@ -36,7 +35,7 @@ def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
 
 def is_utf_16(data: bytes) -> bool:
     """Whether bytes begin with the mark of UTF-16, which no UTF-8 does."""
-    return data.startswith(_UTF_16)
+    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 def check_parts(training: int, held_out: int, held_out_fraction: float, *, what: str) -> None:
@@ -79,8 +78,7 @@ def decoded(data: bytes, where: str, *, first_line: int = 1) -> str:
     except UnicodeDecodeError as problem:
         # the mark is cut off before bytes are counted: count in what was given
         place = problem.start + len(data) - len(problem.object)
-        line = data[:place].count(b"\n") + first_line
-        byte = place - (data.rfind(b"\n", 0, place) + 1) + 1
+        line, byte = data[:place].count(b"\n") + first_line, place - data.rfind(b"\n", 0, place)
         hint = "is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8"
         if is_utf_16(data):
             hint = "it begins with the mark of UTF-16: convert it: iconv -f utf-16 -t utf-8"
@@ -130,9 +128,8 @@ def stdlib_documents() -> dict[str, str]:
 def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float) -> tuple[list[str], list[str]]:
     """The documents to train on and those to score: whole ones, chosen by a hash of their names; of a single one its end.
 
-    The order in which they are chosen does not depend on what stands beside them, so that a folder that grows keeps most of
-    them out. As many as make up the fraction, counted in characters, and never twice as much; the smallest where all are too
-    large for that. Raises `DataError` where a part would be empty.
+    A folder that grows keeps most of them out. As many as make up the fraction, counted in characters, and never twice as much;
+    the smallest where all are too large for that. Raises `DataError` where a part would be empty.
 
     >>> held_out_documents({"a": "abcdefghij"}, held_out_fraction=0.2)
     (['abcdefgh'], ['ij'])

@@ -55,10 +55,9 @@ class ChoiceBatch(NamedTuple):
 class Choices:
     """Questions as a data set for a `Split` whose score is `choice_accuracy` or `continuation_accuracy`.
 
-    A row is a beginning and its ending; one longer than `context` + 1 tokens loses tokens of its beginning (a model is shown
-    all but the last of a row), and `shortened` counts the questions with such a row. Questions are kept from the longest to the
-    shortest, so that those of a batch differ little and the first batch needs the most memory; `most_targets` is how
-    many tokens the endings of one question have at most. All questions must have as many endings.
+    A row is a beginning and its ending; one longer than `context` + 1 tokens loses tokens of its beginning, and `shortened`
+    counts the questions with such a row. Questions stand from the longest to the shortest: the first batch needs the most
+    memory. `most_targets` is how many tokens the endings of one question have at most. All must have as many endings.
 
     >>> dataset = Choices([Question([[1, 2]] * 2, [[3], [4, 5]], right=0)], context=8, byte_counts=[1] * 6)
     >>> dataset.gather(np.array([0]), np.array([0])).targets.tolist()
@@ -93,14 +92,14 @@ class Choices:
         rows_R = (asked[:, None] * self.choices + np.arange(self.choices)).flatten()
         starts_R, shown_R, endings_R = self.starts[rows_R], self.lengths[rows_R] - 1, self.endings[rows_R]
         span_T = np.arange(int(shown_R.max()))
-        filled_RT = span_T >= shown_R[:, None]
-        tokens_RT = np.where(filled_RT, 0, self.tokens.take(starts_R[:, None] + span_T, mode="clip")).astype(np.int64)
+        tokens_RT = self.tokens.take(starts_R[:, None] + span_T, mode="clip").astype(np.int64)
+        tokens_RT[span_T >= shown_R[:, None]] = 0
         rows_E = np.repeat(np.arange(len(rows_R)), endings_R)
         within_E = np.arange(len(rows_E)) - np.repeat(np.cumsum(endings_R) - endings_R, endings_R)
         places_E = (shown_R - endings_R)[rows_E] + within_E
         targets_E = self.tokens[starts_R[rows_E] + places_E + 1].astype(np.int64)
-        bytes_R = np.bincount(rows_E, weights=self.byte_counts[targets_E], minlength=len(rows_R))
-        bytes_R = bytes_R.astype(np.int64)  # float64, which they are here, is nothing that MPS has
+        # float64, which they are here, is nothing that MPS has
+        bytes_R = np.bincount(rows_E, self.byte_counts[targets_E], minlength=len(rows_R)).astype(np.int64)
         shape = (len(ids), self.choices)
         return ChoiceBatch(
             tokens=torch.from_numpy(tokens_RT).view(*shape, -1),
@@ -132,23 +131,21 @@ def logits_at(model: Any, tokens_RT: Tensor, places_E: Tensor) -> Tensor:
 def choice_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = logits_at) -> dict[str, Mean]:
     """How often the right ending is the likeliest, in three ways to compare endings of different length.
 
-    `acc` compares summed log-likelihoods, which prefer short endings. `acc_norm` compares their means per token, as
-    nanoGPT-style repositories do (karpathy/build-nanogpt, hellaswag.py). `acc_per_byte` compares means per byte, and so does
-    not depend on the tokenizer; lm-evaluation-harness (Gao et al.) calls the mean per character `acc_norm`.
+    `acc` compares summed log-likelihoods, which prefer short endings; `acc_norm` their means per token, as nanoGPT-style
+    repositories do (karpathy/build-nanogpt, hellaswag.py); `acc_per_byte` means per byte, whatever the tokenizer
+    (lm-evaluation-harness, Gao et al., calls the mean per character `acc_norm`).
 
-    model: tokens (R, T) to logits (R, T, V); where it can make the logits of some places alone, `logits` says how. `batch` as
-    `Choices` gives it.
+    model: tokens (R, T) to logits (R, T, V); `logits` says how it makes those of some places alone. `batch`: of `Choices`.
     """
-    logits_EV = _ending_logits(model, batch, logits)
-    summed_BN = -_summed(F.cross_entropy(logits_EV, batch.targets, reduction="none"), batch)
+    nats_BN = _summed(F.cross_entropy(_ending_logits(model, batch, logits), batch.targets, reduction="none"), batch)
     compared = {
-        "acc": summed_BN,
-        "acc_norm": summed_BN / batch.ending_tokens,
-        "acc_per_byte": summed_BN / batch.ending_bytes.clamp(min=1),
+        "acc": nats_BN,
+        "acc_norm": nats_BN / batch.ending_tokens,
+        "acc_per_byte": nats_BN / batch.ending_bytes.clamp(min=1),
     }
     return {
-        name: Mean((scores_BN.argmax(dim=1) == batch.right).sum(), len(batch.right))
-        for name, scores_BN in compared.items()
+        name: Mean((costs_BN.argmin(dim=1) == batch.right).sum(), len(batch.right))
+        for name, costs_BN in compared.items()
     }
 
 
@@ -168,8 +165,7 @@ def continuation_accuracy(model: Any, batch: ChoiceBatch, *, logits: LogitsAt = 
 def _ending_logits(model: Any, batch: ChoiceBatch, logits: LogitsAt) -> Tensor:
     # batches of questions have all kinds of shapes, and a compiled model would be compiled again for each; nothing is compiled
     # where torch._dynamo was never imported, which takes seconds
-    compiling = "torch._dynamo" in sys.modules
-    with torch.compiler.set_stance("force_eager") if compiling else nullcontext():
+    with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
         return logits(model, batch.tokens.flatten(0, 1), batch.places).float()
 
 

@@ -1,8 +1,6 @@
 """Token shards from text of any size: many processes, the same bytes whatever their number, resumed where it was killed.
 
-Beside the shards stand `tokenizer.json`, with which they are read, and `prepare.json`: what they were made of, and for each
-shard where in the text the next one begins. A shard is listed there once it is on the disk, so a kill costs what the unfinished
-one held.
+`prepare.json` beside them says what they were made of, and for each shard on the disk where in the text the next one begins.
 """
 
 import json
@@ -64,9 +62,8 @@ def prepare_shards(
     """Write the tokens of all documents in files and directories as shards, each document with the end token after it.
 
     Text files are one document each, JSON lines and Parquet one a line or row, with the text in `column`; empty ones are left
-    out. `processes` encode (absent: one for each core); since they read a script again, its call must stand below
-    `if __name__ == "__main__":`. A call that was killed is gone on with by the same call, to the same
-    bytes; one that has ended is checked, and what is damaged is made again. `say` is given a line of progress now and then.
+    out. `processes` encode (absent: one for each core); a script's call must stand below `if __name__ == "__main__":`. The same
+    call goes on after a kill, to the same bytes, and makes again what is damaged. `say` is given lines of progress.
 
     Raises `DataError` for what cannot be read or encoded, and for a directory that holds shards of other settings or of files
     that have changed since (in name, size or time); `ConfigError` for numbers that cannot be.
@@ -166,10 +163,9 @@ def _told(
 
 
 def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[Made]:
-    """What a call before this one has made in a directory; `DataError` where that was anything else.
+    """What a call before this one has made in a directory; `DataError` where that was of other settings.
 
-    Until there is a shard, another call may have any settings. While there is more to do, files may change of which
-    nothing is in a shard yet: what is made is what would have been made of them from the start.
+    Until there is a shard, any will do; until all are there, files may change of which nothing is in a shard.
     """
     place = directory / _NOTES
     if not place.is_file():

@@ -1,6 +1,6 @@
 """Files of multiple-choice questions, one JSON object a line: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande, LAMBADA.
 
-Which layout a file has is told by its keys. What is done with the questions stands in `data/text/multiple_choice.py`.
+Its keys tell which layout a file has. `data/text/multiple_choice.py` scores the questions.
 """
 
 import json
@@ -32,10 +32,8 @@ class _Record:
     source: str
 
 
-_Layout = tuple[
-    str, ...
-]  # keys: of beginnings, of endings (each one text or a list), and of the number of the right one
-_LAYOUTS: tuple[_Layout, ...] = (
+# keys: of beginnings, of endings (each one text or a list), and of the number of the right one
+_LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("ctx", "endings", "label"),  # HellaSwag
     ("query", "choices", "gold"),  # ARC, PIQA, OpenBookQA, COPA
     ("context_options", "continuation", "gold"),  # WinoGrande
@@ -58,34 +56,29 @@ def load_questions(
     path = local_path(path, setting="path")
     if number is not None and number < 1:
         raise DataError(f"{number} questions of {path}: at least 1 is needed")
-    records = _records(path)
+    if not path.is_file():
+        raise no_such(path, kind="file")
+    layout: tuple[str, ...] = ()
+    records: list[_Record] = []
+    for source, record in json_lines(path):
+        if not isinstance(record, dict):
+            raise DataError(f"{source} is a {type(record).__name__}, not an object with named values")
+        layout = layout or _layout(record, source)
+        records.append(_record(record, layout, source))
+        if len(records[-1].endings) != len(records[0].endings):
+            raise DataError(
+                f"{source} has {len(records[-1].endings)} endings, those before it {len(records[0].endings)}\n"
+                "  accuracies of different numbers of choices have no common chance: put them into files of their own"
+            )
+    if not records:
+        raise DataError(f"{path} holds no questions: it is empty\n  one JSON object a line is expected")
     if number is not None and number < len(records):
         chosen = permutation(stream_key(seed, "questions"), len(records), np.arange(number))
         records = [records[place] for place in sorted(chosen.tolist())]
     return _encoded(records, tokenizer)
 
 
-def _records(path: Path) -> list[_Record]:
-    layout: _Layout | None = None
-    found: list[_Record] = []
-    if not path.is_file():
-        raise no_such(path, kind="file")
-    for source, record in json_lines(path):
-        if not isinstance(record, dict):
-            raise DataError(f"{source} is a {type(record).__name__}, not an object with named values")
-        layout = layout or _layout(record, source)
-        found.append(_record(record, layout, source))
-        if len(found[-1].endings) != len(found[0].endings):
-            raise DataError(
-                f"{source} has {len(found[-1].endings)} endings, those before it {len(found[0].endings)}\n"
-                "  accuracies of different numbers of choices have no common chance: put them into files of their own"
-            )
-    if not found:
-        raise DataError(f"{path} holds no questions: it is empty\n  one JSON object a line is expected")
-    return found
-
-
-def _layout(record: dict[str, Any], source: str) -> _Layout:
+def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
     """The layout with all its keys in a record; otherwise the one with most is what it was meant to be."""
     best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout) / len(layout))
     if not any(key in record for key in best):
@@ -94,7 +87,7 @@ def _layout(record: dict[str, Any], source: str) -> _Layout:
     return best
 
 
-def _record(record: dict[str, Any], layout: _Layout, source: str) -> _Record:
+def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Record:
     missing = [key for key in layout if key not in record]
     if missing:
         raise DataError(

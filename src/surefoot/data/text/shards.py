@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import file_digest, sha256
+from itertools import compress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -23,7 +24,6 @@ Tokens = NDArray[Any]
 Part = TypeVar("Part")
 
 INDEX = "tokens.json"
-_READ_AT_ONCE = 8
 _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -78,15 +78,14 @@ class TokenShards:
         """
         size = sum(shard.count for shard in self.shards) * self.arrays[0].itemsize
         chosen = self.shards[:: max(1, -(-size // most_bytes))]
-        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-            found = list(pool.map(lambda shard: is_damaged(self.directory, shard), chosen))
-        wrong = [str(self.directory / shard.name) for shard, damaged in zip(chosen, found, strict=True) if damaged]
+        with ThreadPoolExecutor(8) as pool:
+            damaged = pool.map(lambda shard: is_damaged(self.directory, shard), chosen)
+        wrong = [str(self.directory / shard.name) for shard in compress(chosen, damaged)]
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            prepared = (self.directory / "prepare.json").is_file()
-            anew = (
-                f"the same surefoot data prepare {self.directory} ... makes it anew" if prepared else "write it again"
-            )
+            anew = "write it again"
+            if (self.directory / "prepare.json").is_file():
+                anew = f"the same surefoot data prepare {self.directory} ... makes it anew"
             raise DataError(
                 f"token shard {wrong[0]}{more} is damaged: its bytes are not those that were written (another SHA-256)\n"
                 f"  copy it again, or {anew}"
@@ -95,8 +94,8 @@ class TokenShards:
 
     def fingerprint(self) -> dict[str, Any]:
         """The hashes noted when the shards were written."""
-        whole = sha256("".join(shard.sha256 for shard in self.shards).encode())
-        return {"tokens": len(self), "vocabulary": self.vocabulary, "sha256": whole.hexdigest()}
+        whole = sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
+        return {"tokens": len(self), "vocabulary": self.vocabulary, "sha256": whole}
 
 
 def write_shards(
@@ -149,11 +148,9 @@ def _checked(parts: Iterable[Tokens], vocabulary: int) -> Iterator[Tokens]:
             raise DataError(
                 f"tokens must be 1-dimensional arrays of whole numbers, found {array.dtype} of shape {array.shape}"
             )
-        wrong = np.flatnonzero((array < 0) | (array >= vocabulary))
-        if wrong.size:
-            first = int(wrong[0])
+        if (wrong := np.flatnonzero((array < 0) | (array >= vocabulary))).size:
             raise DataError(
-                f"token {int(array[first])} at position {before + first} is outside the vocabulary of {vocabulary}\n"
+                f"token {array[wrong[0]]} at position {before + wrong[0]} is outside the vocabulary of {vocabulary}\n"
                 "  was the text encoded with another tokenizer?"
             )
         before += len(array)
@@ -231,9 +228,8 @@ def is_damaged(directory: Path, shard: Shard) -> bool:
     path = directory / shard.name
     try:
         with path.open("rb") as file:
-            digest = file_digest(file, "sha256")
+            return file_digest(file, "sha256").hexdigest() != shard.sha256
     except OSError as problem:
-        if isinstance(problem, FileNotFoundError) or problem.errno == errno.EIO:
+        if problem.errno in (errno.ENOENT, errno.EIO):
             return True
         raise DataError(f"token shard {path} cannot be read: {problem.strerror or problem}") from problem
-    return digest.hexdigest() != shard.sha256

@@ -11,22 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.data.leakage_check import Batch, passages
+from surefoot.data.leakage_check import IGNORED, Batch, passages
 from surefoot.data.order import Ids
 from surefoot.data.text.shards import Tokens, TokenShards
 from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
 
-_IGNORED = -100  # what cross-entropy leaves out, here and in torch
-_HASHED_TOKENS = 1 << 24
-
 
 class Windows:
     """Windows of `context` tokens to train on, that never overlap within an epoch and are cut elsewhere in the next.
 
-    Each epoch starts at an offset from (seed, epoch), so that a token is not always first of its window. A window is (inputs,
-    targets), the targets one token later, and lies within one shard. The number of windows is the same for every offset: fewer
-    than two windows' worth of tokens stay out of an epoch at a shard's ends, others in the next.
+    Each epoch starts at an offset from (seed, epoch). A window is (inputs, targets), the targets one token later, and lies
+    within one shard. Fewer than two windows' worth of tokens stay out of an epoch at a shard's ends, others in the next.
 
     >>> windows = Windows(np.arange(10), context=3, seed=0)
     >>> len(windows), [part.shape for part in windows.gather(np.array([0, 1]), np.array([0, 0]))]
@@ -37,9 +33,9 @@ class Windows:
         self.arrays = _arrays(tokens, context)
         self.described = {**_described(tokens, context), "seed": seed}
         self.context, self.key = context, stream_key(seed, "window offset")
-        counts = np.array([max(0, len(array) - context) // context for array in self.arrays])
-        places = [max(1, len(array) - count * context) for array, count in zip(self.arrays, counts, strict=True)]
-        self.places = np.array(places, dtype=np.uint64)
+        sizes = np.array([len(array) for array in self.arrays])
+        counts = np.maximum(0, sizes - context) // context
+        self.places = np.array(np.maximum(1, sizes - counts * context), dtype=np.uint64)
         self.ends = np.cumsum(counts)
         if self.ends[-1] == 0:
             longest = max(len(array) for array in self.arrays)
@@ -88,16 +84,14 @@ class Windows:
 class HeldOut:
     """Windows of `context` tokens in order, that hold every target exactly once; the last of a shard is filled up.
 
-    Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is no target: there
-    is nothing before it to predict it from.
+    Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is no target.
 
     >>> HeldOut(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
     (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))
     """
 
     def __init__(self, tokens: Tokens | TokenShards, *, context: int) -> None:
-        self.arrays = _arrays(tokens, context)
-        self.described = _described(tokens, context)
+        self.arrays, self.described = _arrays(tokens, context), _described(tokens, context)
         self.context = context
         counts = np.array([-(-(len(array) - 1) // context) for array in self.arrays])
         self.ends = np.cumsum(counts)
@@ -118,7 +112,7 @@ class HeldOut:
         window_BT = _windows(self.arrays, sources, firsts, self.context).astype(np.int64)
         filled_BT = firsts[:, None] + np.arange(1, self.context + 1) >= self.lengths[sources, None]
         inputs_BT = np.where(filled_BT, 0, window_BT[:, :-1])
-        return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, _IGNORED, window_BT[:, 1:]))
+        return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, IGNORED, window_BT[:, 1:]))
 
     def passages(self, ids: Ids) -> Batch:
         """A passage out of each window (`leakage_check.passages`), and all targets."""
@@ -170,6 +164,6 @@ def _described(tokens: Tokens | TokenShards, context: int) -> dict[str, Any]:
         return {**tokens.fingerprint(), "context": context}
     array = np.asarray(tokens)
     # the whole up to 16 Mi tokens, beyond that as many spread over it: naming the data stays a matter of milliseconds
-    shown = array[:: max(1, len(array) // _HASHED_TOKENS)]
-    digest = sha256(np.ascontiguousarray(shown).astype("<i8").tobytes()).hexdigest()
+    spread = array[:: max(1, len(array) // (1 << 24))]
+    digest = sha256(spread.astype("<i8").tobytes()).hexdigest()
     return {"tokens": len(array), "sha256": digest, "context": context}

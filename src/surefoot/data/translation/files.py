@@ -19,9 +19,7 @@ Empty = Literal["stop", "skip"]  # what a pair with an empty side does
 _VALIDATION = ("val", "valid", "validation", "dev")
 _TEST = ("test", "test_2016_flickr")
 _TABLES = (".tsv", ".jsonl")
-_ONE_IN = 1 << 64
 _SIDES = ("source", "target")
-_TOLD = 3  # pairs with an empty side that are named
 _OTHER_LANGUAGES = "other languages: --data.source ... --data.target ..."
 
 
@@ -40,8 +38,7 @@ class Origin:
 class Parallel:
     """Sentence pairs to train on, to score while training, and to score once at the end (None: no such part).
 
-    The origins are those of parts with files of their own; None of what is held out of the training pairs. `left_out`
-    counts the pairs with an empty side, where such are skipped.
+    Parts with files of their own have an origin. `left_out` counts skipped pairs with an empty side.
     """
 
     training: Sentences
@@ -84,8 +81,10 @@ def load_pairs(
         names, read = _names(path, source, target), partial(_part, source=source, target=target, empty=empty)
         if "train" not in names:
             there = ", ".join(sorted(file.name for file in path.iterdir())[:12]) or "nothing"
-            wanted = f"neither train.{source} and train.{target} nor train.tsv or train.jsonl (.gz too)"
-            raise DataError(f"no text to train on in {path}: {wanted}\n  there are: {there}\n  {_OTHER_LANGUAGES}")
+            raise DataError(
+                f"no text to train on in {path}: neither train.{source} and train.{target} nor train.tsv or train.jsonl (.gz too)\n"
+                f"  there are: {there}\n  {_OTHER_LANGUAGES}"
+            )
         training = read(path / "train")
         test = next((read(path / name) for name in (*_TEST, *names) if name in names and "test" in name), test)
         validation = next((read(path / name) for name in _VALIDATION if name in names), validation)
@@ -103,7 +102,7 @@ def held_out_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sente
     >>> len(training) + len(held_out), 10 < len(held_out) < 30
     (100, True)
     """
-    limit = held_out_fraction * _ONE_IN
+    limit = held_out_fraction * (1 << 64)
     chosen = [int.from_bytes(blake2b(one.encode(), digest_size=8).digest(), "little") < limit for one, _ in pairs]
     training = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if not is_held_out]
     held_out = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if is_held_out]
@@ -115,8 +114,10 @@ def _names(path: Path, source: str, target: str) -> list[str]:
     """The parts in a directory, sorted: "train" of train.en and train.de.gz; of which a side is missing only the usual ones."""
     there = {file.name.removesuffix(".gz") for file in path.iterdir() if file.is_file()}
     tables = {name.removesuffix(end) for name in there for end in _TABLES if name.endswith(end)}
-    ends = (f".{source}", f".{target}")
-    first, second = ({name.removesuffix(end) for name in there if name.endswith(end)} for end in ends)
+    first, second = (
+        {name.removesuffix(f".{language}") for name in there if name.endswith(f".{language}")}
+        for language in (source, target)
+    )
     alone = {name for name in first ^ second if name in ("train", *_VALIDATION) or name.startswith("test")}
     return sorted(tables | first & second | alone)
 
@@ -151,8 +152,9 @@ def _lines_of_both(stem: Path, source: str, target: str, empty: Empty) -> _Part:
         if (file := _there(stem.with_name(f"{stem.name}.{language}"))) is None:
             beside = stem.parent.glob(f"{stem.name}.*")
             there = sorted({other.name.removesuffix(".gz").removeprefix(f"{stem.name}.") for other in beside})
-            missing = f"{stem}.{language} is missing (.gz too): there is {stem.name} in {', '.join(there)}"
-            raise DataError(f"{missing}\n  {_OTHER_LANGUAGES}")
+            raise DataError(
+                f"{stem}.{language} is missing (.gz too): there is {stem.name} in {', '.join(there)}\n  {_OTHER_LANGUAGES}"
+            )
         files.append(file)
     sources, targets = map(_lines, files)
     if len(sources) != len(targets):
@@ -172,17 +174,17 @@ def _table(path: Path, source: str, target: str, empty: Empty) -> _Part:
         names = lines[0].split("\t")
         first = int(source in names and target in names)
         pair_of = partial(_of_row, columns=(names.index(source), names.index(target)) if first else (0, 1))
-    numbered = enumerate(lines[first:], start=first + 1)
-    pairs = [pair_of(line, f"{path}, line {number}") for number, line in numbered]
+    pairs = [pair_of(line, f"{path}, line {number}") for number, line in enumerate(lines[first:], start=first + 1)]
     return _without_empty(pairs, (path, path), first_line=first + 1, empty=empty)
 
 
 def _of_row(line: str, where: str, *, columns: tuple[int, int]) -> tuple[str, str]:
     row = line.split("\t")
     if len(row) <= max(columns):
-        columns_there = f"{len(row)} column{'s' * (len(row) != 1)}"
-        needed = "a source and a target are needed, with a tab between them"
-        raise DataError(f"{where}: {columns_there}, and {needed}\n  found: {line[:60]!r}")
+        raise DataError(
+            f"{where}: {len(row)} column{'s' * (len(row) != 1)}, and a source and a target are needed, with a tab between them\n"
+            f"  found: {line[:60]!r}"
+        )
     return row[columns[0]].strip(), row[columns[1]].strip()
 
 
@@ -197,8 +199,10 @@ def _of_json(line: str, where: str, *, source: str, target: str) -> tuple[str, s
         raise DataError(f"{where}: no text under {source!r} and {target!r}; its keys: {keys}\n  {_OTHER_LANGUAGES}")
     for language in (source, target):
         if not isinstance(inner[language], str):
-            what, hint = json.dumps(inner[language])[:60], "write it as one, in quotes, or take the line out"
-            raise DataError(f"{where}: the value of {language!r} is no text: {what}\n  {hint}")
+            raise DataError(
+                f"{where}: the value of {language!r} is no text: {json.dumps(inner[language])[:60]}\n"
+                "  write it as one, in quotes, or take the line out"
+            )
         try:
             inner[language].encode()
         except UnicodeEncodeError as problem:
@@ -219,13 +223,14 @@ def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, 
     wrong = [place for place, pair in enumerate(pairs) if not all(pair)]
     if wrong and empty == "stop":
         told = ""
-        for place in wrong[:_TOLD]:
+        for place in wrong[:3]:
             side = pairs[place].index("")
             other = f"its {_SIDES[1 - side]} is {pairs[place][1 - side][:60]!r}"
             told += f"{files[side]}, line {place + first_line}: the {_SIDES[side]} is empty, and {other}\n"
         many = "one pair has" if len(wrong) == 1 else f"{len(wrong):,} pairs have"
-        hint = "take them out of the data on both sides, or leave them out: --data.empty skip"
-        raise DataError(f"{told}  {many} an empty side: {hint}")
+        raise DataError(
+            f"{told}  {many} an empty side: take them out of the data on both sides, or leave them out: --data.empty skip"
+        )
     kept = {line: pair for line, pair in enumerate(pairs, start=first_line) if all(pair)}
     if not kept:
         raise DataError(f"{files[0]}: no pair has text on both sides")

@@ -24,8 +24,7 @@ class Pairs:
     """Pairs of token rows. A source ends in `END`; a target begins with `BEGIN` and ends in `END`; `PADDING` fills up.
 
     Pairs of which a side has more than `max_source` or `max_target` tokens (with the end) are left out: `left_out` of them.
-    `lengths` (pairs, 2) are the places that a pair takes in a model: the source's tokens with the end, and the target's with
-    begin or end (a model is shown all but the last of a target, and asked for all but the first).
+    `lengths` (pairs, 2): the places of a pair in a model, the source's tokens with the end, the target's with begin or end.
 
     >>> pairs = Pairs([[7, 8], [9]], [[5], [6, 6]])
     >>> source_BS, target_BT = pairs.gather(np.array([1, 0]), np.array([0, 0]))
@@ -72,11 +71,12 @@ class Pairs:
         max_target: int | None = None,
     ) -> Self:
         """The tokens of sentence pairs."""
-        sources, targets = (
+        return cls(
             source.encode_all([one for one, _ in pairs]),
             target.encode_all([other for _, other in pairs]),
+            max_source=max_source,
+            max_target=max_target,
         )
-        return cls(sources, targets, max_source=max_source, max_target=max_target)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -103,14 +103,12 @@ class Pairs:
 def _flat(rows: Sequence[Sequence[int] | Tokens], *, before: list[int]) -> tuple[Tokens, NDArray[np.int64]]:
     """All rows in one array, each with its end, and where each starts (one more than there are rows: the end)."""
     whole = [np.array([*before, *row, END], dtype=np.int32) for row in rows]
-    starts = np.cumsum([0, *map(len, whole)], dtype=np.int64)
-    return np.concatenate([np.empty(0, dtype=np.int32), *whole]), starts
+    return np.concatenate([np.empty(0, np.int32), *whole]), np.cumsum([0, *map(len, whole)], dtype=np.int64)
 
 
 def _rows(flat: Tokens, starts: NDArray[np.int64], ids: Ids) -> Tensor:
     firsts, ends = starts[ids], starts[ids + 1]
-    longest = int((ends - firsts).max()) if len(ids) else 0
-    places_BT = firsts[:, None] + np.arange(longest)
+    places_BT = firsts[:, None] + np.arange((ends - firsts).max(initial=0))
     rows_BT = flat.take(places_BT, mode="clip").astype(np.int64)
     rows_BT[places_BT >= ends[:, None]] = PADDING
     return torch.from_numpy(rows_BT)

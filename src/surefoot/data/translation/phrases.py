@@ -1,7 +1,6 @@
 """Phrases in two languages without any download: what Unicode's CLDR knows of them, rendered by Babel.
 
-Dates, times, quantities, money, lists of countries and the like: phrases, not open text. They teach a model everything that
-translating needs (another order, another number format, words for words, copies of digits) on any machine in two minutes.
+They teach a model what translating needs (another order, another number format, words for words) in two minutes.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import datetime
 import difflib
 from collections.abc import Callable, Mapping
-from itertools import zip_longest
+from itertools import chain, product, zip_longest
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +22,6 @@ Length = Literal["long", "short"]
 Kind = tuple[Callable[[Random], Any], Callable[[Any, "Locale"], str]]  # draws a content; renders it in a language
 
 _TRIES = 20  # drawings of one kind after each other that must not all have been there before
-_SAMPLES = 8  # of each kind, to see whether a language has it
 _LARGEST = {  # of each unit of CLDR the largest number that is drawn
     "length": {
         "kilometer": 9999,
@@ -63,7 +61,9 @@ def phrases(source: str = "en", target: str = "de", *, count: int = 24_000, seed
     if languages[0] == languages[1]:
         raise ConfigError(f"source and target are both {source!r}: name two languages, such as en and de")
     generator = Random(seed)
-    kinds = [kind for kind in _kinds(languages) if _is_known(kind, languages)]
+    # kinds that are alike do not follow each other
+    turns = chain(*zip_longest(_times(), _names(languages), _amounts(languages)))
+    kinds = [kind for kind in turns if kind is not None and _is_known(kind, languages)]
     found: dict[str, str] = {}
     while kinds and len(found) < count:
         for kind in list(kinds):
@@ -87,13 +87,12 @@ def locale(name: str) -> Locale:
     >>> locale("pt-BR").territory
     'BR'
     """
-    from babel import Locale, UnknownLocaleError
-    from babel.localedata import locale_identifiers
+    from babel import Locale, UnknownLocaleError, localedata
 
     try:
         return Locale.parse(name.replace("-", "_"))
     except (UnknownLocaleError, ValueError) as problem:
-        known = [known for known in locale_identifiers() if len(known) < 7]
+        known = [known for known in localedata.locale_identifiers() if len(known) < 7]
         by_name = {one.lower(): code for code, one in Locale("en").languages.items() if code in known}
         near = difflib.get_close_matches(name.replace("-", "_"), known, n=4, cutoff=0.5)
         near = [by_name[name.lower()]] if name.lower() in by_name else near or ["en", "de", "fr", "es"]
@@ -106,33 +105,14 @@ def locale(name: str) -> Locale:
 def _is_known(kind: Kind, languages: tuple[Locale, Locale]) -> bool:
     (draw, render), generator = kind, Random(0)
     try:
-        return all(render(draw(generator), language).strip() for _ in range(_SAMPLES) for language in languages)
+        return all(render(draw(generator), language).strip() for _ in range(8) for language in languages)
     except (KeyError, ValueError, AttributeError, IndexError, TypeError):  # what Babel raises where data are missing
         return False
-
-
-def _has_unit(unit: str, language: Locale) -> bool:
-    """Whether a language has its own words for a unit; Babel writes CLDR's code where it has none."""
-    from babel.units import format_unit
-
-    return not any(
-        unit in format_unit(value, unit, length, locale=language) for value in (1, 2, 5.5) for length in _LENGTHS
-    )
-
-
-def _kinds(languages: tuple[Locale, Locale]) -> list[Kind]:
-    """For each kind of phrase a function that draws a content; kinds that are alike do not follow each other."""
-    turns = zip_longest(_times(), _names(languages), _amounts(languages))
-    return [kind for turn in turns for kind in turn if kind is not None]
 
 
 def _day(generator: Random) -> datetime.date:
     # of a hundred years, so that two digits tell which
     return datetime.date(1970, 1, 1) + datetime.timedelta(days=generator.randrange(36_524))
-
-
-def _midnight(generator: Random) -> datetime.datetime:
-    return datetime.datetime.combine(_day(generator), datetime.time())
 
 
 def _time(generator: Random) -> datetime.time:
@@ -153,38 +133,42 @@ def _times() -> list[Kind]:
         return _day, lambda day, language: dates.format_date(day, style, locale=language)
 
     def fields(skeleton: str) -> Kind:
-        return _midnight, lambda time, language: dates.format_skeleton(skeleton, time, locale=language)
+        return _day, lambda day, language: dates.format_skeleton(
+            skeleton, datetime.datetime.combine(day, datetime.time()), locale=language
+        )
 
     def hour(style: Literal["medium", "short"]) -> Kind:
         return _time, lambda time, language: dates.format_time(time, style, locale=language)
-
-    def two_days(generator: Random) -> tuple[datetime.date, datetime.date]:
-        first = _day(generator)
-        return first, first + datetime.timedelta(days=generator.randrange(1, 200))
 
     def span(generator: Random) -> datetime.timedelta:
         seconds = generator.choice((1, 60, 3600, 86_400, 604_800, 2_592_000, 31_536_000)) * generator.randint(1, 59)
         return datetime.timedelta(seconds=generator.choice((-1, 1)) * seconds)
 
     ago: Kind = span, lambda span, language: dates.format_timedelta(span, add_direction=True, locale=language)
-    interval: Kind = two_days, lambda days, language: dates.format_interval(days[0], days[1], "yMMMd", locale=language)
-    full, long, medium, short = date("full"), date("long"), date("medium"), date("short")
-    weekday, month, quarter = fields("MMMMEd"), fields("yMMMM"), fields("yQQQQ")
-    return [full, long, hour("short"), medium, weekday, short, ago, hour("medium"), month, interval, quarter]
+    interval: Kind = (
+        lambda generator: (_day(generator), datetime.timedelta(days=generator.randrange(1, 200))),
+        lambda days, language: dates.format_interval(days[0], days[0] + days[1], "yMMMd", locale=language),
+    )
+    first = [date("full"), date("long"), hour("short"), date("medium"), fields("MMMMEd"), date("short")]
+    return [*first, ago, hour("medium"), fields("yMMMM"), interval, fields("yQQQQ")]
 
 
 def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
     """Quantities with units, money, and numbers."""
     from babel import lists, numbers, units
 
-    measures = [unit for unit in _UNITS if all(_has_unit(unit, language) for language in languages)]
+    def has_words(unit: str) -> bool:  # of their own: Babel writes CLDR's code where a language has none
+        ways = product((1, 2, 5.5), _LENGTHS, languages)
+        return all(unit not in units.format_unit(value, unit, length, locale=one) for value, length, one in ways)
 
-    def drawn_quantity(generator: Random) -> tuple[float, str]:
+    measures = list(filter(has_words, _UNITS))
+
+    def draw_quantity(generator: Random) -> tuple[float, str]:
         unit = generator.choice(measures)
         return _number(generator, _UNITS[unit]), unit
 
     def quantity(length: Length) -> Kind:
-        return drawn_quantity, lambda value, language: units.format_unit(value[0], value[1], length, locale=language)
+        return draw_quantity, lambda value, language: units.format_unit(value[0], value[1], length, locale=language)
 
     def quantities(generator: Random) -> list[tuple[int, str]]:
         parts = [(generator.randint(1, 59), unit) for unit in _CLOCK]
