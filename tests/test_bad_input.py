@@ -64,7 +64,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
             return build(**{"out": out, **changes, **late()})
 
         program = Program(builds, None, {"kind": "file"}, {})
-        monkeypatch.setattr("surefoot.cli.train.find_program", lambda name: program)
+        monkeypatch.setattr("surefoot.cli.processes.find_program", lambda name: program)
         return refused("train", "mine.py", status=status)
 
     return said
