@@ -3,8 +3,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -13,10 +15,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from surefoot.config.train_settings import TrainSettings
 from surefoot.data import workers as reading
 from surefoot.data.loader import Feed, in_order
 from surefoot.data.order import Order
-from surefoot.errors import DataError
+from surefoot.errors import ConfigError, DataError
+from surefoot.run.validate import check_settings
 from surefoot.seeding import seed_generators
 from waiting import HANG_S, wait_until
 
@@ -246,3 +250,20 @@ def test_what_a_worker_inherits_is_not_its_to_end(tmp_path):
     with process:
         assert len(pids) == 2, "a store that the worker inherited waited for its thread"
         assert process.stdout.read() == f"{[True] * 4} True\n"
+
+
+def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_before_the_run(tmp_path, monkeypatch):
+    def below(length):
+        place = tmp_path / ("d" * (length - len(str(tmp_path)) - 1))
+        (place / "pymp-12345678").mkdir(parents=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{place}/pymp-12345678/listener-12345678")
+
+    below(75)
+    check_settings(TrainSettings(length="1 steps", batch_size=1, workers=1), schedule=None)
+    with pytest.raises(OSError, match="too long"):
+        below(76)
+    with pytest.raises(ConfigError, match=r"workers: .* path of 76 bytes[\s\S]*TMPDIR=/tmp"):
+        check_settings(TrainSettings(length="1 steps", batch_size=1, workers=1), schedule=None)
+    check_settings(TrainSettings(length="1 steps", batch_size=1), schedule=None)

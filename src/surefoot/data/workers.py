@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -25,13 +26,14 @@ from torch.utils.data import DataLoader, Dataset
 from surefoot.data.dataset_checks import read
 from surefoot.data.gathering import first_few
 from surefoot.data.order import MicroBatches
-from surefoot.errors import DataError, SurefootError, behind, comes_of_user, first_line
+from surefoot.errors import ConfigError, DataError, SurefootError, behind, comes_of_user, first_line
 from surefoot.seeding import Undrawn, fold, seed_generators, seed_torch, stream_key, untouched
 
 Collate = Callable[[list[Any]], Any]
 
 _LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _WAIT_S = 5.0
+_SOCKET = 107  # characters of its path on Linux
 _HANGS_AFTER = 4  # such waits, that is 20 s, for one micro-batch; twice as many of a worker each time it has been named
 
 
@@ -99,6 +101,21 @@ class Reading(Dataset[Any]):
                 f"samples {first_few(ids)} of step {step} cannot be put into one batch: "
                 f"{type(problem).__name__}: {first_line(problem)}\n  make them of one shape, or say how: Run(collate=...)"
             ) from problem
+
+
+def check_temporary_directory() -> None:
+    """Raise if the socket through which a worker sends tensors would have too long a path: Linux only, `unix(7)`.
+
+    The worker's thread would fail, and the run would wait for its batch without a word.
+    """
+    path = tempfile.gettempdir()
+    limit = _SOCKET - len("/pymp-12345678/listener-12345678")  # as multiprocessing names it
+    if sys.platform == "linux" and len(os.fsencode(path)) > limit:
+        raise ConfigError(
+            f"workers: the directory of temporary files has a path of {len(os.fsencode(path))} bytes: {path}\n"
+            f"  a worker sends its tensors through a socket in it, for which the system takes {limit} at most\n"
+            "  name a shorter one: TMPDIR=/tmp"
+        )
 
 
 class Workers:
