@@ -31,10 +31,7 @@ Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 def program_settings(
     program: Program, options: ProgramOptions, flags: Sequence[str], *, verb: str, own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """A program's configuration from its defaults, a preset, a file and flags, and where each value came from; (None, {}) of none.
-
-    `own` are options beside those of `options` that an unknown flag may mean.
-    """
+    """A program's configuration from its defaults, a preset, a file and flags, and where each value came from; (None, {}) of none."""
     own = [*own, *option_names(type(options))]
     layers = layers_below(program, file_values(options.config), flags)
     return read_settings(program, layers, flags, verb=f"{verb} {options.what}", own=own)
