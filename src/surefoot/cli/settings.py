@@ -77,10 +77,7 @@ def read_settings(
 def configured(
     kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """An instance of `kind` from its defaults, the layers and last the flags; and where each value came from.
-
-    `own` are options that an unknown flag may mean. `--help` prints all settings and leaves with 0.
-    """
+    """An instance of `kind` from its defaults, the layers and last the flags, and origins; `own`: what unknown flags may mean."""
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))
     refuse_unknown([name for name in flags if name not in known and name != "help"], [*own, *known], verb=verb)

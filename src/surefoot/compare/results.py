@@ -1,7 +1,4 @@
-"""Variants side by side: one row each, the differences between them, and in words what they do and do not say.
-
-How differences and their noise are computed is in `statistics.py`, how rows are printed in `presentation.py`.
-"""
+"""Variants side by side: one row each, the differences between them, and in words what they do and do not say."""
 
 import math
 from collections.abc import Mapping, Sequence

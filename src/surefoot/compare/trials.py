@@ -188,9 +188,6 @@ def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
 
 
 def is_over(directory: Path, name: str) -> bool:
-    """Whether a variant need not be trained (again): it finished, diverged, or was pruned.
-
-    What failed for another reason, such as memory, is tried again, and so is a variant whose directory was removed.
-    """
+    """Whether a variant need not be trained (again): it finished, diverged, or was pruned, and its directory is there."""
     found = outcome_of(directory, name)
     return found is not None and found["status"] in TO_THE_END and (directory / name).is_dir()

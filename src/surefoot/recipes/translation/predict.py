@@ -141,10 +141,7 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
 
 
 def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -> Iterator[str]:
-    """The translations, one a line, as many lines as there are in the inputs; several hundred at a time.
-
-    What cannot be translated has an empty line, is told on standard error, and counted by a `DataError` after the last answer.
-    """
+    """The translations, one a line; an empty one for what cannot be, which is told and counted by a `DataError` at the end."""
     sentences = sentences_of(inputs, asked.file)
     own = {name: getattr(asked, name) for name in ("beam", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})
