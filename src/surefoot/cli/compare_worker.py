@@ -15,7 +15,6 @@ from surefoot.checkpoint import Store
 from surefoot.cli.compare_plan import program_of
 from surefoot.cli.main import answered
 from surefoot.compare import plan as planned
-from surefoot.compare.plan import Planned
 from surefoot.compare.trained import Trained, read_run
 from surefoot.compare.trials import Outcome, with_threads, write_outcome
 from surefoot.config.toml import to_toml, with_choices
@@ -41,7 +40,7 @@ def command(what: str, directory: Path, name: str) -> list[str]:
     ]
 
 
-def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any]:
+def what_building_tells(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
     """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
     with subprocess.Popen(
         command("look", directory.path, plan.names[0] if plan.names else "first"),
@@ -57,7 +56,7 @@ def what_building_tells(plan: Planned, directory: RunDirectory) -> dict[str, Any
     return dict(json.loads(said.splitlines()[-1]))
 
 
-def train(plan: Planned, directory: Path, name: str) -> None:
+def train(plan: planned.Planned, directory: Path, name: str) -> None:
     """Train a variant, or go on with it; then score it batch by batch, and leave its result."""
     run = _built(plan, directory, name)
     _wait_until_free(directory / name)
@@ -77,8 +76,7 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
     split = score.partition("/")[0]
     if best is None or trained.final is None or split not in run.parts.scoring.splits:
         return {"why": f"{score} was never scored"}
-    store = Store(run.parts.directory.checkpoints)
-    last = trained.scores[-1][0]
+    store, last = Store(run.parts.directory.checkpoints), trained.scores[-1][0]
     found: dict[str, Any] = {"score": score, "split": run.parts.scored[split]}
     for kind, step, whole in (("final", last, trained.final), ("best", *best)):
         if kind == "best" and step == last:
@@ -94,8 +92,7 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             means = run.parts.scoring.score_by_batch(score, batches=BATCHES)
         if means is None:
             return {"why": f"{score} is no mean over samples"}
-        counts = [float(mean.count) for mean in means]
-        totals = [float(mean.total) for mean in means]
+        counts, totals = [float(mean.count) for mean in means], [float(mean.total) for mean in means]
         # the sum of sizes is near 0 where all are, not where signs differ
         if abs(math.fsum(totals) - whole * math.fsum(counts)) > _CLOSE * math.fsum(map(abs, totals)):
             return {"why": f"{score} is no mean over samples"}
@@ -112,11 +109,10 @@ def _wait_until_free(path: Path) -> None:
         time.sleep(0.1)
 
 
-def look(plan: Planned, directory: Path, name: str) -> None:
+def look(plan: planned.Planned, directory: Path, name: str) -> None:
     """Build a variant, and print as JSON what only that tells: its precision and whether it is compiled, its score, its splits."""
     run = _built(plan, directory, name)
-    auto = settle_choices(run.parts)
-    watch = run.parts.whole.watch
+    auto, watch = settle_choices(run.parts), run.parts.whole.watch
     found = {
         "precision": run.parts.whole.precision.name,
         "score": None if watch is None else f"{watch.direction} {watch.score}",
@@ -128,7 +124,7 @@ def look(plan: Planned, directory: Path, name: str) -> None:
     print(json.dumps({name: value for name, value in found.items() if value is not None}), flush=True)
 
 
-def _built(plan: Planned, directory: Path, name: str) -> Run:
+def _built(plan: planned.Planned, directory: Path, name: str) -> Run:
     """The run that a variant is, without what is for the end alone: who chooses between variants must not know that."""
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)

@@ -3,12 +3,8 @@
 import json
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from surefoot.cli.options import RunOption, find_run, only_options
-
-if TYPE_CHECKING:
-    from surefoot.diagnose.finding import Check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +36,12 @@ def diagnose(arguments: list[str]) -> None:
 
     run = find_run(options.run)
     history = history_in(run)
-    all_verdicts = verdicts(history, broken=_warn_of)
+    all_verdicts = verdicts(
+        history,
+        broken=lambda check, problem: print(  # a fault of surefoot's own in one finding; the others are told
+            f"warning: the finding {check.name} cannot be made: {type(problem).__name__}: {problem}", file=sys.stderr
+        ),
+    )
     findings = worst_first(all_verdicts)
     if options.json:
         report = {
@@ -56,8 +57,3 @@ def diagnose(arguments: list[str]) -> None:
         print(told(history, all_verdicts, every=options.all))
     if options.strict and any(finding.severity == "error" for finding in findings):
         sys.exit(1)
-
-
-def _warn_of(check: "Check", problem: Exception) -> None:
-    """A fault of surefoot's own in one finding; the others are told."""
-    print(f"warning: the finding {check.name} cannot be made: {type(problem).__name__}: {problem}", file=sys.stderr)

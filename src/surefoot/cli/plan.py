@@ -106,10 +106,8 @@ def plan(arguments: list[str]) -> None:
 
 def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
     if config is not None:
-        values = {name: value for name, value in flatten(config).items() if value is not None}
-        print(
-            "configuration", *(f"  {name} = {value!r}  [{origins[name]}]" for name, value in values.items()), sep="\n"
-        )
+        values = ((name, value) for name, value in flatten(config).items() if value is not None)
+        print("configuration", *(f"  {name} = {value!r}  [{origins[name]}]" for name, value in values), sep="\n")
 
 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> Machine:

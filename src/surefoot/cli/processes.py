@@ -79,10 +79,7 @@ def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = F
 def start_several(
     command: Sequence[str], several: Several, *, config: Any, flags: Sequence[str], out: Path | None = None
 ) -> None:
-    """Where several processes are asked for, and this is none of them, run the command in them and leave with their status.
-
-    flags: the arguments of `command` that are settings. out: where a run is that goes on.
-    """
+    """Where several processes are asked for, and this is none of them, run the command in them and leave with their status."""
     wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:
         if not started_by_launcher() and flag_text(flags, "nproc") is not None:

@@ -31,10 +31,7 @@ Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 def program_settings(
     program: Program, options: ProgramOptions, flags: Sequence[str], *, verb: str, own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """A program's configuration from its defaults, a preset, a file and flags, and where each value came from; (None, {}) of none.
-
-    `own` are options beside those of `options` that an unknown flag may mean.
-    """
+    """A program's configuration from its defaults, a preset, a file and flags, and where each value came from; (None, {}) of none."""
     own = [*own, *option_names(type(options))]
     layers = layers_below(program, file_values(options.config), flags)
     return read_settings(program, layers, flags, verb=f"{verb} {options.what}", own=own)
@@ -80,10 +77,7 @@ def read_settings(
 def configured(
     kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Collection[str] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """An instance of `kind` from its defaults, the layers and last the flags; and where each value came from.
-
-    `own` are options that an unknown flag may mean. `--help` prints all settings and leaves with 0.
-    """
+    """An instance of `kind` from its defaults, the layers and last the flags, and origins; `own`: what unknown flags may mean."""
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))
     refuse_unknown([name for name in flags if name not in known and name != "help"], [*own, *known], verb=verb)

@@ -71,10 +71,7 @@ def as_json(comparison: Comparison) -> str:
 
 
 def _of_best(comparison: Comparison) -> list[str]:
-    """The best settings as they are typed, and from which they could not be told apart; none where nothing was varied or scored.
-
-    What was measured for all of them at the start (`settled`) is among them: it is part of what was compared.
-    """
+    """The best settings as typed, those `settled` at the start among them, and from which they could not be told apart."""
     best = comparison.rows[0] if comparison.rows else None
     if best is None or best.best is None or not best.varied:
         return []

@@ -1,7 +1,4 @@
-"""Variants side by side: one row each, the differences between them, and in words what they do and do not say.
-
-How differences and their noise are computed is in `statistics.py`, how rows are printed in `presentation.py`.
-"""
+"""Variants side by side: one row each, the differences between them, and in words what they do and do not say."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -104,11 +101,7 @@ def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
 def _with_differences(
     rows: dict[str, Row], groups: Mapping[str, Sequence[Compared]], standard: Row, *, sign: int, chosen: bool
 ) -> tuple[dict[str, Row], list[str]]:
-    """The rows with the difference of each to the reference, and what is to be said of these.
-
-    Where the reference was `chosen` because it is the best, all pairs are corrected for together: any of them might have
-    been the one that was looked at.
-    """
+    """The rows with their differences to the reference, and notes. A best one `chosen` by looking has all pairs corrected for."""
     pairs = combinations([name for name, row in rows.items() if row.best is not None], 2)
     differences_or_whys = {
         (one, other): _difference(groups[one], groups[other], rows)
@@ -204,10 +197,7 @@ def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping
 
 
 def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
-    """Whether the runs began with the same weights and saw the same samples in the same order, by what is on disk.
-
-    Repeats of other seeds are compared among those of their own seed.
-    """
+    """Whether runs (of one seed, among repeats) began with the same weights and saw the same samples in the same order."""
     unknown = [
         f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with"
         for run in runs
@@ -223,8 +213,7 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
         return unknown
 
     def differs(name: str) -> bool:
-        unlike = {(seed, repr(order.get(name))) for seed, order in orders}
-        return len(unlike) > len({seed for seed, _ in orders})
+        return len({(seed, repr(order.get(name))) for seed, order in orders}) > len({seed for seed, _ in orders})
 
     weights = not differs("weights")
     other = [name for name in ("seed", "batch_size", "data") if differs(name)]

@@ -127,8 +127,7 @@ class Sitting:
     ) -> None:
         self.chooser, self.trials, self.jobs, self.score = chooser, trials, jobs, score
         self.screen, self.stopping, self.shown = screen, stopping, shown
-        self.done = 0
-        self.estimated = self.told = False
+        self.done, self.estimated, self.told = 0, False, False
 
     def train(self) -> None:
         """Train all of them; each is saved and ends where it is to stop."""

@@ -1,7 +1,6 @@
 """Settings searched for by Optuna, in its own database beside the runs: killed and started again, nothing is lost nor repeated.
 
-What trial n is to try follows from the seed, n, and what was known when it began; so a search of one job that was killed
-proposes what it would have proposed. A trial that was running goes on from its checkpoint.
+What trial n is to try follows from the seed, n, and what was known when it began; one that was running goes on.
 """
 
 import math
@@ -82,10 +81,7 @@ def corners(space: Space) -> list[dict[str, str]]:
 
 
 class Search:
-    """Chooses what is tried (`surefoot.compare.runner.Chooser`); `begin` writes a trial's settings where its process finds them.
-
-    `direction` is known once a run has begun; until then nothing can have been told.
-    """
+    """Chooses what is tried (`surefoot.compare.runner.Chooser`); `begin` writes a trial's settings where its process finds them."""
 
     def __init__(
         self,
@@ -150,8 +146,7 @@ class Search:
             case "stopped":
                 return
             case "finished" if scores:
-                best = min if self.study.direction.name == "MINIMIZE" else max
-                self.study.tell(trial, best(scores))
+                self.study.tell(trial, min(scores) if self.study.direction.name == "MINIMIZE" else max(scores))
             case "pruned" | "diverged":
                 self.study.tell(trial, state=states.PRUNED)
             case _:
@@ -160,10 +155,9 @@ class Search:
     def _sampler(self, number: int) -> Any:
         """One for a single trial: its random numbers follow from the seed and the trial's number."""
         seed = (self.seed * 1_000_003 + number) % 2**32
-        samplers = self.optuna.samplers
         if self.sampler == "random":
-            return samplers.RandomSampler(seed=seed)
-        return samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
+            return self.optuna.samplers.RandomSampler(seed=seed)
+        return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
 
     def _choose(self, trial: Any) -> str:
         """Have the sampler choose the settings of a trial, and write them where its process finds them; returns its name."""

@@ -1,7 +1,6 @@
 """Is one variant better than another, or is it the noise? Statistics of differences on shared data; nothing but numbers.
 
-Two scores over the same held-out data differ by less than each of them varies from one piece of data to the next, because what is
-hard for one model is hard for the other. So the difference is taken piece by piece, and its error from those differences.
+What is hard for one model is hard for the other: so differences are taken piece by piece of the data, and the error from those.
 """
 
 import math
@@ -102,8 +101,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     [0.03, 0.06, 0.06]
     """
     known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    found = [math.nan] * len(p_values)
-    highest = 0.0
+    found, highest = [math.nan] * len(p_values), 0.0
     for rank, (p, place) in enumerate(known):
         highest = max(highest, min(1.0, p * (len(known) - rank)))
         found[place] = highest

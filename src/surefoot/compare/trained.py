@@ -144,10 +144,7 @@ def _beginning(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Compared:
-    """One run of a comparison: what it is, how it ended, and what its directory tells.
-
-    `batches` are its scores batch by batch, or why there are none.
-    """
+    """One run of a comparison: what it is, how it ended, what its directory tells, and its scores by `batches` or why not."""
 
     variant: Variant
     trained: Trained

@@ -1,7 +1,6 @@
 """The processes that train the variants of a comparison: started, watched, stopped; each is a run like any other.
 
-Standard output and error of a variant are in logs/NAME.log, how it ended in results/NAME.json. What a variant shows of itself
-on the way is read from its metrics.jsonl, so that nothing has to be sent.
+What a variant says is in logs/NAME.log, how it ended in results/NAME.json; how far it is, its metrics.jsonl tells.
 """
 
 import json
@@ -176,8 +175,7 @@ def with_threads(threads: int) -> dict[str, str]:
 
 def write_outcome(directory: "RunDirectory", name: str, outcome: Outcome, **further: Any) -> None:
     """Keep how a variant ended, whole or not at all."""
-    text = json.dumps({"status": outcome.status, "said": outcome.said, **further}) + "\n"
-    directory.write_text(f"{RESULTS}/{name}.json", text)
+    directory.write_text(f"{RESULTS}/{name}.json", json.dumps({**vars(outcome), **further}) + "\n")
 
 
 def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
@@ -190,9 +188,6 @@ def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
 
 
 def is_over(directory: Path, name: str) -> bool:
-    """Whether a variant need not be trained (again): it finished, diverged, or was pruned.
-
-    What failed for another reason, such as memory, is tried again, and so is a variant whose directory was removed.
-    """
+    """Whether a variant need not be trained (again): it finished, diverged, or was pruned, and its directory is there."""
     found = outcome_of(directory, name)
     return found is not None and found["status"] in TO_THE_END and (directory / name).is_dir()

@@ -120,10 +120,7 @@ def flags(settings: Mapping[str, Any]) -> str:
 
 
 def refuse_twins(combinations: Sequence[Mapping[str, Any]], wholes: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ConfigError` where two combinations come to the same settings: one of them would be trained for nothing.
-
-    `wholes` are all settings of each.
-    """
+    """Raise `ConfigError` where two combinations come to the same settings (`wholes`): one would be trained for nothing."""
     for place, (combination, whole) in enumerate(zip(combinations, wholes, strict=True)):
         if whole in wholes[:place]:
             same = flags(combination) or "that without further settings"

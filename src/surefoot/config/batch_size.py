@@ -103,9 +103,7 @@ def _divisors_beside(number: int, whole: int) -> tuple[int, int]:
 def _parsed(name: str, size: int | str) -> tuple[int, Literal["samples", "tokens"]]:
     if isinstance(size, bool) or not isinstance(size, int | str):
         raise ConfigError(f'{name} = {size!r}: a whole number of samples is needed, or a text such as "4096 tokens"')
-    if isinstance(size, int):
-        return size, "samples"
-    if size.strip().isascii() and size.strip().isdigit():
+    if isinstance(size, int) or (size.strip().isascii() and size.strip().isdigit()):
         return int(size), "samples"
     found = _TOKENS.fullmatch(size.strip())
     if found is None:

@@ -1,7 +1,6 @@
 """Durations as text with a unit ("200 steps", "2 epochs", "5%", "90 min"), and what is due at a step.
 
-Whether something is due depends on the number of steps made alone, by arithmetic on whole numbers: a resumed run does the same
-things at the same steps. Clocks are the caller's business.
+Whether something is due depends on the number of steps made alone: a resumed run does the same at the same steps.
 """
 
 import re

@@ -52,8 +52,8 @@ def open_no_follow(path: Path, flags: int) -> int:
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file, or a link to one, to read; `OSError` for a pipe or a device: these may never end."""
-    handle = os.open(path, os.O_RDONLY | _WAITS_FOR_NOBODY | _BINARY)  # no child inherits it: Python sees to that
-    return open(_checked(handle, path, link_allowed=True), "rb")
+    # no child inherits it: Python sees to that
+    return open(_checked(os.open(path, os.O_RDONLY | _WAITS_FOR_NOBODY | _BINARY), path, link_allowed=True), "rb")
 
 
 def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:

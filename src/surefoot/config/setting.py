@@ -1,7 +1,6 @@
 """How a setting is declared: its default, its check, and what a resume does with it. Torch-free.
 
-All else is derived from the fields: flags and their help, config.toml, the table in docs/settings.md, which runs are the same
-at a resume, what ranks must share, the timetable.
+Flags, config.toml, docs/settings.md, what a resume compares and what ranks must share are derived from the fields.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
 """Configurations as TOML files: config.toml, written whole and read back exactly, and those a user writes.
 
-A file has two top-level keys besides settings: `absent` lists the settings that are None, which TOML cannot
-write, and the table [program] says what ran the configuration.
+Besides settings a file has `absent`, a list of those that are None, and [program], which says what ran the configuration.
 """
 
 import json
@@ -68,8 +67,7 @@ def origins(text: str) -> dict[str, str]:
     >>> origins("seed = 1  # flag" + chr(10) + "[optimizer]" + chr(10) + "lr = 0.1 # default")
     {'seed': 'flag', 'optimizer.lr': 'default'}
     """
-    found: dict[str, str] = {}
-    table = ""
+    found, table = dict[str, str](), ""
     for line in text.splitlines():
         if heading := re.fullmatch(r"\[([\w.]+)\]\s*", line):
             table = f"{heading[1]}."

@@ -1,7 +1,6 @@
 """Between a configuration (dataclasses, nested) and dotted names with values ("optimizer.lr").
 
-The dotted names are the flags and the keys in files too. Nothing is guessed: an unknown name or a value of
-another type is refused, all problems at once, with the nearest name.
+The dotted names are flags and keys in files too. Unknown names and values of other types are refused, all at once.
 """
 
 import contextlib

@@ -120,8 +120,7 @@ def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = F
 def _written_by_others(path: Path, *, run: Path) -> Path | None:
     """The file, its directory or one above it that users besides this one and root may write to; None if none is, or on Windows.
 
-    For root the owner of the run's directory is no other user either: root looks at runs of the users of a machine.
-    In a directory like /tmp (sticky) nobody replaces another user's files, but anybody can put one beside, and Python imports it.
+    For root the run's owner is no other user either. In a sticky directory anybody can put a file beside, and Python imports it.
     """
     if sys.platform == "win32":
         return None

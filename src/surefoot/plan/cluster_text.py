@@ -1,7 +1,4 @@
-"""`surefoot plan --world N`: what a run would need and how long a step would take on many GPUs, in words.
-
-Nothing is allocated or measured: the numbers are those of `cluster.py` and of a dry pass.
-"""
+"""`surefoot plan --world N`: what a run would need and how long a step would take on many GPUs, in words."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -157,7 +154,8 @@ def times(case: Case, *, tokens: float | None) -> list[str]:
     found, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
     hidden_s = found.communication_s - found.exposed_s
     made = world * case.micro_batches * case.work.samples / found.step_s
-    of_step = f"a step of {measured_time(found.step_s)} without its update: {_rate(made, tokens)}"
+    rate, unit = (made, "samples/s") if tokens is None else (made * tokens, "tokens/s")
+    of_step = f"a step of {measured_time(found.step_s)} without its update: {three_digits(rate)} {unit}"
     if world == 1:
         return [of_step]
     return [
@@ -190,8 +188,3 @@ def _samples(samples: int, tokens: float | None) -> str:
     """So many samples, and their tokens where those are known."""
     said = counted(samples, "sample")
     return said if tokens is None else f"{said} ({round(samples * tokens):,} tokens)"
-
-
-def _rate(samples: float, tokens: float | None) -> str:
-    rate, unit = (samples, "samples/s") if tokens is None else (samples * tokens, "tokens/s")
-    return f"{three_digits(rate)} {unit}"

@@ -26,10 +26,7 @@ class Measured:
 
 
 def measure(parts: RunComponents) -> Measured:
-    """Pass the first micro-batch of the run forward and backward a few times; parameters and buffers stay what they were.
-
-    Of blocks that are computed again the backward pass holds one at a time: there the most at any time is measured.
-    """
+    """Pass the first micro-batch forward and backward a few times. Of blocks computed again the most at any time is measured."""
     micro_batch = parts.supply.again(0)[0]
     held: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in parts.state.parameters}

@@ -155,8 +155,7 @@ _WIDE = _functions(  # in float32
 class OnPaper(TorchFunctionMode):
     """Functions of torch that are called in its block act as on a GPU, under autocast to `narrow` where that is not None.
 
-    Inside what `narrow` does to a function that calls others, only the outer one is seen. `casts` are the weights in 16 bits, each
-    made once while `keeping`, as autocast does until its block is left; those that are there from the beginning are not made.
+    `casts` are the weights in 16 bits, each made once while `keeping`, as autocast does until its block is left.
     """
 
     def __init__(self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None) -> None:
@@ -209,9 +208,8 @@ def _attention(
     if not query.is_meta or query.ndim != 4 or others.get("enable_gqa"):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
     aten: Any = torch.ops.aten
-    made: tuple[Tensor, ...]
     if attn_mask is None:
-        made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)
+        made: tuple[Tensor, ...] = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)
     else:
         bias = torch.zeros_like(attn_mask, dtype=query.dtype) if attn_mask.dtype is torch.bool else attn_mask
         wide = bias.expand(*query.shape[:3], key.shape[2])

@@ -109,7 +109,6 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
     length, sizes, plan = parts.length, parts.supply.sizes, parts.supply.plan
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
     each, per_epoch = pieces // ranks, length.samples_per_epoch / length.batch_size
-    padded = [f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []
     together = (
         f"batch normalisation is over the micro-batches of {counted(ranks, 'rank')} together:"
         " with another number of ranks it is another run"
@@ -117,7 +116,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
     return [
         f"{sizes.batch_size:,} {unit} a step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
-        *padded,
+        *([f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []),
         f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} passes",
         *([together] if parts.settings.sync_batch_norm else []),

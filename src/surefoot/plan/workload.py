@@ -97,10 +97,7 @@ class Workload:
 
 
 def workload(parts: RunComponents, passed: Pass) -> Workload:
-    """The numbers that scaling is computed from: of a run on paper, and of a dry pass of one of its micro-batches.
-
-    State that is not known before an optimizer's first step counts as nothing here; `optim.kinds.kind.state_bytes` says None.
-    """
+    """The numbers that scaling is computed from: of a run on paper, and of a dry pass; unknown optimizer state counts as 0."""
     models, trained = parts.state.models, list(parts.state.trained.values())
     outside, blocks = units(models, parts.parallel.blocks)
     return Workload(

@@ -1,8 +1,7 @@
 """The arithmetic of a step: counted by torch's counter, and as the usual formula for GPTs has it.
 
-Matrix products, convolutions and attention count, a multiplication and an addition as two operations; elementwise work, norms,
-softmax and embeddings do not. Causal attention counts in full, whatever computes it: a fused kernel's second computation for its
-backward pass adds nothing, and attention in tiles, which leaves half of it out, counts as if it did not.
+Products, convolutions and attention count, a multiplication and an addition as two operations; nothing else does. Causal attention
+counts in full, also where tiles leave half of it out; what a fused kernel computes again for its backward pass adds nothing.
 """
 
 from collections.abc import Iterator

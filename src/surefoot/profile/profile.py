@@ -1,7 +1,4 @@
-"""A run's step under the magnifying glass: time, operators, memory, arithmetic, and what would make it quicker.
-
-A variant's gain comes from steps of it and of the run as it is, in turn: the ratio of each pair, with its spread.
-"""
+"""A run's step under the magnifying glass: time, operators, memory, arithmetic, and what would make it quicker."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -205,8 +205,9 @@ def _arithmetic(profile: Profile) -> list[str]:
         f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
     ]
     if flops.again:
-        again = with_unit(flops.again, "FLOP")
-        lines.append(f"  and {again} again for activation checkpointing: {flops.done / most:.1%} of the peak is used")
+        lines.append(
+            f"  and {with_unit(flops.again, 'FLOP')} again for activation checkpointing: {flops.done / most:.1%} of the peak is used"
+        )
     if flops.formula is not None:
         formula, used = with_unit(flops.formula, "FLOP"), flops.formula / most
         lines.append(f"  by the formula (6 N + 12 L T D) a token: {formula} a step, utilisation {used:.1%}")

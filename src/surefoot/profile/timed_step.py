@@ -1,7 +1,6 @@
 """A run's step with a stopwatch at its phases: the same calls in the same order, `train/loop.py` untouched.
 
-Stand-ins note the time and call the model's forward pass, the loss, what ranks share, and the buffers' `end_pass`, which is the
-first call after `backward()`.
+Stand-ins time the forward pass, the loss, what ranks share, and the buffers' `end_pass`, the first call after `backward()`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,6 @@
 """Steps under torch's profiler: the operators that take the time, and the memory from moment to moment.
 
-The profiler tells the time of every allocation of torch. A hook on each parameter tells its gradient apart, and parameters,
-optimizer state and buffers are asked for their sizes; the rest are activations and temporary results.
+Hooks tell gradients apart; parameters, optimizer state and buffers are asked for their sizes; the rest are activations.
 """
 
 import os
@@ -176,8 +175,9 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
         peak = max(peak, here, key=total_of)
     size = -(-len(curve) // _POINTS)  # of each stretch of the curve its highest point, so that no peak is lost
     thinned = [max(curve[place : place + size], key=lambda point: point[1]) for place in range(0, len(curve), size)]
-    told_by_allocator = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
-    return MemoryLine(peak, phases, thinned, told_by_allocator)
+    return MemoryLine(
+        peak, phases, thinned, int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+    )
 
 
 def _seen(found: Any, kind: DeviceType) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:

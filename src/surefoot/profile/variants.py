@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from surefoot.config.batch_size import Batching
 from surefoot.config.tree import nearest
-from surefoot.data import pipeline
 from surefoot.data.buckets import Buckets
-from surefoot.data.pipeline import Supply
+from surefoot.data.pipeline import Supply, data_plan
 from surefoot.errors import ConfigError
 from surefoot.optim.build import Trained
 from surefoot.optim.skip_step import skipping
@@ -129,7 +128,7 @@ def _micro_batches(parts: RunComponents) -> list[Variant]:
 
     def made(size: int) -> Stepping:
         cut = Batching(sizes.batch_size, size, sizes.unit)
-        plan = pipeline.data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=cut)
+        plan = data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=cut)
         return stepping(parts, supply=replace(supply, plan=plan, sizes=cut))
 
     flag = "--micro-batch-size {}" if sizes.unit == "samples" else '--micro-batch-size "{} tokens"'
@@ -166,8 +165,7 @@ def _fused(parts: RunComponents) -> list[Variant]:
 
 
 def _channels_last(parts: RunComponents) -> list[Variant]:
-    weights = [part.weight for part in _modules(parts) if isinstance(part, nn.Conv2d)]
-    last = torch.channels_last
+    weights, last = [part.weight for part in _modules(parts) if isinstance(part, nn.Conv2d)], torch.channels_last
     last_already = [weight.is_contiguous(memory_format=last) and not weight.is_contiguous() for weight in weights]
     if parts.compiled or parts.layout.channels_last or all(last_already):  # and where there is no convolution
         return []
@@ -205,10 +203,14 @@ def _compiled(parts: RunComponents) -> list[Variant]:
     if parts.compiled or isinstance(parts.supply.plan, Buckets) or parts.world.size > 1:
         return []
 
-    def make() -> Stepping:
-        return stepping(parts, task=replace(parts.task, forward=sole_or_all(compiled(parts.state.models))))
-
-    return [Variant("compiled", "--compile", make, changes="equal to rounding")]
+    return [
+        Variant(
+            "compiled",
+            "--compile",
+            lambda: stepping(parts, task=replace(parts.task, forward=sole_or_all(compiled(parts.state.models)))),
+            changes="equal to rounding",
+        )
+    ]
 
 
 def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

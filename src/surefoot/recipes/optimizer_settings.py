@@ -165,8 +165,11 @@ class RecipeSettings(TrainSettings):
 
     def run_settings(self, watch: str | None) -> dict[str, Any]:
         """The keywords of `Run` that these settings are; `watch` is the recipe's score, None for a run that scores nothing."""
-        parallel = Strategy(kind=self.parallel, **vars(self.sharding))
-        return self.train_settings() | {"parallel": parallel} | ({} if watch is None else self.steering(watch))
+        return {
+            **self.train_settings(),
+            "parallel": Strategy(kind=self.parallel, **vars(self.sharding)),
+            **({} if watch is None else self.steering(watch)),
+        }
 
     def steering(self, watch: str) -> dict[str, Any]:
         """`early_stopping` and `plateau` for `Run`: here they are numbers of evaluations, of the recipe's score."""

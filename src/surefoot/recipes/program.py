@@ -106,8 +106,7 @@ def program_again(
 ) -> Program:
     """The program that the config.toml of a run names.
 
-    `resuming` runs a changed one, says so, and leaves it to the resume to compare what it computes. All else refuses it, and one
-    that others could have changed, unless `run_changed`.
+    `resuming` runs a changed one and says so. All else refuses it, and one that others could have changed, unless `run_changed`.
     """
     match described:
         case {"kind": "recipe", "recipe": str(name)}:

@@ -64,8 +64,12 @@ def find_batch_size(
                 watch(f"trying micro-batches of {size:,} {sizes.unit}")
             return trial.attempt(size, limit_bytes=limit_bytes)
 
-        deadly_bytes = _deadly_bytes(parts.device, limit_bytes=limit_bytes, standing_bytes=standing)
-        rows = searched(attempt, trial.sizes(), deadly_bytes=deadly_bytes, standing_bytes=standing)
+        rows = searched(
+            attempt,
+            trial.sizes(),
+            deadly_bytes=_deadly_bytes(parts.device, limit_bytes=limit_bytes, standing_bytes=standing),
+            standing_bytes=standing,
+        )
     if (found := chosen(rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes)) is not None:
         return found
     problem = _nothing_fits(rows, trial.failed, run=run, unit=sizes.unit, limit_bytes=limit_bytes)

@@ -95,9 +95,8 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
     state = State(parts.state.models, parts.state.trained, parts.state.averages, first, parts.state.buffers)
     base = _base_rate(parts)
     task = replace(parts.task, factors=lambda step: rates[min(step - first, last - 1)] / base)
-    feed = parts.supply.feed(workers=parts.supply.workers)
     rows: list[Tensor] = []
-    with closing(feed):
+    with closing(parts.supply.feed(workers=parts.supply.workers)) as feed:
         feed.start(first, stop=first + last + 1)
         for index in range(first, first + last + 1):  # one more: the loss after the last rate
             step = Step(index, feed.micro_batches(index), task, state)

@@ -59,9 +59,8 @@ class Trial:
 
     def sizes(self) -> list[int]:
         """The divisors of the batch, from the smallest that holds every sample."""
-        plan = self.parts.supply.plan
+        plan, whole = self.parts.supply.plan, self.target.batch_size
         least = int(plan.longest.max()) if isinstance(plan, Buckets) else 1
-        whole = self.target.batch_size
         return [size for size in range(least, whole + 1) if whole % size == 0]
 
     def standing_bytes(self) -> int:

@@ -145,8 +145,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"model.family": "modern", "model.tied": True},
 }
 
-_LARGE = "text or token shards, of billions of tokens: --data.path PATH"
-
-MEANT_FOR = {name: _LARGE for name in PRESETS if name.endswith("m")} | {
+MEANT_FOR = {
+    name: "text or token shards, of billions of tokens: --data.path PATH" for name in PRESETS if name.endswith("m")
+} | {
     "shakespeare": "a text of about a million characters, such as tiny-shakespeare: --data.path FILE",
 }

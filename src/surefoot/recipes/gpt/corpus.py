@@ -179,14 +179,12 @@ def named_tokenizer(name: str) -> Any:
     """The tokenizer called bytes or gpt2, or that of a file or directory; `DataError` where it is not there."""
     if name == "bytes":
         return sf.ByteTokenizer()
-    if name != "gpt2":
-        return sf.load_tokenizer(name)
-    if not _GPT2.is_dir():
+    if name == "gpt2" and not _GPT2.is_dir():
         raise sf.DataError(
             f"GPT-2's tokenizer is not at {_GPT2}\n"
             "  put its encoder.json and vocab.bpe there, or name their directory in the place of gpt2"
         )
-    return sf.load_tokenizer(_GPT2)
+    return sf.load_tokenizer(_GPT2 if name == "gpt2" else name)
 
 
 def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
@@ -199,8 +197,7 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
         )
     kept = path / TOKENIZER  # by `surefoot data prepare`
     own = sf.load_tokenizer(kept) if kept.is_file() else None
-    if tokenizer is None:
-        made = made or own
+    made = made or own if tokenizer is None else made
     if tokenizer in ("bpe", "characters") or (tokenizer is None and made is None):
         raise sf.ConfigError(
             f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"

@@ -51,7 +51,9 @@ def question_split(
     several = dataset.choices > 1
     return sf.Split(
         dataset,
-        scores=choice_accuracy if several else _continuation_accuracy,
+        scores=choice_accuracy
+        if several
+        else lambda model, batch: sf.continuation_accuracy(model, batch, logits=_logits_at),
         batch_size=questions_at_once(dataset, vocabulary=tokenizer.vocabulary),
         loss=False,
         derived={} if several else {"perplexity": sf.perplexity},
@@ -68,12 +70,8 @@ def choice_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
     return sf.choice_accuracy(model, batch, logits=_logits_at)
 
 
-def _continuation_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
-    return sf.continuation_accuracy(model, batch, logits=_logits_at)
-
-
 def _logits_at(model: Any, tokens_RT: Any, places_E: Any) -> Any:
-    def at_places(hidden_RTC: Any, head_VC: Any) -> Any:
-        return hidden_RTC.flatten(0, 1).index_select(0, places_E) @ head_VC.T
-
-    return model(tokens_RT, loss=at_places)
+    return model(
+        tokens_RT,
+        loss=lambda hidden_RTC, head_VC: hidden_RTC.flatten(0, 1).index_select(0, places_E) @ head_VC.T,
+    )

@@ -12,14 +12,13 @@ import surefoot as sf
 from surefoot.recipes.gpt import corpus as texts
 from surefoot.recipes.gpt import questions as asked_questions
 from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
-from surefoot.recipes.gpt.corpus import Corpus
 from surefoot.recipes.gpt.predict import Predict, continuations
 from surefoot.recipes.optimizer_settings import checked, refuse_default_data
 
 _TOKENS = 300  # are shown, about
 
 
-def tinted_held_out(model: Any, found: Corpus, *, context: int) -> sf.TintedText:
+def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> sf.TintedText:
     """Some windows from the middle of the held-out text, each token with its loss as the evaluation has it."""
     import numpy as np
     import torch.nn.functional as F
@@ -33,8 +32,13 @@ def tinted_held_out(model: Any, found: Corpus, *, context: int) -> sf.TintedText
     losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
     real = targets_BT.flatten() >= 0  # the last window is filled up
     tokens = [int(inputs_BT[0, 0]), *targets_BT.flatten()[real].tolist()]
-    legend = "the model's loss at each token in nats, given the text before it in its window"
-    return sf.tinted_by_loss("held-out text", tokens, losses[real].tolist(), tokenizer=found.tokenizer, legend=legend)
+    return sf.tinted_by_loss(
+        "held-out text",
+        tokens,
+        losses[real].tolist(),
+        tokenizer=found.tokenizer,
+        legend="the model's loss at each token in nats, given the text before it in its window",
+    )
 
 
 def check(config: Config) -> list[Any]:
@@ -164,8 +168,7 @@ _CHOICES = 4
 
 
 def _cloze(config: Config, found: texts.Corpus) -> sf.Split | None:
-    held_out = found.longest_held_out
-    wanted, context = config.cloze_questions, config.model.context
+    held_out, wanted, context = found.longest_held_out, config.cloze_questions, config.model.context
     if wanted is None:  # as many as are usual, where there is text for them
         if len(held_out) < _CHOICES * 2 * context:
             return None

@@ -108,13 +108,12 @@ def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
     def described(batch: Any) -> str:
         images_BCHW, labels_B = batch
         image_HW = images_BCHW[0].float().mean(dim=0)
-        shape = " x ".join(str(size) for size in images_BCHW.shape[1:])
         stride = max(1, -(-max(image_HW.shape) // _SIDE))
         small = image_HW[::stride, ::stride]
         finite = small[small.isfinite()]
         low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
         lines = ["".join(_shade(value, low, high) * 2 for value in row).rstrip() for row in small.tolist()]
-        return "\n".join([f"{shape}, {classes[int(labels_B[0])]}", *lines])
+        return "\n".join([f"{' x '.join(map(str, images_BCHW.shape[1:]))}, {classes[int(labels_B[0])]}", *lines])
 
     return described
 

@@ -91,8 +91,7 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     held_out = _within(context, parts.held_out, made, origin=parts.held_out_origin)
     test = None if parts.test is None else _within(context, parts.test, made, origin=parts.test_origin)
     chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocabulary)} tokens{'' if data.shared else ' for each side'}"
-    chosen = chosen if init is None else f"that of init, or {chosen}"
-    return Bilingual(pairs, held_out, test, *made, chosen, about)
+    return Bilingual(pairs, held_out, test, *made, chosen if init is None else f"that of init, or {chosen}", about)
 
 
 def _refuse_unlike(data: Data, made: tuple[Any, Any], place: Path) -> None:
@@ -198,10 +197,7 @@ def targets_of(batch: Any) -> int:
 
 
 def _real(hidden_BTC: Any, targets_BT: Any) -> tuple[Any, Any]:
-    """Hidden states and targets without the padding, on the CPU.
-
-    Elsewhere as they are, and the loss leaves padding out: how many real ones there are, the host would have to wait for.
-    """
+    """Hidden states and targets, on the CPU without the padding; elsewhere the host would have to wait for their number."""
     if not hidden_BTC.is_cpu:
         return hidden_BTC, targets_BT
     real_BT = targets_BT != PADDING

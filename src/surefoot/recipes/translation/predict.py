@@ -72,13 +72,10 @@ def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]],
         from sacrebleu.metrics.chrf import CHRF
 
         bleu, chrf = BLEU(tokenize=_words(language), force=True), CHRF()
-        scores: dict[str, float | str] = {
-            "bleu": bleu.corpus_score(translations, [references]).score,
-            "chrf": chrf.corpus_score(translations, [references]).score,
-        }
         same = sum(one == other for one, other in zip(translations, references, strict=True))
         return {
-            **scores,
+            "bleu": bleu.corpus_score(translations, [references]).score,  # before its signature
+            "chrf": chrf.corpus_score(translations, [references]).score,
             "exact": same / len(references),
             "bleu_signature": str(bleu.get_signature()),
             "chrf_signature": str(chrf.get_signature()),
@@ -98,8 +95,9 @@ def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, langu
         (one, meant, answer, min(100.0, bleu.sentence_score(answer, [meant]).score))
         for (one, meant), answer in zip(spread, said, strict=True)
     ]
-    title = f"{len(rows)} of {len(pairs):,} held-out sentences translated"
-    return sf.examples_by_score(title, "BLEU of the sentence, 0 to 100", rows)
+    return sf.examples_by_score(
+        f"{len(rows)} of {len(pairs):,} held-out sentences translated", "BLEU of the sentence, 0 to 100", rows
+    )
 
 
 def _words(language: str) -> str:
@@ -143,17 +141,12 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
 
 
 def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -> Iterator[str]:
-    """The translations, one a line, as many lines as there are in the inputs; several hundred at a time.
-
-    What cannot be translated has an empty line, is told on standard error, and counted by a `DataError` after the last answer.
-    """
+    """The translations, one a line; an empty one for what cannot be, which is told and counted by a `DataError` at the end."""
     sentences = sentences_of(inputs, asked.file)
     own = {name: getattr(asked, name) for name in ("beam", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})
-    failed, at_once = (
-        0,
-        max(1, 16 * asked.batch_size),
-    )  # a long file is answered as it goes; sentences of one length are many
+    # a long file is answered as it goes; sentences of one length are many
+    failed, at_once = 0, max(1, 16 * asked.batch_size)
     for first in range(0, len(sentences), at_once):
         texts = []
         for sentence in sentences[first : first + at_once]:

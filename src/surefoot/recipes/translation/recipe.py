@@ -13,7 +13,6 @@ from surefoot.recipes.gpt.corpus import saved, wrapped
 from surefoot.recipes.optimizer_settings import Optimizer, checked, refuse_default_data
 from surefoot.recipes.translation import corpus as texts
 from surefoot.recipes.translation.config import MEANT_FOR, Config
-from surefoot.recipes.translation.corpus import PADDING, of_tokens, smoothed, targets_of
 from surefoot.recipes.translation.predict import Predict, Search, answers, judged, shown, translated
 
 _SHOWN = 3  # example translations of a sample
@@ -46,13 +45,13 @@ def build(config: Config) -> sf.Run:
         ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
 
         def outputs(model: Any, batch: Any) -> list[str]:
-            rows = [[token for token in row if token != PADDING] for row in batch[0].tolist()]
+            rows = [[token for token in row if token != texts.PADDING] for row in batch[0].tolist()]
             said = sf.generate.searched(model, rows, beam=search.beam, length_penalty=search.length_penalty)
             return [found.target.decode(one.tokens) for one in said]
 
         return sf.Split(
             found.pairs(ordered),
-            scores=of_tokens,
+            scores=texts.of_tokens,
             batch_size=64,
             loss=False,
             derived={"perplexity": sf.perplexity},
@@ -77,8 +76,8 @@ def build(config: Config) -> sf.Run:
         splits["test"] = split(found.test, at_end, at_end=True)
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
-        loss=smoothed(config.label_smoothing),
-        count=targets_of,
+        loss=texts.smoothed(config.label_smoothing),
+        count=texts.targets_of,
         train_data=found.training,
         optimizer=optimizer,
         schedule=schedule,
@@ -113,7 +112,7 @@ def outline(config: Config) -> sf.Run | None:
     row = [0] * (length - 1)  # and its end
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
-        loss=smoothed(config.label_smoothing),
+        loss=texts.smoothed(config.label_smoothing),
         train_data=sf.Pairs([row] * 64, [row] * 64),
         optimizer=optimizer,
         schedule=schedule,
