@@ -129,8 +129,7 @@ def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
     >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
     ['b', 'a']
     """
-    findings = (verdict for verdict in verdicts if isinstance(verdict, Finding))
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    return sorted((one for one in verdicts if isinstance(one, Finding)), key=lambda one: SEVERITIES.index(one.severity))
 
 
 def listed(names: Sequence[object], *, most: int = 4) -> str:

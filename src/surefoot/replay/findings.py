@@ -49,8 +49,9 @@ class First:
         if self.every_sample:
             return f", from each of the {count} samples of micro-batch {self.micro_batch}{rank}"
         if self.samples:
-            shown = ", ".join(map(str, self.samples[:5])) + " ..." * (count > 5)
-            return f", from sample{'s' * (count > 1)} {shown}{rank}"
+            return (
+                f", from sample{'s' * (count > 1)} {', '.join(map(str, self.samples[:5]))}{' ...' * (count > 5)}{rank}"
+            )
         return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}{rank}"
 
 

@@ -1,7 +1,6 @@
 """Trying the samples of a micro-batch by themselves: the loss of each, the gradient of each, and which of them go wrong.
 
-The plain models are called, with the random numbers of the micro-batch. Whatever is tried, weights, buffers, gradients and modes
-are afterwards as they were.
+The plain models are called, with the random numbers of the micro-batch; all is afterwards as it was.
 """
 
 import math

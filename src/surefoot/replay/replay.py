@@ -85,10 +85,7 @@ def replayed(
     samples: int,
     say: Callable[[str], None] | None,
 ) -> Replay:
-    """Make a step of a run again and look at it, as `SavedRun.replay` says.
-
-    `parts` are those of a run built as it was and not open: its models are changed. `path`, its directory, is only read.
-    """
+    """Make a step of a run again and look at it, as `SavedRun.replay` says; the models of `parts`, which are not open, are changed."""
     told = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)

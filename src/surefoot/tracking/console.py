@@ -62,10 +62,7 @@ def can_redraw(stream: TextIO | None) -> bool:
 
 
 class Console:
-    """Lines on a stream: of training at most one in ten seconds, the first and the last; of all else each.
-
-    The next message brings the newest record of training out before it, so that steps stand in their order.
-    """
+    """Lines on a stream: of training at most one in ten seconds, the first, the last and that before a message; of all else each."""
 
     fresh_line = "\n"
 

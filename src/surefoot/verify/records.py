@@ -1,8 +1,6 @@
-"""Whether the records of a run agree with themselves, with the clock in its checkpoints, and with its schedule; and whether step 0
-is what is built now. No step is made again.
+"""Whether the records of a run agree with themselves, its checkpoints and its schedule, and step 0 with what is built now.
 
-Speeds and rates are compared to the last bit, since they were computed from numbers that stand on the record; times to a
-millionth, since they are sums.
+Speeds and rates are compared to the last bit, since they were computed from numbers on record; times, which are sums, to a millionth.
 """
 
 import math
@@ -110,10 +108,7 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
 
 
 def targets(log: Log, each: float) -> Iterator[Problem]:
-    """Where every step counts the same, as many targets as steps since the last record make.
-
-    A run that went on after it had diverged may have lost the first of them.
-    """
+    """Where every step counts the same, as many targets as steps since the last record make, or since a divergence was resumed."""
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
         resumed = line.step if line.kind == "resumed" else resumed
@@ -172,8 +167,9 @@ def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[
 def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0) -> Problem:
     """Something wrong in a record: in a number of it, where `name` says in which, and what others make that."""
     problem = Problem(kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE)
-    saved = repr(line.record.get(name))
-    return replace(problem, quantity=name, saved=saved, computed=repr(computed)) if name else problem
+    return (
+        replace(problem, quantity=name, saved=repr(line.record.get(name)), computed=repr(computed)) if name else problem
+    )
 
 
 def _of_checkpoint(checkpoint: Checkpoint, text: str, quantity: str, saved: str, computed: str) -> Problem:
