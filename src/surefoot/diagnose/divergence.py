@@ -198,12 +198,8 @@ def _bad_at_the_end(history: History) -> int:
 def _passes(history: History, indexes: list[int]) -> str:
     """A sentence where about one step was skipped in each pass over the data, as one bad sample makes it."""
     samples, batch = history.described.samples, history.described.batch_size
-    if (
-        samples is None
-        or batch is None
-        or len(indexes) < 2
-        or "tokens" in str(history.described.made.get("batch_size"))
-    ):
+    of_tokens = "tokens" in str(history.described.made.get("batch_size"))
+    if samples is None or batch is None or len(indexes) < 2 or of_tokens:
         return ""
     passes = [int(index * batch // samples) for index in indexes]
     if len(set(passes)) < len(passes) or passes[-1] - passes[0] + 1 > len(passes) + 1:

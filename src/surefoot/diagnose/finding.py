@@ -86,20 +86,19 @@ class Check:
     """A look at a run: what it is called, what it looks for first (`need`) that others look for too, and what it comes to."""
 
     name: str
-    needs: Needs | None
+    needs: Needs
     measure: Callable[[History], Verdict]
 
     def __call__(self, history: History) -> Verdict:
         try:
-            if self.needs is not None:
-                self.needs(history)
+            self.needs(history)
             verdict = self.measure(history)
         except EndedError as end:
             verdict = end.args[0]
         return replace(verdict, name=self.name)
 
 
-def check(name: str, needs: Needs | None = None) -> Callable[[Callable[[History], Verdict]], Check]:
+def check(name: str, needs: Needs = lambda _: None) -> Callable[[Callable[[History], Verdict]], Check]:
     """A decorator that makes a `Check` of the function that measures."""
     return lambda measure: Check(name, needs, measure)
 

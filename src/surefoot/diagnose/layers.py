@@ -206,8 +206,7 @@ def died(history: History) -> list[str]:
     for parameter, series in history.watched("zero_rows").items():
         third = len(series) // 3
         first, last = np.nanmin(series.value[:third], initial=1.0), level(series.value[-third:])
-        grown = len(series) >= 2 * WATCHED and first <= ALIVE and last >= DEAD
-        if grown and not _is_lookup(history, parameter):
+        if len(series) >= 2 * WATCHED and first <= ALIVE and last >= DEAD and not _is_lookup(history, parameter):
             dead.append(f"{parameter} ({first:.0%}, then {last:.0%})")
     return dead
 

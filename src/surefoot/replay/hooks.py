@@ -77,8 +77,7 @@ class Glass:
                 hooks.callback(module.register_forward_hook(after).remove)
             for name, parameter in parameters_of(models).items():
                 if parameter.requires_grad:
-                    seen = partial(self._gradient, "gradient", name)
-                    hooks.callback(parameter.register_hook(seen).remove)  # type: ignore[no-untyped-call]
+                    hooks.callback(parameter.register_hook(partial(self._gradient, "gradient", name)).remove)  # type: ignore[no-untyped-call]
             yield
 
     def watched(self, loss: Loss) -> Loss:

@@ -34,9 +34,8 @@ class Probe:
         self.task = replace(step.task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)
 
     def batch(self, chosen: Sequence[int]) -> Any:
-        if len(chosen) == self.count:
-            return self.micro_batch.batch
-        return rows(self.micro_batch.batch, chosen, of=self.count)
+        whole = self.micro_batch.batch
+        return whole if len(chosen) == self.count else rows(whole, chosen, of=self.count)
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The mean loss over some of the samples; None where it counts nothing, or cannot be computed of so few."""

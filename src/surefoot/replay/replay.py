@@ -108,7 +108,6 @@ def replayed(
             )
         logged = _logged(again, known, path, step)
         rate = again.parts.task.factors(step) * again.parts.state.rate_factor
-    group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
     return Replay(
         run=str(path),
         look=replace(seen, notes=notes + seen.notes),
@@ -116,7 +115,7 @@ def replayed(
         start=found.step,
         logged=logged,
         notes=tuple(notes),
-        learning_rate=float(group["initial_lr"]) * rate,
+        learning_rate=float(next(iter(parts.state.trained.values())).optimizer.param_groups[0]["initial_lr"]) * rate,
         samples=samples,
     )
 

@@ -76,16 +76,17 @@ class Console:
 
     def write(self, record: Record) -> None:
         self.what = ""
-        kind, step = record["kind"], record["step"]
-        if kind == "train":
-            self.held = record
-            if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
-                self._print_held()
-        elif kind == "scores":
-            values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
-            self.say(" ".join([f"step={step}/{self.length}", *values]))
-        elif kind == "sample":
-            self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
+        step = record["step"]
+        match record["kind"]:
+            case "train":
+                self.held = record
+                if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
+                    self._print_held()
+            case "scores":
+                values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
+                self.say(" ".join([f"step={step}/{self.length}", *values]))
+            case "sample":
+                self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
 
     def say(self, text: str) -> None:
         self._print_held()

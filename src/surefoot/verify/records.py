@@ -23,13 +23,14 @@ def in_order(log: Log) -> Iterator[Problem]:
     """Records of training, and those of scores, must go up in steps from each resume to the next."""
     last: dict[str, int] = {}
     for line in log.lines:
-        if line.kind == "resumed":
-            last = {name: min(before, line.step) for name, before in last.items()}
-        elif line.kind in ("train", "scores"):
-            if line.step <= last.get(line.kind, 0):
-                before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
-                yield _at(line, f"it tells of {line.kind} {before}")
-            last[line.kind] = line.step
+        match line.kind:
+            case "resumed":
+                last = {name: min(before, line.step) for name, before in last.items()}
+            case "train" | "scores":
+                if line.step <= last.get(line.kind, 0):
+                    before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
+                    yield _at(line, f"it tells of {line.kind} {before}")
+                last[line.kind] = line.step
 
 
 def speeds(log: Log) -> Iterator[Problem]:
