@@ -1,7 +1,6 @@
 """What surefoot raises: one class per exit status, and what it repeats of others' exceptions.
 
-A message says what was found, where, the likely cause, and what to type next, in at most five lines. The command line
-prints it without a traceback; a library user catches `SurefootError`, or one of its kinds.
+A message says what was found, where, the likely cause, and what to type next; the command line prints it without a traceback.
 """
 
 import os

@@ -1,10 +1,7 @@
 """Counted means: the only way anything is averaged here.
 
-A mean of means is wrong as soon as two parts differ in size. So a mean travels as (total, count), is added as a pair, and is
-divided once, at the end.
+A mean of means is wrong as soon as two parts differ in size, so a mean travels as (total, count) and is divided once, at the end.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ class Mean:
     total: Tensor | float
     count: Tensor | float
 
-    def __add__(self, other: Mean) -> Mean:
+    def __add__(self, other: "Mean") -> "Mean":
         """The mean over both; exact in the counts."""
         return Mean(self.total + other.total, self.count + other.count)
 
@@ -39,7 +36,7 @@ class Mean:
             return self.total / torch.where(self.count > 0, self.count, 1)
         return self.total / (self.count if self.count > 0 else 1)
 
-    def detached(self) -> Mean:
+    def detached(self) -> "Mean":
         """The same numbers in float64 (float32 on devices without it), cut from the autograd graph; waits for nothing."""
         return Mean(_detached(self.total), _detached(self.count))
 
@@ -84,10 +81,7 @@ def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
 
 
 def as_logged(name: str, value: Any) -> Any:
-    """A value of the user's as it is now: cut from the graph, and out of reach of what changes it in place. Waits for nothing.
-
-    Raises `ConfigError` for what is neither a number, a tensor with one, nor a `Mean`.
-    """
+    """A value of the user's as it is now: cut from the graph, out of reach of changes in place; `ConfigError` for what is no number."""
     if isinstance(value, Mean):
         return Mean(as_logged(name, value.total), as_logged(name, value.count))
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():

@@ -1,7 +1,6 @@
 """Where all randomness comes from: (seed, stream, address) -> 64 bits -> the three generators.
 
-An address is whatever names the draw: (step, micro-batch) inside a step, (epoch, sample) for augmentation. It never holds a
-rank, a worker or a process, so neither their number nor what ran before can change a single bit.
+An address names the draw, (step, micro-batch) or (epoch, sample), and no rank, worker or process: their number changes no bit.
 """
 
 import os
@@ -110,10 +109,7 @@ class Undrawn:
 
 @contextmanager
 def generators_held() -> Iterator[None]:
-    """Keep the global generators for this thread; raise `ConfigError` if another thread of this process holds them.
-
-    They belong to the process: two runs in two threads would draw each other's numbers, and neither could be resumed.
-    """
+    """Keep the global generators, which are the process's, for this thread; raise `ConfigError` if another thread holds them."""
     holder = (os.getpid(), threading.get_ident())  # a forked worker inherits the table, and holds generators of its own
     with _HOLDERS_LOCK:
         if any(process == holder[0] and thread != holder[1] for process, thread in _HOLDERS):

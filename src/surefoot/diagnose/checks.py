@@ -84,8 +84,7 @@ def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) 
     of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
     blocks = [_headline(history, found, else_said=f"nothing found{of_all}"), *map(_block, found)]
     if every or not found:
-        healthy = [verdict for verdict in verdicts if isinstance(verdict, Well)]
-        blocks += _rows("looked at, and found well", healthy)
+        blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Well)])
         blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
     return "\n\n".join(blocks)
 

@@ -176,8 +176,7 @@ def _first_to_grow(history: History, begun: int) -> str:
                 continue
             times = float(large.value[0] / usual) if math.isfinite(large.value[0]) else math.inf
             words = f"{times:.3g} times its median before" if math.isfinite(times) else "not finite"
-            sentence = f"the {quantity} of {name}, {words}, at step {large.step[0]:,}"
-            grown.append((int(large.step[0]), times, sentence))
+            grown.append((int(large.step[0]), times, f"the {quantity} of {name}, {words}, at step {large.step[0]:,}"))
     if not grown:
         return ""
     first, _, words = min(grown, key=lambda each: (each[0], -each[1]))
@@ -198,12 +197,8 @@ def _bad_at_the_end(history: History) -> int:
 
 def _passes(history: History, indexes: list[int]) -> str:
     """A sentence where about one step was skipped in each pass over the data, as one bad sample makes it."""
-    described = history.described
-    samples, batch, of_tokens = (
-        described.samples,
-        described.batch_size,
-        "tokens" in str(described.made.get("batch_size")),
-    )
+    samples, batch = history.described.samples, history.described.batch_size
+    of_tokens = "tokens" in str(history.described.made.get("batch_size"))
     if samples is None or batch is None or len(indexes) < 2 or of_tokens:
         return ""
     passes = [int(index * batch // samples) for index in indexes]

@@ -86,20 +86,19 @@ class Check:
     """A look at a run: what it is called, what it looks for first (`need`) that others look for too, and what it comes to."""
 
     name: str
-    needs: Needs | None
+    needs: Needs
     measure: Callable[[History], Verdict]
 
     def __call__(self, history: History) -> Verdict:
         try:
-            if self.needs is not None:
-                self.needs(history)
+            self.needs(history)
             verdict = self.measure(history)
         except EndedError as end:
             verdict = end.args[0]
         return replace(verdict, name=self.name)
 
 
-def check(name: str, needs: Needs | None = None) -> Callable[[Callable[[History], Verdict]], Check]:
+def check(name: str, needs: Needs = lambda _: None) -> Callable[[Callable[[History], Verdict]], Check]:
     """A decorator that makes a `Check` of the function that measures."""
     return lambda measure: Check(name, needs, measure)
 
@@ -129,8 +128,7 @@ def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
     >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
     ['b', 'a']
     """
-    findings = (verdict for verdict in verdicts if isinstance(verdict, Finding))
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    return sorted((one for one in verdicts if isinstance(one, Finding)), key=lambda one: SEVERITIES.index(one.severity))
 
 
 def listed(names: Sequence[object], *, most: int = 4) -> str:

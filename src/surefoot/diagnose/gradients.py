@@ -210,10 +210,11 @@ def _settled(history: History, kind: str) -> dict[str, Series]:
 
 
 def _layers_that_grew(history: History) -> str:
-    watched = [
-        (name, series) for name, series in history.watched("gradient_norm").items() if len(series) >= 2 * WATCHED
-    ]
-    thirds = {name: first_and_last_third(series.value) for name, series in watched}
+    thirds = {
+        name: first_and_last_third(series.value)
+        for name, series in history.watched("gradient_norm").items()
+        if len(series) >= 2 * WATCHED
+    }
     grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
     shown = [f"{name} ({grew[name]:.3g} times)" for name in sorted(grew, key=lambda each: -grew[each])]
     return f"most in {listed(shown)}" if shown else ""

@@ -1,7 +1,6 @@
 """The records of a run as arrays, with its settings: all that findings are made from. Torch-free.
 
-Records of older versions lack fields, values that were not finite are null or named in `nonfinite`, and a run that was resumed has
-markers among them: none of that is an error here. What is not there is an empty array.
+What records lack, as those of older versions do, is no error: values are NaN, and what is not there is an empty array.
 """
 
 import math

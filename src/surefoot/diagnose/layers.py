@@ -123,10 +123,7 @@ def matrices(history: History, names: Iterable[str]) -> list[str]:
 
 
 def _ratios(history: History) -> tuple[dict[str, float], int]:
-    """Update over weight of matrices: the median of the watched steps at half of the highest rate or more; how many these are.
-
-    Steps at which the weight was still near the 0 that it began at are left out; what does not move at all is `never_updated`.
-    """
+    """Update over weight of matrices, the median at half of the highest rate or more, and of how many steps; weights near 0 aside."""
     moved, weights = history.watched("update_norm"), history.watched("weight_norm")
     rates, medians, watched = history.column("learning_rate").finite, dict[str, float](), 0
     for parameter in matrices(history, [name for name in moved if name in weights]):
@@ -209,8 +206,7 @@ def died(history: History) -> list[str]:
     for parameter, series in history.watched("zero_rows").items():
         third = len(series) // 3
         first, last = np.nanmin(series.value[:third], initial=1.0), level(series.value[-third:])
-        grown = len(series) >= 2 * WATCHED and first <= ALIVE and last >= DEAD
-        if grown and not _is_lookup(history, parameter):
+        if len(series) >= 2 * WATCHED and first <= ALIVE and last >= DEAD and not _is_lookup(history, parameter):
             dead.append(f"{parameter} ({first:.0%}, then {last:.0%})")
     return dead
 
@@ -225,10 +221,7 @@ def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
 
 
 def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int, str]]:
-    """The columns whose median is at least `limit`, the largest first: median, first watched step at which it was so, and name.
-
-    The first watched step is left out of the median where there are more.
-    """
+    """The columns whose median (without the first step, if there are more) is at least `limit`: median, first such step, and name."""
     middles = {name: level(each.value[1:] if len(each) > WATCHED else each.value) for name, each in columns.items()}
     above = {name: columns[name].where(columns[name].value >= limit) for name in middles if middles[name] >= limit}
     return sorted(((middles[name], int(above[name].step[0]), name) for name in above), key=lambda column: -column[0])

@@ -205,9 +205,8 @@ def _rebound(history: History) -> str:
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     third = len(course) // 3
-    if (
-        third < 2 or not len(rates) or history.described.shape in ("restarts", "one-cycle", "joined")
-    ):  # which rise on purpose
+    # these rise on purpose
+    if third < 2 or not len(rates) or history.described.shape in ("restarts", "one-cycle", "joined"):
         return ""
     lowest = int(np.argmin(course[:third]))
     early, error = float(course[lowest]), _error(noise(loss.value), width)

@@ -1,7 +1,6 @@
 """The history of a run: collected while it trains, or from its directory, be it running, dead or resumed. Torch-free.
 
-Settings are those that its newest checkpoint notes, whatever program made the run; config.toml adds what changes no result.
-A damaged or missing file leaves settings out: the records alone say much.
+Settings are those that its newest checkpoint notes; config.toml adds what changes no result. What cannot be read is left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,10 +56,7 @@ _INDEXES = 20
 
 
 class Collected:
-    """Takes records as they are written, and makes a history of them.
-
-    `times` as many as `MOST` are kept of each kind: 1 of a run that trains; by 5, of training none is thinned out up to 10,000.
-    """
+    """Takes records as they are written, and makes a history of them; `times` as many as `MOST` are kept of each kind."""
 
     def __init__(self, records: Iterable[Record] = (), *, times: int = 5) -> None:
         self.kinds: dict[str, list[Record]] = {}

@@ -162,14 +162,13 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
     need(all_s >= LEAST_S and len(history.train) >= 2, f"{all_s:.1f} s in {len(history.train)} records are too little")
     share = spent_s / all_s
     well(share < limit, f"{doing.lower()} takes {share:.1%} of the time")
-    times = share * (1 - WANTED) / (WANTED * (1 - share))  # as much more seldom, it takes WANTED
     return wrong(
         "warning",
         f"{doing} takes {share:.0%} of the time.",
         (f"{spent_s:.1f} s of {all_s:.1f} s",),
         causes=(f"it is done too often: {setting} is {history.described.present(setting) or 'not known'}",),
         try_=(
-            _more_seldom(history, setting, times),
+            _more_seldom(history, setting, share * (1 - WANTED) / (WANTED * (1 - share))),  # then it takes WANTED
             "a smaller part of the split while training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
             if column == "evaluating_s"
             else "best: a score that improves at every evaluation is saved at every evaluation",

@@ -47,15 +47,7 @@ def export(
     max_file: str = "5 GB",
     model: str = "model",
 ) -> Exported:
-    """Write a checkpoint's weights as others load them; never is more than one tensor in memory.
-
-    `checkpoint` is "newest" (the newest intact one), "best", or a step. "auto" weights are the averaged ones where the run has
-    them. In the layout "own" tensors have the model's names, tied ones once with the other names in the file's metadata; in
-    "gpt2" they are named and turned as transformers' GPT2LMHeadModel has them, with its config.json, for a `GPT` of the family
-    gpt2. Weights larger than `max_file` are several files and an index; the default `out` is RUN/export. `model` is one of
-    several. Tokenizers of the run are copied along. Every byte that is used is checked first; raises `CheckpointError` for
-    what cannot be read or written, `ConfigError` for what cannot be asked for.
-    """
+    """Write a checkpoint's weights as others load them; arguments and errors are those of `SavedRun.export`."""
     run = local_path(run, setting="run")
     if out is None and (run / "export").is_symlink():
         raise ConfigError(f"{run / 'export'} is a link: nothing is written through it\n  name a directory: --out DIR")

@@ -18,10 +18,9 @@ from surefoot.train.components import Components
 def first_bad(
     parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]
 ) -> tuple[int | None, str]:
-    """The first bad step of the run in a directory, as far as it has come, and a sentence; steps are made again with `parts`.
+    """The first bad step of the run in a directory, or None, and a sentence; steps are made again with `parts`.
 
-    Loss or gradient of a bad step are not finite, or a weight after it. None where there is no such step, on the record or made again.
-    A step that a loss scale has skipped for an overflow which a smaller scale cures is none.
+    Loss or gradient of a bad step are not finite, or a weight after it; an overflow that a smaller loss scale cures is none.
     """
     store = Store(out / "checkpoints")
     logged = max((int(record["step"]) for record in known if record["kind"] == "train"), default=0)

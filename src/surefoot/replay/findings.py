@@ -49,8 +49,9 @@ class First:
         if self.every_sample:
             return f", from each of the {count} samples of micro-batch {self.micro_batch}{rank}"
         if self.samples:
-            shown = ", ".join(map(str, self.samples[:5])) + " ..." * (count > 5)
-            return f", from sample{'s' * (count > 1)} {shown}{rank}"
+            return (
+                f", from sample{'s' * (count > 1)} {', '.join(map(str, self.samples[:5]))}{' ...' * (count > 5)}{rank}"
+            )
         return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}{rank}"
 
 
@@ -221,9 +222,8 @@ def _parameters(look: Look) -> list[str]:
     by_size = sorted(look.parameters, key=lambda each: -each.norm if math.isfinite(each.norm) else 0.0)
     for held in sorted(by_size, key=lambda each: not each.nonfinite):
         norm, largest, weight = (f"{value:.3g}" for value in (held.norm, held.largest, held.weight))
-        share = "-" if held.share is None else f"{held.share:.0%}"
         shape, bad = " x ".join(map(str, held.shape)), str(held.nonfinite or "-")
-        rows.append((held.name, shape, norm, share, largest, weight, bad))
+        rows.append((held.name, shape, norm, "-" if held.share is None else f"{held.share:.0%}", largest, weight, bad))
     return _table(head, rows, "parameters")
 
 

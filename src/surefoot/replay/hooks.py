@@ -1,7 +1,6 @@
 """The glass over one step: what goes into modules and comes out of them, and the gradients that come back, in their order.
 
-Hooks stand on the plain modules, forward and backward; nothing is changed by them. A block that is computed again in the
-backward pass is not looked at twice: only what runs inside the loss is forward.
+Hooks stand on the plain modules and change nothing. A block that backward computes again is not looked at twice.
 """
 
 from collections.abc import Iterator, Mapping
@@ -78,8 +77,7 @@ class Glass:
                 hooks.callback(module.register_forward_hook(after).remove)
             for name, parameter in parameters_of(models).items():
                 if parameter.requires_grad:
-                    seen = partial(self._gradient, "gradient", name)
-                    hooks.callback(parameter.register_hook(seen).remove)  # type: ignore[no-untyped-call]
+                    hooks.callback(parameter.register_hook(partial(self._gradient, "gradient", name)).remove)  # type: ignore[no-untyped-call]
             yield
 
     def watched(self, loss: Loss) -> Loss:
@@ -110,8 +108,7 @@ class Glass:
         kind, held = type(module).__name__, floating(outputs)
         for tensor in held:
             if tensor.requires_grad and not tensor.is_leaf:  # on a parameter it would stay
-                seen = partial(self._gradient, "gradient of output", name, kind=kind)
-                tensor.register_hook(seen)  # type: ignore[no-untyped-call]
+                tensor.register_hook(partial(self._gradient, "gradient of output", name, kind=kind))  # type: ignore[no-untyped-call]
         if not self.forward or not held:
             return
         if len(held) == len(self.last) and all(one is other for one, other in zip(held, self.last, strict=True)):

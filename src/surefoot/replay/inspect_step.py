@@ -1,7 +1,4 @@
-"""A look at one step: made under the glass, its first fault traced to module, tensor and samples. The state is as before.
-
-Who has made the steps before it does not matter here: `rerun.py` from a checkpoint, or a run that has just diverged.
-"""
+"""A look at one step: made under the glass, its first fault traced to module, tensor and samples. The state is as before."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -36,9 +36,7 @@ class Seen:
 def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
     """The first of some bad steps, or the last where the first is finite now, looked at without changing anything; collective.
 
-    Each rank looks at its own micro-batches, with the plain model. In words why not, where that cannot be done: where models are
-    sharded or their batch statistics shared, every pass needs all ranks; where several optimizers or the user's own code make a step,
-    the state at hand is not the one before it. Whatever goes wrong in looking is told in the same way.
+    Each rank looks at its own micro-batches, with the plain model. In words why not, where that cannot be done or goes wrong.
     """
     alone = "surefoot replay looks at it in one process"
     why_not = {
@@ -90,8 +88,7 @@ def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
         names = {"why": "not_looked_at", "verdict": "verdict", "finite": "finite", "first": "first"}
         plain = {**plain, "ranks": [{name: one[key] for key, name in names.items() if key in one} for one in heard]}
         whose = f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
-    finite = all(one["finite"] for one in looked)
-    return Seen(finite, first, plain, text=f"step {step}{whose}\n{shown['text']}")
+    return Seen(all(one["finite"] for one in looked), first, plain, text=f"step {step}{whose}\n{shown['text']}")
 
 
 def _told(own: Look) -> dict[str, Any]:

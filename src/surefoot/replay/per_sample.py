@@ -1,7 +1,6 @@
 """Trying the samples of a micro-batch by themselves: the loss of each, the gradient of each, and which of them go wrong.
 
-The plain models are called, with the random numbers of the micro-batch. Whatever is tried, weights, buffers, gradients and modes
-are afterwards as they were.
+The plain models are called, with the random numbers of the micro-batch; all is afterwards as it was.
 """
 
 import math
@@ -35,9 +34,8 @@ class Probe:
         self.task = replace(step.task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)
 
     def batch(self, chosen: Sequence[int]) -> Any:
-        if len(chosen) == self.count:
-            return self.micro_batch.batch
-        return rows(self.micro_batch.batch, chosen, of=self.count)
+        whole = self.micro_batch.batch
+        return whole if len(chosen) == self.count else rows(whole, chosen, of=self.count)
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The mean loss over some of the samples; None where it counts nothing, or cannot be computed of so few."""

@@ -85,10 +85,7 @@ def replayed(
     samples: int,
     say: Callable[[str], None] | None,
 ) -> Replay:
-    """Make a step of a run again and look at it, as `SavedRun.replay` says.
-
-    `parts` are those of a run built as it was and not open: its models are changed. `path`, its directory, is only read.
-    """
+    """Make a step of a run again and look at it, as `SavedRun.replay` says; the models of `parts`, which are not open, are changed."""
     told = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)
@@ -111,7 +108,6 @@ def replayed(
             )
         logged = _logged(again, known, path, step)
         rate = again.parts.task.factors(step) * again.parts.state.rate_factor
-    group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
     return Replay(
         run=str(path),
         look=replace(seen, notes=notes + seen.notes),
@@ -119,7 +115,7 @@ def replayed(
         start=found.step,
         logged=logged,
         notes=tuple(notes),
-        learning_rate=float(group["initial_lr"]) * rate,
+        learning_rate=float(next(iter(parts.state.trained.values())).optimizer.param_groups[0]["initial_lr"]) * rate,
         samples=samples,
     )
 

@@ -1,7 +1,6 @@
 """The steps of a run made again, exactly as they were made: from a checkpoint, without its directory being touched.
 
-A step is a pure function of what a checkpoint holds and of its number. What else a step depends on is the learning rate that a
-plateau has lowered meanwhile: that follows from the scores on the record. What is looked at in a step is in `hooks.py`.
+What a step depends on beside that, the rate that a plateau has lowered meanwhile, follows from the scores on the record.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Numbers about tensors: mean, size, zeros, what is not finite, added up over tensors of one name; and batches by samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class Tally:
         """Whether all that is not finite is minus infinity, as a mask before a softmax has it."""
         return self.minus > 0 and not (self.nans or self.plus)
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: "Tally") -> "Tally":
         """Over the values of both.
 
         >>> both = tally(torch.tensor([3.0, 0.0])) + tally(torch.tensor([-4.0, 0.0]))

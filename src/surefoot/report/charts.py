@@ -111,9 +111,8 @@ def _vertical(chart: Chart, values: list[float]) -> Axis:
     if chart.zero:
         low, high = min(0.0, low), max(0.0, high)
     room = 0.06 * (high - low) or 0.06 * abs(high) or 0.5
-    bottom = low if low == 0.0 and chart.zero else low - room
     top = min(1.0, high + room) if chart.unit == "fraction" and high <= 1.0 else high + room
-    return Axis(bottom, top, unit=chart.unit)
+    return Axis(low if low == 0.0 and chart.zero else low - room, top, unit=chart.unit)
 
 
 _POWERS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -155,13 +154,14 @@ def written(value: float, unit: Unit = "number") -> str:
     """
     if not math.isfinite(value):
         return repr(value)
-    if unit == "fraction":
-        return f"{100 * value:.3g} %"
-    if unit == "bytes":
-        size, name = next(((size, name) for size, name in _POWERS if abs(value) >= size), (1, "B"))
-        return f"{value / size:.4g} {name}"
-    if unit == "seconds":
-        return duration(value) if value >= 10 else f"{value:.2g}s"
+    match unit:
+        case "fraction":
+            return f"{100 * value:.3g} %"
+        case "bytes":
+            size, name = next(((size, name) for size, name in _POWERS if abs(value) >= size), (1, "B"))
+            return f"{value / size:.4g} {name}"
+        case "seconds":
+            return duration(value) if value >= 10 else f"{value:.2g}s"
     return f"{value:,.0f}" if value == int(value) and abs(value) < 1e9 else number(value)
 
 

@@ -85,12 +85,9 @@ class Curve:
 
     def best(self, direction: str) -> tuple[int, float] | None:
         """The step of the largest ("max") or the least value, the first of equals, and that value; None where there is none."""
-        if direction == "max":
-            highs = ((held.high_at, held.high) for held in self.held)
-            return min(highs, key=lambda point: (-point[1], point[0]), default=None)
-        return min(
-            ((held.low_at, held.low) for held in self.held), key=lambda point: (point[1], point[0]), default=None
-        )
+        sign = -1 if direction == "max" else 1
+        points = [(held.high_at, held.high) if sign < 0 else (held.low_at, held.low) for held in self.held]
+        return min(points, key=lambda point: (sign * point[1], point[0]), default=None)
 
 
 def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:

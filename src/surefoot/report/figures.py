@@ -136,16 +136,21 @@ def _draw(field: Any, chart: Chart) -> None:
         )
     for mark in chart.marks:
         colour, across = COLOURS[mark.colour % len(COLOURS)], field.get_xaxis_transform()  # height 1 is the top
-        if mark.kind == "event":
-            field.axvline(mark.x, color="0.6", linestyle=":", linewidth=0.9)
-            if sum(other.kind == "event" for other in chart.marks) == 1:
-                field.text(mark.x, 0.02, mark.title, transform=across, rotation=90, ha="right", fontsize=7, color="0.4")
-        elif mark.kind == "best" and mark.y is not None:
-            ring = {"markeredgecolor": colour, "markeredgewidth": 1.5, "markersize": 7}
-            field.plot(mark.x, mark.y, "o", color="white", clip_on=False, zorder=3, **ring)
-            field.annotate(mark.title, (mark.x, mark.y), (0, 9), textcoords="offset points", ha="center", fontsize=8)
-        elif mark.kind == "strange":
-            field.plot(mark.x, 1.0, "x", color=COLOURS[1], markersize=6, clip_on=False, transform=across)
+        match mark.kind:
+            case "event":
+                field.axvline(mark.x, color="0.6", linestyle=":", linewidth=0.9)
+                if sum(other.kind == "event" for other in chart.marks) == 1:
+                    field.text(
+                        mark.x, 0.02, mark.title, transform=across, rotation=90, ha="right", fontsize=7, color="0.4"
+                    )
+            case "best" if mark.y is not None:
+                ring = {"markeredgecolor": colour, "markeredgewidth": 1.5, "markersize": 7}
+                field.plot(mark.x, mark.y, "o", color="white", clip_on=False, zorder=3, **ring)
+                field.annotate(
+                    mark.title, (mark.x, mark.y), (0, 9), textcoords="offset points", ha="center", fontsize=8
+                )
+            case "strange":
+                field.plot(mark.x, 1.0, "x", color=COLOURS[1], markersize=6, clip_on=False, transform=across)
     field.set_title(chart.title, fontsize=9.5, loc="left", pad=6 + 11 * len(chart.note.splitlines()))
     above = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
     field.annotate(chart.note, (0, 1), xytext=(0, 4), fontsize=8, color="0.25", **above)

@@ -76,8 +76,7 @@ def verdict(run: ReportedRun, state: State) -> str:
     recorded, found = run.recorded, headline(run)
     told = [_how_it_ended(run, state)]
     if found is not None:
-        curve = recorded.scores.get(found.name) or recorded.train["loss"]
-        told += _moved(found, curve, running=state == "running")
+        told += _moved(found, recorded.scores.get(found.name) or recorded.train["loss"], running=state == "running")
     if recorded.skipped:
         told.append(f"{recorded.skipped:,} step{'s' * (recorded.skipped != 1)} skipped")
     if not recorded.count:

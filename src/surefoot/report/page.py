@@ -1,7 +1,6 @@
 """The page of one run, and of several: one file of HTML that asks for nothing else, of at most a megabyte. Nothing in it runs.
 
-`plot` in parts.html makes inline SVG. Places in the outer picture are percentages, so that letters keep their size on a phone;
-the lines stand in an inner one that is stretched to the width that there is.
+`plot` in parts.html makes inline SVG: its lines are stretched to the width there is, and its letters keep their size.
 """
 
 import re

@@ -127,8 +127,7 @@ class Recorded:
     @property
     def spent_s(self) -> dict[str, float]:
         """Seconds of all sessions by phase, as the clock of the run counts them (`train/timer.py`)."""
-        parts = (self.trained_spent_s, self.ending_spent_s)
-        return {phase: sum(spent.get(phase, 0.0) for spent in parts) for phase in PHASES}
+        return {phase: self.trained_spent_s.get(phase, 0.0) + self.ending_spent_s.get(phase, 0.0) for phase in PHASES}
 
     @property
     def samples(self) -> list[tuple[int, str]]:

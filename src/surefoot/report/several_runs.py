@@ -105,8 +105,7 @@ def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]
         if best is None or curve.last is None:
             cells.append(("\u2013", "", False))
         else:
-            at = "" if curve.last[1] == best[1] else f"at {best[0]:,}"
-            cells.append((written(best[1]), at, best[1] == winner))
+            cells.append((written(best[1]), "" if curve.last[1] == best[1] else f"at {best[0]:,}", best[1] == winner))
     return cells
 
 

@@ -62,9 +62,8 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     if loss is not None and loss.last is not None and (found is None or found.name != "training loss"):
         row.append(("training loss", written(loss.last[1]), f"at step {loss.last[0]:,}"))
     step = recorded.at_end_of_step
-    whose = "scored once" if step is None else f"scored once, weights of step {step:,}"
     row += [
-        (name, written(value), whose)
+        (name, written(value), "scored once" if step is None else f"scored once, weights of step {step:,}")
         for name, value in list(recorded.at_end.items())[:3]
         if found is None or name != found.name
     ]

@@ -159,9 +159,8 @@ def classification_panels(
     total, seen, begun = sample_count(dataset), 0, perf_counter()
     for inputs, labels_B in _spread(dataset, total, device=next(iter(model.parameters()), torch.empty(0)).device):
         log_chances_BK = F.log_softmax(model(inputs).float(), dim=1)
-        losses_B = F.nll_loss(log_chances_BK, labels_B, reduction="none").nan_to_num(
-            math.inf, math.inf
-        )  # none is worse
+        # NaN is infinite: none is worse
+        losses_B = F.nll_loss(log_chances_BK, labels_B, reduction="none").nan_to_num(math.inf, math.inf)
         chances_B, guesses_B = log_chances_BK.max(dim=1)
         labels, guesses = labels_B.tolist(), guesses_B.tolist()
         np.add.at(counts_KK, (labels, guesses), 1)

@@ -37,8 +37,7 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     places = [local_path(path, setting="paths") for path in paths]
     alone = places[0] if len(places) == 1 else Path()
     target = alone if out is None else local_path(out, setting="out")
-    page = page_of(places).encode()
-    return write_file(target / FILE if target.is_dir() else target, page)
+    return write_file(target / FILE if target.is_dir() else target, page_of(places).encode())
 
 
 def page_of(places: Sequence[Path], *, script: str = "", policy: str = POLICY) -> str:

@@ -62,10 +62,7 @@ def can_redraw(stream: TextIO | None) -> bool:
 
 
 class Console:
-    """Lines on a stream: of training at most one in ten seconds, the first and the last; of all else each.
-
-    The next message brings the newest record of training out before it, so that steps stand in their order.
-    """
+    """Lines on a stream: of training at most one in ten seconds, the first, the last and that before a message; of all else each."""
 
     fresh_line = "\n"
 
@@ -79,16 +76,17 @@ class Console:
 
     def write(self, record: Record) -> None:
         self.what = ""
-        kind, step = record["kind"], record["step"]
-        if kind == "train":
-            self.held = record
-            if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
-                self._print_held()
-        elif kind == "scores":
-            values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
-            self.say(" ".join([f"step={step}/{self.length}", *values]))
-        elif kind == "sample":
-            self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
+        step = record["step"]
+        match record["kind"]:
+            case "train":
+                self.held = record
+                if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
+                    self._print_held()
+            case "scores":
+                values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
+                self.say(" ".join([f"step={step}/{self.length}", *values]))
+            case "sample":
+                self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
 
     def say(self, text: str) -> None:
         self._print_held()

@@ -90,10 +90,7 @@ class JsonLines:
             self._append(b"\n")
 
     def write(self, record: Record) -> None:
-        """Append one line; it is in the hands of the operating system when this returns.
-
-        Where that raises `OSError`, the line waits in memory for the next call, and nothing is lost while the process lives.
-        """
+        """Append one line; where that raises `OSError`, it waits in memory for the next call, and nothing is lost."""
         self._append(line(record).encode(errors="backslashreplace") + b"\n")
 
     def holds(self, length: int, digest: str) -> bool:

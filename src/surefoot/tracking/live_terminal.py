@@ -1,7 +1,6 @@
 """A run in a terminal: a table that grows by one row per evaluation, and one live line under it.
 
-Only the live line is drawn again, in one write, at each record. No thread, no hidden cursor: whatever ends the process leaves
-the terminal as it was. What the user prints takes the live line's place.
+Only the live line is drawn again. No thread, no hidden cursor: whatever ends the process leaves the terminal as it was.
 """
 
 import os

@@ -42,13 +42,14 @@ class Journal:
 
     def make_again(self, directory: RunDirectory) -> bool:
         """Write the files of records again if they were deleted meanwhile; return whether any was."""
-        files = [sink.appended for sink in (self.metrics, self.board) if sink is not None]
-        deleted = [file for file in files if file.was_deleted()]
-        for file in deleted:
+        files = [
+            sink.appended for sink in (self.metrics, self.board) if sink is not None and sink.appended.was_deleted()
+        ]
+        for file in files:
             directory.refuse_links()
             file.path.parent.mkdir(parents=True, exist_ok=True)
             file.make_again()
-        return bool(deleted)
+        return bool(files)
 
     def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
         """Let trackers have what is written from now on, beside the directory's own files."""

@@ -75,8 +75,7 @@ class RunDirectory:
 
     def remember(self, *names: str) -> None:
         """Keep small files that lie there in memory, so that `make_again` can write them."""
-        there = (name for name in names if (self.path / name).is_file())
-        self.small_files |= {name: (self.path / name).read_bytes() for name in there}
+        self.small_files |= {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
 
     def make_again(self) -> bool:
         """Hold a directory again that was deleted, or whose lock was, with its small files; return whether anything was.

@@ -1,7 +1,6 @@
 """What was saved against what was computed again: the numbers of a record, and every tensor of a checkpoint.
 
-On the machine that made it equal means every bit. Elsewhere floating-point numbers may differ by rounding: relative to the
-larger one for a number, and for tensors as `judged` says. What is counted is equal everywhere.
+On the machine that made it equal means every bit; elsewhere floating-point numbers may differ by rounding (`judged`).
 """
 
 import math
@@ -29,10 +28,7 @@ _BUFFERS = "buffers"
 
 
 def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool) -> list[Difference]:
-    """The numbers in which a record differs from those computed again.
-
-    `known` are all names in records of this run: one that none of them has is of a later version of surefoot.
-    """
+    """The numbers in which a record differs from those computed again; names that none of the run has (not `known`) aside."""
     found = []
     for name, computed in window.items():
         counted, saved = name in _COUNTED, record.get(name)
@@ -201,10 +197,7 @@ def _together(
 
 
 def _driven(saved: Contents, file: str, name: str, one: Tensor, size: Callable[[str, str], float]) -> Tensor:
-    """Which entries of a weight go where rounding takes them, by all state of the optimizer that has the weight's shape.
-
-    `size` is the root mean square of what was saved, of a file and a kind.
-    """
+    """Which entries of a weight go where rounding takes them: those whose optimizer state is small against `size`, its kind's."""
     kind, _, model = file.partition("-")
     state = f"optimizer-{model}" if model else "optimizer"
     small = []

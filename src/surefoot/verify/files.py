@@ -60,15 +60,13 @@ class Files:
     def machine_of(self, step: int, *, otherwise: Contents) -> Mapping[str, Any]:
         """On what the step of that index was made; where no sitting tells it, that of a checkpoint."""
         # the last sitting that began at or before it: a later one that began there, or before, has made the step anew
-        latest_first = reversed(self.sittings)
-        return next((each["machine"] for each in latest_first if each["step"] <= step), otherwise.saved.machine)
+        return next(
+            (each["machine"] for each in reversed(self.sittings) if each["step"] <= step), otherwise.saved.machine
+        )
 
 
 def checked(path: Path) -> Files:
-    """Check all files of a run's directory; changes nothing, and takes no lock: a run that goes on may be looked at.
-
-    Raises `CheckpointError` where there is no checkpoint at all.
-    """
+    """Check all files of a run's directory; changes nothing, takes no lock; `CheckpointError` where there is no checkpoint."""
     checkpoints, problems = _checkpoints(Store(path / "checkpoints"))
     if not checkpoints and not problems:
         raise CheckpointError(f"{path} holds no checkpoint: there is nothing to verify")

@@ -115,8 +115,7 @@ def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tupl
 
 def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, later: Sequence[Noted]) -> Problem:
     """What does not hold: `before` is the last that does before it, and `later` do again."""
-    are_whole = all(line.record for line in lines[:-1])  # all lines but the last
-    if before.length <= len(data) < wrong.length and not later and are_whole:
+    if before.length <= len(data) < wrong.length and not later and all(line.record for line in lines[:-1]):
         last = next((line for line in reversed(lines) if line.record), None)
         where = "nothing is left of it" if last is None else f"it ends in line {lines[-1].number}, step {last.step}"
         how = (

@@ -1,8 +1,6 @@
-"""Whether the records of a run agree with themselves, with the clock in its checkpoints, and with its schedule; and whether step 0
-is what is built now. No step is made again.
+"""Whether the records of a run agree with themselves, its checkpoints and its schedule, and step 0 with what is built now.
 
-Speeds and rates are compared to the last bit, since they were computed from numbers that stand on the record; times to a
-millionth, since they are sums.
+Speeds and rates are compared to the last bit, since they were computed from numbers on record; times, which are sums, to a millionth.
 """
 
 import math
@@ -25,13 +23,14 @@ def in_order(log: Log) -> Iterator[Problem]:
     """Records of training, and those of scores, must go up in steps from each resume to the next."""
     last: dict[str, int] = {}
     for line in log.lines:
-        if line.kind == "resumed":
-            last = {name: min(before, line.step) for name, before in last.items()}
-        elif line.kind in ("train", "scores"):
-            if line.step <= last.get(line.kind, 0):
-                before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
-                yield _at(line, f"it tells of {line.kind} {before}")
-            last[line.kind] = line.step
+        match line.kind:
+            case "resumed":
+                last = {name: min(before, line.step) for name, before in last.items()}
+            case "train" | "scores":
+                if line.step <= last.get(line.kind, 0):
+                    before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
+                    yield _at(line, f"it tells of {line.kind} {before}")
+                last[line.kind] = line.step
 
 
 def speeds(log: Log) -> Iterator[Problem]:
@@ -110,10 +109,7 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
 
 
 def targets(log: Log, each: float) -> Iterator[Problem]:
-    """Where every step counts the same, as many targets as steps since the last record make.
-
-    A run that went on after it had diverged may have lost the first of them.
-    """
+    """Where every step counts the same, as many targets as steps since the last record make, or since a divergence was resumed."""
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
         resumed = line.step if line.kind == "resumed" else resumed
@@ -172,8 +168,9 @@ def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[
 def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0) -> Problem:
     """Something wrong in a record: in a number of it, where `name` says in which, and what others make that."""
     problem = Problem(kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE)
-    saved = repr(line.record.get(name))
-    return replace(problem, quantity=name, saved=saved, computed=repr(computed)) if name else problem
+    return (
+        replace(problem, quantity=name, saved=repr(line.record.get(name)), computed=repr(computed)) if name else problem
+    )
 
 
 def _of_checkpoint(checkpoint: Checkpoint, text: str, quantity: str, saved: str, computed: str) -> Problem:

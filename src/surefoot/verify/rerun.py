@@ -1,7 +1,4 @@
-"""Windows of steps made again, from a checkpoint to where something can be compared: which they are, and what comes out.
-
-What comes out is compared with every record and checkpoint on the way.
-"""
+"""Windows of steps made again from a checkpoint, and compared with every record and checkpoint on the way."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -95,8 +92,7 @@ def made_again(
 ) -> Outcome:
     """Make the steps of a window again and compare every record and checkpoint on the way with what came out.
 
-    Where a checkpoint differs, the steps go on from what was computed, so that it is seen whether what follows was made from
-    that or from what is saved; where the next one differs too, from the saved one. `watch` is called after every step.
+    Where a checkpoint differs, the steps go on from what was computed; where the next one differs too, from the saved one.
     """
     remaking = _Remaking(parts, files, window, tolerance=tolerance, watch=watch)
     start: Checkpoint | None = files.checkpoints[window.start]

@@ -114,8 +114,9 @@ def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
         for outcome in wrong
         if not outcome.exact
     ]
-    causes = [line for outcome in wrong for line in _why(outcome)]
-    return list(dict.fromkeys([*causes, *inexact[:1], *notes])) if wrong else []
+    return (
+        list(dict.fromkeys([*(line for each in wrong for line in _why(each)), *inexact[:1], *notes])) if wrong else []
+    )
 
 
 def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:

@@ -120,8 +120,7 @@ class Verdict:
         >>> Verdict("runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]).exit_status
         3
         """
-        kinds = {problem.kind for problem in self.problems}
-        return next((status for kind, status in _STATUS.items() if kind in kinds), 0)
+        return next((status for kind, status in _STATUS.items() if kind in {each.kind for each in self.problems}), 0)
 
     @property
     def sentence(self) -> str:

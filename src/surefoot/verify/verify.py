@@ -52,8 +52,7 @@ def verify(
     if not files.checkpoints:
         return verdict
     with as_before(parts):
-        why = _cannot_be_made(parts, files, verdict.problems)
-        if why is not None:
+        if (why := _cannot_be_made(parts, files, verdict.problems)) is not None:
             verdict.not_proved.append(f"no step was made again: {why}")
             return verdict
         _add_rates(verdict, parts, files)
@@ -96,10 +95,7 @@ def verify(
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
-    """What can be verified of a run that is not built again: its files and its records. `why` is said in the verdict.
-
-    `problem`: what is wrong with the data, where they cannot be read as they were.
-    """
+    """What files and records prove of a run that is not built again: `why` not, and the `problem` with its data if there is one."""
     verdict = _of_files(files)
     verdict.not_proved.append(f"no step was made again: {why}")
     if problem is not None:

@@ -87,7 +87,6 @@ class Tracker:
 
     def _started(self) -> subprocess.Popen[bytes]:
         make_no_follow(self.directory)
-        paths = os.pathsep.join(path for path in sys.path if path)  # what this process can import, that one can
         with open(open_no_follow(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "surefoot.tracking.external.worker", str(os.getpid())],
@@ -95,7 +94,8 @@ class Tracker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                env=os.environ | {"PYTHONPATH": paths},
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},  # imports what this one can
                 start_new_session=True,  # Ctrl-C is for the training, which tells it to finish
             )
         for pipe in (process.stdin, process.stdout):
