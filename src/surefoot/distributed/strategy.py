@@ -53,7 +53,7 @@ class Ranks(Protocol):
         """
         return counted
 
-    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
+    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:  # noqa: ARG002
         """Before the last backward pass: begin to add the losses of all ranks up."""
         return
 

@@ -20,11 +20,11 @@ class Watch(Protocol):
         """The loss as it is to be called for each of the micro-batches of one pass over the step."""
         return loss
 
-    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:  # noqa: ARG002
         """These optimizers are about to step: their gradients are whole, and neither limited nor multiplied by `factor`."""
         return
 
-    def after(self, names: Iterable[str]) -> None:
+    def after(self, names: Iterable[str]) -> None:  # noqa: ARG002
         """These optimizers have taken their step, or were made to skip it."""
         return
 
