@@ -189,9 +189,10 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
     clock, spent_s = parts.whole.clock, parts.whole.clock.now() - parts.whole.clock.since
     with ExitStack() as stack:
         stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # at last: putting back takes time too
-        user_state = tried.whole.kept.objects
         # what a checkpoint holds is put back from one; this has the rest, and the averages' buffers before they are refreshed
-        stack.enter_context(preserved(models, parts.task.loss, user_state, state.parameters, with_weights=False))
+        stack.enter_context(
+            preserved(models, parts.task.loss, tried.whole.kept.objects, state.parameters, with_weights=False)
+        )
         stack.enter_context(parts.numerics())
         found = tried.packed()
         try:
