@@ -121,8 +121,15 @@ class Evaluations:
     def conclude(self) -> None:
         """Show what the run was and what came of it to those who compare runs."""
         at_end = {} if self.at_end is None else {"scores_at_end": self.at_end[1]}
-        said = {"settings": flat(self.parts.described), "scores": self.scores, **at_end}
-        self.journal.show({"kind": "outcome", "step": self.state.step, **said})
+        self.journal.show(
+            {
+                "kind": "outcome",
+                "step": self.state.step,
+                "settings": flat(self.parts.described),
+                "scores": self.scores,
+                **at_end,
+            }
+        )
 
     def _scored(self, stop: Callable[[], bool], *, at_end: bool) -> dict[str, Any] | None:
         """Scores of the splits that are for the end, or of all others; None where there are none, which is said."""
