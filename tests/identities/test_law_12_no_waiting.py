@@ -177,7 +177,7 @@ def test_twenty_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
             clock=lambda phase: None,
             duties=NothingDue(),
             length=STEPS,
-            watch=lambda index: looking.watch(index) if index % 2 else UNWATCHED,
+            watch=lambda index: Watched(index, looking) if index % 2 else UNWATCHED,
         ):
             assert step.norm is not None
             step.log(norm_again=step.norm, index=step.index)
@@ -265,7 +265,7 @@ def test_on_a_gpu_twenty_steps_wait_for_nothing(changes: dict[str, Any]) -> None
         "record": run.parts.whole.meter.add,
         "clock": lambda phase: None,
         "duties": NothingDue(),
-        "watch": looking.watch,
+        "watch": lambda index: Watched(index, looking),
     }
     for _ in steps(run.parts.task, run.state, feed=fed.__getitem__, length=2, **arguments):
         pass  # the first steps load kernels

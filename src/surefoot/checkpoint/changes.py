@@ -1,7 +1,4 @@
-"""Does the program compute what it computed when its run began? What changed is named, and refused unless it is accepted.
-
-Compared are the fingerprints that `run/resume.py` takes. Settings are compared in `train/run_identity.py`.
-"""
+"""Does the program compute what it computed when its run began? What changed is named, and refused unless it is accepted."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence

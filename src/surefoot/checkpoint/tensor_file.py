@@ -40,9 +40,8 @@ _TYPES = {
     "I64": torch.int64,
     "U64": torch.uint64,
 }
-NAMES = {
-    held: name for name, held in _TYPES.items()
-}  # of numbers that come back; the library writes some that it does not read
+# Of numbers that come back; the library writes some that it does not read
+NAMES = {held: name for name, held in _TYPES.items()}
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes; faster to compare than single bytes
 
 

@@ -1,7 +1,4 @@
-"""DistributedDataParallel: whole models on every rank, gradients summed over ranks, batch normalization over all ranks.
-
-This file and `distributed/fsdp.py` are the only ones that name DDP and FSDP2.
-"""
+"""DistributedDataParallel: whole models on every rank, gradients summed over ranks, batch normalization over all ranks."""
 
 import warnings
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """What a rank tells of itself, and which rank must be lost, judging by what was told: no threads, no clock, no sockets."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -51,7 +49,7 @@ class Beat:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def read(text: str | bytes) -> Beat:
+    def read(text: str | bytes) -> "Beat":
         return Beat(**json.loads(text))
 
     @property
@@ -75,7 +73,7 @@ class Beat:
             more.append(f"its traceback is in {Path(self.out) / 'crash'}")
         return "\n  ".join([f"{self.who} failed {self.where}: {first}", *(line.strip() for line in more)])
 
-    def lost(self, how: str, more: str = "") -> Lost:
+    def lost(self, how: str, more: str = "") -> "Lost":
         """Its loss: it was last heard of where it is here."""
         return Lost(self.rank, f"{self.who} {how}", begun=self.begun, doing=self.doing, more=more)
 
@@ -102,7 +100,7 @@ class Lost:
         """
         return self.how + (f", last heard of {_where(self.begun, self.doing)}" if self.doing else "") + self.more
 
-    def beside(self, other: Beat) -> Lost:
+    def beside(self, other: Beat) -> "Lost":
         """The same, knowing what another rank has begun: it could not, had the lost one not made the step before.
 
         >>> Lost(1, "rank 1 was killed", begun=5, doing="saving").beside(Beat(0, "here", 41, begun=9, doing="training")).text
@@ -119,7 +117,7 @@ class Lost:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def read(text: str | bytes) -> Lost:
+    def read(text: str | bytes) -> "Lost":
         return Lost(**json.loads(text))
 
 

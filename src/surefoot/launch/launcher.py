@@ -160,13 +160,12 @@ class _Launcher:
         causes = [rank for rank in order if statuses[rank] not in (0, _LOST)]
         first = statuses[causes[0]] if causes else 0
         if self.stop is not None and (first <= 0 or first in _BY_DECISION):
-            is_done = order and not left and not any(statuses.values())  # before the signal could do anything
-            return Ended(0 if is_done else 128 + self.stop)
+            # all have ended well before the signal could do anything
+            return Ended(0 if order and not left and not any(statuses.values()) else 128 + self.stop)
         if first in _BY_DECISION and not (left or _LOST in statuses.values()):
             return Ended(first)
         if causes:
-            alike = not left and set(statuses.values()) == {first}
-            by_first = first > 0 and (causes[0] == 0 or alike)
+            by_first = first > 0 and (causes[0] == 0 or (not left and set(statuses.values()) == {first}))
             said = by_first and (group.beat(0).error or not group.mailbox.check(["0"]))
             text = "" if said else group.what_happened(causes[0]).beside(group.furthest()).text
             died = tuple(rank for rank in causes if statuses[rank] < 0 or rank == causes[0])

@@ -123,7 +123,6 @@ def check_first_batch(settings: RunSettings, models: Models, supply: pipeline.Su
         return
     from surefoot.train.parallel_check import check_first_pass
 
-    by_itself = [part for model in models.by_name.values() for part in gathered(model, parallel)] if is_sharded else ()
     check_first_pass(
         models.by_name,
         settings.loss,
@@ -131,28 +130,9 @@ def check_first_batch(settings: RunSettings, models: Models, supply: pipeline.Su
         precision=models.precision,
         world=world,
         allow_unused=parallel.unused,
-        gathered=by_itself,
-    )
-
-
-def wrap_models(settings: RunSettings, plan: Plan, models: Models, state: State) -> Task:
-    """Compile the models and share them with the other ranks: what a step computes with."""
-    ranks, called = spread(
-        state.models,
-        compiled(state.models) if models.compiling.on else state.models,
-        world=plan.supply.world,
-        parallel=models.parallel,
-        nominal=float(plan.supply.sizes.batch_size),
-        fsdp=models.fsdp,
-    )
-    return Task(
-        forward=sole_or_all(called),
-        loss=settings.loss,
-        key=stream_key(settings.seed, "train"),
-        precision=models.precision,
-        factors=plan.schedule.factors(plan.times.length),
-        settings=settings,
-        ranks=ranks,
+        gathered=[part for model in models.by_name.values() for part in gathered(model, parallel)]
+        if is_sharded
+        else (),
     )
 
 
@@ -163,7 +143,23 @@ def assemble(
     laid = layout(
         settings.channels_last, [*state.models.values(), *(average.model for average in state.averages.values())]
     )
-    task = wrap_models(settings, plan, models, state)
+    ranks, called = spread(
+        state.models,
+        compiled(state.models) if models.compiling.on else state.models,
+        world=supply.world,
+        parallel=models.parallel,
+        nominal=float(supply.sizes.batch_size),
+        fsdp=models.fsdp,
+    )
+    task = Task(
+        forward=sole_or_all(called),
+        loss=settings.loss,
+        key=stream_key(settings.seed, "train"),
+        precision=precision,
+        factors=plan.schedule.factors(times.length),
+        settings=settings,
+        ranks=ranks,
+    )
     directory = None if settings.out is None else RunDirectory(Path(settings.out))
     say = console.say if console is not None else lambda _: None
     return RunComponents(

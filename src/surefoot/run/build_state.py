@@ -74,8 +74,9 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
     for name, model in models.items():
         if name in trained and not any(part.training for part in model.modules()):
             model.train()
-            how = "was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
-            notes.append(f"{name} {how}")
+            notes.append(
+                f"{name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
+            )
     return notes
 
 

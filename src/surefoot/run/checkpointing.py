@@ -47,9 +47,7 @@ class Saving:
         if not self.world.is_main:
             return False
         since_s, every_s = time.monotonic() - self.begun_at, self.times.every["save_every"].seconds
-        if every_s is not None and since_s >= every_s:
-            return True
-        return self.writer.failure is not None and since_s >= _RETRY_S
+        return (every_s is not None and since_s >= every_s) or (self.writer.failure is not None and since_s >= _RETRY_S)
 
     def save(self, packed: Callable[[], Contents], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
         """Copy the state and write it in the background; an earlier failure is said now. All ranks call it after the same step."""

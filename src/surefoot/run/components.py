@@ -1,7 +1,5 @@
 """The components of a run with what stands around its steps, and what the stages of `run/build.py` hand on until then."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,4 +60,4 @@ class Models:
     architecture: dict[str, str]
     recomputed: str | None  # which blocks, in words
     notes: list[str]
-    fsdp: Fsdp | None = None  # what has sharded them
+    fsdp: "Fsdp | None" = None  # what has sharded them

@@ -14,17 +14,14 @@ from surefoot.run.stop_requests import Wishes
 def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
     """Tell the other ranks that this one begins no further step. Raises `RankLostError` where the loss of another rank is the `problem`."""
     heart = parts.world.heart
-    if not isinstance(problem, Exception):
-        heart.goodbye()
-        return
-    if (lost := heart.cause(problem)) is not None:
+    if isinstance(problem, Exception) and (lost := heart.cause(problem)) is not None:
         raise lost from problem
-    if isinstance(problem, DivergedError):
-        heart.goodbye()  # as all of them do
-        return
-    heart.failed(problem)
-    if parts.saving is not None:
-        parts.saving.writer.hurry()
+    if not isinstance(problem, Exception) or isinstance(problem, DivergedError):  # which all ranks meet
+        heart.goodbye()
+    else:
+        heart.failed(problem)
+        if parts.saving is not None:
+            parts.saving.writer.hurry()
 
 
 def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:

@@ -1,14 +1,12 @@
 """How a run that has diverged ends: with the weights of its last good step, and words on the likely cause."""
 
 from collections.abc import Callable
-from typing import Any
 
 from surefoot.checkpoint.format import Contents
 from surefoot.errors import DivergedError
 from surefoot.replay.on_divergence import seen_at_hand
 from surefoot.run import messages
 from surefoot.run.components import RunComponents
-from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tracking import commands
 from surefoot.train import error_causes
 
@@ -29,16 +27,7 @@ def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tu
         parts.saving.finish(parts.state.step, packed, protected=protected)
         stands = f"weights are those after step {first}, saved as {parts.saving.store.path(parts.state.step)}"
     seen = seen_at_hand(parts, in_a_row or [first])
-    said = _in_words(
-        first,
-        strange,
-        stands,
-        optimizer=parts.described["optimizer"],
-        schedule=parts.schedule,
-        most=parts.settings.max_bad_steps,
-        seen=None if isinstance(seen, str) else seen.said,
-        look=None if parts.directory is None else commands.replay_command(parts.directory.path, first),
-    )
+    said = _in_words(parts, first, strange, stands, seen=None if isinstance(seen, str) else seen.said)
     if isinstance(seen, str):
         return DivergedError(said, step=first, seen={"not_looked_at": seen})
     return DivergedError(said, step=first, seen=seen.plain, text=seen.text if parts.world.is_main else None)
@@ -54,20 +43,10 @@ def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
     return alone and not (parts.whole.precision.loss_scale or parts.whole.kept.objects or evaluated)
 
 
-def _in_words(
-    step: int,
-    samples: list[int],
-    stands: str,
-    *,
-    optimizer: dict[str, Any],
-    schedule: Schedule | Joined,
-    most: int,
-    seen: str | None,
-    look: str | None,
-) -> str:
-    """Why a run was ended after more than `most` bad steps in a row, and what to try; `seen` in the first of them, `look` to type."""
-    rate, stayed = optimizer.get("lr"), "and stayed so; none of these steps was applied"
-    if most == 0:  # of the steps after it, skipped by the latch, nothing is known
+def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, *, seen: str | None) -> str:
+    """Why a run was ended after too many bad steps in a row, and what to try; `seen` in the first of them."""
+    rate, stayed = parts.described["optimizer"].get("lr"), "and stayed so; none of these steps was applied"
+    if parts.settings.max_bad_steps == 0:  # of the steps after it, skipped by the latch, nothing is known
         stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"
     lines = [
         f"loss or gradient became non-finite at step {step} {stayed}",
@@ -86,7 +65,7 @@ def _in_words(
         )
     else:
         now = f" (now {rate:g})" if isinstance(rate, float) else ""
-        lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {schedule.warmup})")
-    if look is not None:
-        lines.append(f"  look: {look}")
+        lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {parts.schedule.warmup})")
+    if parts.directory is not None:
+        lines.append(f"  look: {commands.replay_command(parts.directory.path, step)}")
     return "\n".join(lines)

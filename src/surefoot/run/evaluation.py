@@ -1,9 +1,4 @@
-"""What one sitting makes of the model between steps and at the end: scores on the record, what is best, and samples.
-
-How a score is computed is in `train/evaluate.py`; when one is due, and who waits for it, in `run/periodic.py`.
-"""
-
-from __future__ import annotations
+"""What one sitting makes of the model between steps and at the end: scores on the record, what is best, and samples."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,7 +17,7 @@ if TYPE_CHECKING:
     from surefoot.tracking.panels import Panels
 
 
-def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: False) -> Panels:
+def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: False) -> "Panels":
     """What the run's `panels_fn` makes of the model as it is evaluated; each reason why there are not more is said. Collective."""
     from surefoot.tracking.panels import Panels
     from surefoot.tracking.panels_file import made
@@ -126,9 +121,14 @@ class Evaluations:
     def conclude(self) -> None:
         """Show what the run was and what came of it to those who compare runs."""
         at_end = {} if self.at_end is None else {"scores_at_end": self.at_end[1]}
-        settings = flat(self.parts.described)
         self.journal.show(
-            {"kind": "outcome", "step": self.state.step, "settings": settings, "scores": self.scores, **at_end}
+            {
+                "kind": "outcome",
+                "step": self.state.step,
+                "settings": flat(self.parts.described),
+                "scores": self.scores,
+                **at_end,
+            }
         )
 
     def _scored(self, stop: Callable[[], bool], *, at_end: bool) -> dict[str, Any] | None:

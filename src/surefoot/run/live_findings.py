@@ -145,15 +145,14 @@ class Remarks:
 def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:
     """The findings of a run that trains now."""
     directory = parts.directory
-    earlier: Iterable[Record] = ()
-    if resumed and directory is not None and directory.metrics.exists():
-        earlier = streamed(directory.metrics, size_bytes=directory.metrics.stat().st_size)
+    metrics = directory.metrics if resumed and directory is not None and directory.metrics.exists() else None
+    earlier = () if metrics is None else streamed(metrics, size_bytes=metrics.stat().st_size)
     described = Described(
         made=parts.described,
         written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
         kinds=kinds_of_models(parts.architecture),
         standing="running",
-        name="RUN" if parts.directory is None else str(parts.directory.path),
+        name="RUN" if directory is None else str(directory.path),
         processors=os.cpu_count(),
         memory_bytes=machine_memory_bytes(),
     )

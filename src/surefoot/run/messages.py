@@ -98,9 +98,10 @@ def ending(
     lines = ["; ".join([*told, *_where_the_time_went(parts)])]
     lines += [findings] * bool(findings)
     if parts.directory is not None:
-        finished = parts.finished and not evaluation_due
         best_is_older = watch is not None and watch.value is not None and watch.step != step
-        lines += _next_commands(parts, parts.directory, best=best_is_older, finished=finished)
+        lines += _next_commands(
+            parts, parts.directory, best=best_is_older, finished=parts.finished and not evaluation_due
+        )
     return "\n".join(lines)
 
 

@@ -1,10 +1,7 @@
 """What a run does between two steps, where it is due: it logs, scores, saves, and reads what was seen of a step.
 
-The loop asks (`surefoot.train.loop.Duties`); only here may a run wait for the device. What a score is and which are owed is in
-`run/evaluation.py`, how a sitting begins and ends in `run/session.py`.
+The loop asks (`surefoot.train.loop.Duties`); only here may a run wait for the device.
 """
-
-from __future__ import annotations
 
 import errno
 from dataclasses import replace
@@ -43,7 +40,7 @@ class BetweenSteps:
         self.looped_at = self.whole.clock.now()
         self.changes: set[str] = set()  # of what is trained, as they were said
 
-    def opened(self, state_check: StateCheck | None) -> None:
+    def opened(self, state_check: "StateCheck | None") -> None:
         self.state_check, self.first_step = state_check, self.state.step
         self.compared: int | None = None  # the step after which ranks compared their weights last
         self.layers, self.flags = self._layers(), self.state.trainable.flags
@@ -128,7 +125,7 @@ class BetweenSteps:
 
     def watch(self, index: int) -> Watch:
         due = self.parts.timetable.every["watch_every"].due(index + 1)
-        watch: Watch = self.layers.watch(index) if due else UNWATCHED
+        watch: Watch = Watched(index, self.layers) if due else UNWATCHED
         if self.state_check is not None and index < self.state_check.steps:
             self.state_check.inner, watch = watch, self.state_check
         return watch
@@ -215,10 +212,13 @@ class BetweenSteps:
             if parts.task.loss is not None:
                 from surefoot.train.parallel_check import check_first_pass
 
-                models, first = self.state.models, parts.supply.first(self.state.step)
-                precision, unused = self.whole.precision, parts.parallel.unused
                 check_first_pass(
-                    models, parts.task.loss, first, precision=precision, world=parts.world, allow_unused=unused
+                    self.state.models,
+                    parts.task.loss,
+                    parts.supply.first(self.state.step),
+                    precision=self.whole.precision,
+                    world=parts.world,
+                    allow_unused=parts.parallel.unused,
                 )
             parts.task.ranks.follow_trainable()
             parts.make_ready()

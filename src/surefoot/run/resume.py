@@ -1,7 +1,5 @@
 """A run's directory opened: the run goes on from the newest intact checkpoint, or commits step 0."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from contextlib import suppress
@@ -36,7 +34,7 @@ class Opened:
 
     found: Contents | None = None
     chosen: Chosen = field(default_factory=Chosen)
-    state_check: state_check.StateCheck | None = None
+    state_check: "state_check.StateCheck | None" = None
     loss_contract: str | None = None  # in words, if the batch is cut and the run began now
 
 
@@ -64,13 +62,8 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.world.is_main:
-        sitting = {
-            "step": parts.state.step,
-            "machine": parts.machine(),
-            **environment(),
-            "data": parts.described["data"],
-        }
-        parts.directory.add_sitting(sitting | ({"accepted_changes": accepted} if accepted else {}))
+        about = {"step": parts.state.step, "machine": parts.machine(), **environment(), "data": parts.described["data"]}
+        parts.directory.add_sitting(about | ({"accepted_changes": accepted} if accepted else {}))
     return now
 
 
@@ -105,7 +98,7 @@ def start_from_init(parts: RunComponents) -> str | None:
     return told
 
 
-def _state_check(parts: RunComponents) -> state_check.StateCheck | None:
+def _state_check(parts: RunComponents) -> "state_check.StateCheck | None":
     if not parts.settings.check_state or parts.directory is None or parts.state.step > 0:
         return None
     from surefoot.train import state_check

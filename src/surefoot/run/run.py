@@ -1,10 +1,4 @@
-"""A training run: the parts put together, and the ways to train them.
-
-What its settings are is in `train/run_settings.py`, how they become parts in `run/build.py`, how a step is made in `train/loop.py`, what is
-done between steps in `run/periodic.py`, at the beginning and at the end in `run/session.py`.
-"""
-
-from __future__ import annotations
+"""A training run: the parts put together, and the ways to train them."""
 
 import json
 from collections.abc import Iterator
@@ -143,7 +137,7 @@ class Run(RunSettings):
         with self.parts.numerics():
             return self.parts.scoring.sample(self.parts.settings.sample_fn)
 
-    def make_panels(self) -> Panels:
+    def make_panels(self) -> "Panels":
         """What the run's `panels_fn` makes of the model as it is evaluated; the console says why there are not more. Collective."""
         if self.parts.settings.panels_fn is None:
             raise ConfigError("this run has no panels_fn: give Run(panels_fn=...)")
@@ -195,9 +189,10 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
     clock, spent_s = parts.whole.clock, parts.whole.clock.now() - parts.whole.clock.since
     with ExitStack() as stack:
         stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # at last: putting back takes time too
-        user_state = tried.whole.kept.objects
         # what a checkpoint holds is put back from one; this has the rest, and the averages' buffers before they are refreshed
-        stack.enter_context(preserved(models, parts.task.loss, user_state, state.parameters, with_weights=False))
+        stack.enter_context(
+            preserved(models, parts.task.loss, tried.whole.kept.objects, state.parameters, with_weights=False)
+        )
         stack.enter_context(parts.numerics())
         found = tried.packed()
         try:

@@ -1,10 +1,7 @@
 """One session of a run: opening it, the loop, closing it. Each resume adds another.
 
-What lives only as long (the loader, the files of records, signal handlers, torch's settings) lives here. How a directory is opened
-is in `run/resume.py`, what is due between two steps in `run/periodic.py`, what ends a run early in `run/stop_requests.py`.
+What lives only as long (the loader, the files of records, signal handlers, torch's settings) lives here.
 """
-
-from __future__ import annotations
 
 import signal
 import sys
@@ -148,7 +145,11 @@ class Sitting:
         if went_on and self.state.step >= parts.length.steps and parts.settings.sample_fn is not None and not due:
             evaluations.sample()
         if went_on and parts.finished and not due and self.wishes.ended_by is None:
-            self._show()
+            if parts.settings.panels_fn is not None and parts.directory is not None:
+                self.whole.clock.enter("evaluating")
+                evaluations.show(stop=lambda: self.signals.stop is not None)
+                self.whole.clock.enter("saving")
+            evaluations.conclude()
         if went_on or self.wishes.ended_by is not None:
             self._happened(crash_report.ended(parts, self.wishes))  # first: findings know by it that the run is over
             findings = "" if self.remarks is None else self.remarks.sentence()
@@ -166,13 +167,6 @@ class Sitting:
     def _happened(self, what: str) -> None:
         """Record what ended the session, and its time since the last record; no checkpoint holds that."""
         self.journal.write({"kind": "event", "step": self.state.step, "what": what, **self.whole.clock.window()})
-
-    def _show(self) -> None:
-        if self.parts.settings.panels_fn is not None and self.parts.directory is not None:
-            self.whole.clock.enter("evaluating")
-            self.evaluations.show(stop=lambda: self.signals.stop is not None)
-            self.whole.clock.enter("saving")
-        self.evaluations.conclude()
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -202,7 +196,10 @@ class Sitting:
         self.between.started()
         self.whole.clock.start()
         parts.doing("training")
-        with closing(self.feed), explaining(self._step_again):
+        with (
+            closing(self.feed),
+            explaining(lambda: Step(self._step, parts.supply.again(self._step), parts.task, self.state)),
+        ):
             yield from steps(
                 parts.task,
                 self.state,
@@ -225,10 +222,6 @@ class Sitting:
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heart.at(step, "training")
         return self.feed.micro_batches(step)
-
-    def _step_again(self) -> Step:
-        """The step at which the run is, its samples read once more."""
-        return Step(self._step, self.parts.supply.again(self._step), self.parts.task, self.state)
 
     @property
     def _step(self) -> int:

@@ -24,8 +24,7 @@ class Wishes:
         self.agreed_signal: int | None = None
         self.told_rank = 0  # the first that has had it
         self.stop_agreed = self.save_agreed = False
-        self.out_of_time = False  # here
-        self.save_told = False
+        self.out_of_time = self.save_told = False  # here
 
     @property
     def ended_by(self) -> int | None:

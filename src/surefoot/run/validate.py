@@ -1,7 +1,4 @@
-"""What can be said of a run's settings before its data are read and its model is built: all that is wrong, at once.
-
-What each setting must be by itself stands with it, in `config/train_settings.py`; here is what it must be beside others.
-"""
+"""What can be said of a run's settings before its data are read and its model is built: all that is wrong, at once."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -4,10 +4,8 @@ The table is `config/speed_table.py`. No clock is read and the loss is not calle
 Only a run that has not begun chooses: one that goes on keeps what it began with.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -45,7 +43,7 @@ class Chosen:
         why = "" if self.precision is None else f" (auto: {self.precision})"
         return f"{precision.name}{', channels last' * channels_last}{why}"
 
-    def lines(self, parts: Components) -> list[str]:
+    def lines(self, parts: "Components") -> list[str]:
         """What else is to be said: whether models are compiled, what could tell more, and that the device is slow in bf16."""
         lines = {
             f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})": self.compile is not None,
@@ -57,7 +55,7 @@ class Chosen:
         return [line for line, is_said in lines.items() if is_said]
 
 
-def settle_choices(parts: Components) -> Chosen:
+def settle_choices(parts: "Components") -> Chosen:
     """Settle precision, layout of images and compiling of a run that has not begun, where they are "auto". Collective.
 
     Rank 0 decides for all. What it chose is part of the run from then on. A layout is looked up beside the precision: with a
@@ -85,7 +83,7 @@ def settle_choices(parts: Components) -> Chosen:
     return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None)
 
 
-def _compile_choice(parts: Components) -> tuple[bool, bool, str]:
+def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
     """Whether to compile, whether that is known, and why: by facts that all ranks share."""
     on = COMPILE.get(parts.device.type)
     if parts.task.loss is None:
@@ -97,7 +95,7 @@ def _compile_choice(parts: Components) -> tuple[bool, bool, str]:
     return on, True, f"{'faster' if on else 'no faster'} where it was measured"
 
 
-def run_facts(parts: Components, *, unmeasured: bool = False) -> Facts | str:
+def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
     """What the choice for a run depends on; else why there is nothing to look up, in words.
 
     Reads the first micro-batch for its shapes, if need be; `unmeasured`: without a row for the processor too.
@@ -148,7 +146,12 @@ def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
     if other > _OTHER_SHARE * sum(_own_numbers(part) for part in parts):
         return None
     convolutions = [part for part in matrices if isinstance(part, nn.Conv2d)]
-    width = _middle_width(convolutions or matrices)
+    # the smaller side of a matrix, such that half of all numbers are in matrices at least as wide; nothing here is in groups
+    widths = sorted(
+        ((min(part.weight.shape[:2]), part.weight.numel()) for part in convolutions or matrices), reverse=True
+    )
+    sums = list(accumulate(size for _, size in widths))
+    width = widths[bisect_left(sums, sums[-1] / 2)][0]
     if not convolutions:
         crossed = any(isinstance(part, CrossAttention) for part in parts)
         return "encoder-decoder" if crossed else "attention" if attention else "linear", width
@@ -158,19 +161,11 @@ def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
     return f"convolution{', channels last' * own_layout}", width
 
 
-def _middle_width(matrices: Sequence[nn.Linear | nn.Conv2d]) -> int:
-    """The smaller side of a matrix, such that half of all numbers are in matrices at least as wide."""
-    # no convolution is in groups here: `model_facts`
-    widths = sorted(((min(part.weight.shape[:2]), part.weight.numel()) for part in matrices), reverse=True)
-    sums = list(accumulate(size for _, size in widths))
-    return widths[bisect_left(sums, sums[-1] / 2)][0]
-
-
 def _own_numbers(part: nn.Module) -> int:
     return sum(parameter.numel() for parameter in part.parameters(recurse=False))
 
 
-def _sizes(layers: str, micro_batch: MicroBatch | None) -> tuple[int, int] | None:
+def _sizes(layers: str, micro_batch: "MicroBatch | None") -> tuple[int, int] | None:
     """Rows that a layer is given at once, and positions in a row of tokens; None for data of another shape than was measured."""
     leaves = [] if micro_batch is None else pytree.tree_leaves(micro_batch.batch)
     first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)

@@ -65,12 +65,12 @@ class BatchStatistics:
         applied = (skipped == 0).to(self.before[0].device)  # with weights on the CPU that is where it was decided
         if self.world is not None:
             self._finish_together(self.world, applied)
-            return
-        for buffer, before, change in zip(self.tensors(), self.before, self.changes, strict=True):
-            # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
-            averaged = self.passes > 1 and buffer.is_floating_point()
-            after = torch.where(change == 0, before, before + change / self.passes) if averaged else buffer.detach()
-            buffer.detach().copy_(torch.where(applied, after, before))
+        else:
+            for buffer, before, change in zip(self.tensors(), self.before, self.changes, strict=True):
+                # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
+                averaged = self.passes > 1 and buffer.is_floating_point()
+                after = torch.where(change == 0, before, before + change / self.passes) if averaged else buffer.detach()
+                buffer.detach().copy_(torch.where(applied, after, before))
         self.before, self.changes, self.passes = [], [], 0
 
     def _finish_together(self, world: "World", applied: Tensor) -> None:
@@ -93,7 +93,6 @@ class BatchStatistics:
             else:
                 moved = before + mean.round().to(before.dtype)
             buffer.detach().copy_(torch.where(applied, torch.where(mean == 0, before, moved), before))
-        self.before, self.changes, self.passes = [], [], 0
 
     def _own_changes(self) -> list[Tensor]:
         """What the passes of this rank changed in all; of no pass nothing. Of a flag: whether it was turned."""

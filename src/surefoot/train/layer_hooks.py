@@ -48,17 +48,20 @@ class Activity:
             self.hooks.pop().remove()
 
     def _look(self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:  # the latter: it is computed again
-            return
-        if torch._C._functorch.maybe_current_level() is not None:  # what is seen inside of torch.func must not leave it
+        if (
+            torch.compiler.is_compiling()
+            or torch._C._current_graph_task_id() != -1  # it is computed again
+            or torch._C._functorch.maybe_current_level() is not None  # inside of torch.func, which nothing must leave
+        ):
             return
         values = output[0] if isinstance(output, list | tuple) and output else output
         if type(values) is not Tensor or not values.is_floating_point() or not values.numel():
             return
         with torch.no_grad():
             found = self.found.setdefault(name, Found())
-            wide = torch.promote_types(values.dtype, torch.float32)
-            found.norms.append(torch.linalg.vector_norm(values.detach(), dtype=wide))
+            found.norms.append(
+                torch.linalg.vector_norm(values.detach(), dtype=torch.promote_types(values.dtype, torch.float32))
+            )
             found.numbers += values.numel()
             flat = FLAT_ENDS.get(type(module))
             given = inputs[0] if inputs and type(inputs[0]) is Tensor else None

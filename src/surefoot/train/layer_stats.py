@@ -1,7 +1,6 @@
 """Per-layer statistics of one step: the sizes of each parameter's gradient, weights and update, on the device.
 
-`Watched` is what the loop hands things to in a step that is measured. Nothing here waits for the device, and nothing changes what
-it sees; the numbers are read when the step is over.
+Nothing here waits for the device, and nothing changes what it sees; the numbers are read when the step is over.
 """
 
 import math
@@ -129,9 +128,6 @@ class Layers:
             for model, module in models.items()
             for name, part in ({} if compiled else observed(module)).items()
         }
-
-    def watch(self, index: int) -> Watched:
-        return Watched(index, self)
 
     def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
         """Wait for the device; what was seen of a step that is over, as a record. None where it was not updated. Collective.

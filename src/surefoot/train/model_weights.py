@@ -29,9 +29,8 @@ def load_weights(
     """
     if weights not in ("auto", "averaged", "trained"):
         raise ConfigError(f"weights = {weights!r}: auto, averaged or trained")
-    file = file_name("ema", name)
-    if weights == "trained" or (weights == "auto" and file not in found.files):
-        file = file_name("model", name)
+    is_trained = weights == "trained" or (weights == "auto" and file_name("ema", name) not in found.files)
+    file = file_name("model" if is_trained else "ema", name)
     if file not in found.files:
         raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
     state_dict.load_model(model, model_state(found, file, name), where=f"step {found.step}")()

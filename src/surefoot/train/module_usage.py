@@ -123,8 +123,7 @@ class Watch:
         if id(module) in self.gathered:
             self.at_work[id(module)] += 1
             self.order.append(self.gathered[id(module)])
-        is_outside = not self.inside and id(module) in self.modules
-        matters = is_outside and (self.sharded or torch.is_grad_enabled())  # a parameter in it
+        matters = not self.inside and id(module) in self.modules and (self.sharded or torch.is_grad_enabled())
         if matters and any(self.sharded or parameter.requires_grad for parameter in module.parameters()):
             self._note(f"{self.modules[id(module)]}(...)")
 

@@ -122,10 +122,9 @@ class Watch:
 
     def load_state(self, state: Watched | None) -> None:
         """Put back what `state` gave; where another score was watched, what was best of it says nothing of this one."""
-        if state is None or (state["direction"], state["score"]) != (self.direction, self.score):
-            return
-        self.value = None if state["value"] is None else float(state["value"])
-        self.step, self.waited = state["step"], state["waited"]
+        if state is not None and (state["direction"], state["score"]) == (self.direction, self.score):
+            self.value = None if state["value"] is None else float(state["value"])
+            self.step, self.waited = state["step"], state["waited"]
 
 
 @dataclass(frozen=True)

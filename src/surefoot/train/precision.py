@@ -31,9 +31,8 @@ class Format:
     scaled: bool = False  # whether gradients need a loss scale
     # Changes a model that has just been built, in place. None: models stay as they are.
     convert: Callable[[nn.Module, torch.device], nn.Module] | None = None
-    refuse: Callable[[torch.device], None] = lambda _: (
-        None
-    )  # raises `ConfigError` for a device that cannot compute in it
+    # raises `ConfigError` for a device that cannot compute in it
+    refuse: Callable[[torch.device], None] = lambda _: None
     tolerance: float = 1e-2  # how far, relatively, two sums of the same losses may be apart
     h100_flops: float  # operations per second, dense, by the data sheet of H100 SXM
 

@@ -1,8 +1,4 @@
-"""Passes and updates when a run begins or goes on, after which all is as it was: is what it computes what its checkpoints say?
-
-State that no checkpoint holds is refused by name. At a resume hashes tell whether samples, loss and code are what they were
-(`fingerprints`). The loss of a batch must be the count-weighted mean of its parts' (`loss_contract`).
-"""
+"""Passes and updates when a run begins or goes on, after which all is as it was: is what it computes what its checkpoints say?"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
