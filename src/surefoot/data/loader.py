@@ -193,8 +193,7 @@ def moved(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
         return (batch.pin_memory() if pin and batch.is_cpu else batch).to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {key: moved(value, device, pin=pin) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device, pin=pin) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(moved(value, device, pin=pin) for value in batch)
+        parts = [moved(value, device, pin=pin) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch

@@ -48,8 +48,9 @@ class Seq2Seq(nn.Module):
             for _ in range(2)
         )
         if rotary:
-            turns_2TD = torch.stack(rotations(shape.context, shape.width // shape.heads))
-            self.register_buffer("turns", turns_2TD, persistent=False)
+            self.register_buffer(
+                "turns", torch.stack(rotations(shape.context, shape.width // shape.heads)), persistent=False
+            )
         self.dropout = Dropout(shape.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(shape.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(shape, layer) for layer in range(shape.decoder_layers))

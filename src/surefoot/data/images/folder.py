@@ -22,7 +22,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".
 Corrupt = Literal["stop", "skip"]
 Crop = Literal["padded", "resized"]
 
-_GREY = ("1", "L", "LA", "I", "I;16", "F")
 _LOOKED_AT = 10_000  # headers read before training begins: a tenth of a millisecond each
 _MARGIN = 8 / 7  # of what is cut to be the middle after "resized": 256 pixels for 224 of them
 
@@ -119,10 +118,7 @@ def class_folders(tree: Path) -> list[str]:
 
 
 def files_of(tree: Path, classes: Sequence[str]) -> Files:
-    """All pictures of the class folders below `tree`, in order of class and path.
-
-    Raises `DataError` for a folder that is no class, and for a class without a folder or without a picture.
-    """
+    """All pictures of the class folders below `tree`, by class and path; `DataError` for other folders and classes without any."""
     outside = [name for name in class_folders(tree) if name not in classes]
     if outside:
         raise DataError(
@@ -143,10 +139,7 @@ def files_of(tree: Path, classes: Sequence[str]) -> Files:
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
-    """Size and channels as given, or as all pictures have them; `DataError` where these differ and none is given.
-
-    Only headers are read, of up to 10,000 files spread over all.
-    """
+    """Size and channels as given, or as all pictures have them; `DataError` where these differ and none is given."""
     if size is not None and channels is not None:
         return Fitting(size, channels, crop)
     sizes: dict[tuple[int, int], Path] = {}
@@ -158,11 +151,19 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
     if not sizes:
         raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
     (width, height), depth = next(iter(sizes)), next(iter(depths))
-    of_size = [f"{path} has {across} x {down} pixels" for (across, down), path in sizes.items()]
-    of_depth = [f"{path} has {number} channel(s)" for number, path in depths.items()]
     for name, given, pictures, flag in (
-        ("size", size, of_size, "--data.size 64"),
-        ("channels", channels, of_depth, "--data.channels 3"),
+        (
+            "size",
+            size,
+            [f"{path} has {across} x {down} pixels" for (across, down), path in sizes.items()],
+            "--data.size 64",
+        ),
+        (
+            "channels",
+            channels,
+            [f"{path} has {number} channel(s)" for number, path in depths.items()],
+            "--data.channels 3",
+        ),
     ):
         if given is None and len(pictures) > 1:
             raise DataError(
@@ -202,7 +203,7 @@ def _header(path: Path) -> tuple[int, int, int] | None:
 
     try:
         with Image.open(path) as picture:
-            return picture.width, picture.height, 1 if picture.mode in _GREY else 3
+            return picture.width, picture.height, 1 if picture.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None  # told when it is read, or left out
 

@@ -1,7 +1,4 @@
-"""Files of multiple-choice questions, one JSON object a line: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande, LAMBADA.
-
-Its keys tell which layout a file has. `data/text/multiple_choice.py` scores the questions.
-"""
+"""Files of multiple-choice questions, one JSON object a line: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande, LAMBADA."""
 
 import json
 from collections.abc import Sequence
@@ -143,12 +140,15 @@ def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]
         tokens = dict(zip(sources, encoded_texts(tokenizer, [*sources]), strict=True))
     except RefusedTextError as problem:
         raise DataError(f"{[*sources.values()][problem.place]}: {problem.why}") from problem
-
-    def question(record: _Record) -> Question:
-        beginnings, endings = ([tokens[text] for text in side] for side in (record.beginnings, record.endings))
-        return Question(beginnings, endings, record.right, record.source)
-
-    return [question(record) for record in records]
+    return [
+        Question(
+            [tokens[text] for text in record.beginnings],
+            [tokens[text] for text in record.endings],
+            record.right,
+            record.source,
+        )
+        for record in records
+    ]
 
 
 def _shown(record: dict[str, Any]) -> str:
