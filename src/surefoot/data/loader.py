@@ -1,7 +1,4 @@
-"""From step to micro-batches on the device: a plan, a data set, and loader workers where samples are read one by one.
-
-Nothing is remembered between steps. What is random draws from (seed, epoch, sample) or (seed, step, micro-batch).
-"""
+"""From step to micro-batches on the device: a plan, a data set, and loader workers where samples are read one by one."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -146,12 +146,5 @@ class Supply:
 
     @property
     def _feed(self) -> partial[Feed]:
-        return partial(
-            Feed,
-            self.dataset,
-            self.plan,
-            seed=self.seed,
-            device=self.world.device,
-            count=self.count,
-            collate=self.collate,
-        )
+        device, count, collate = self.world.device, self.count, self.collate
+        return partial(Feed, self.dataset, self.plan, seed=self.seed, device=device, count=count, collate=collate)

@@ -94,10 +94,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _initialise_modern(self) -> None:
-        """Matrices by fan-in; what writes into the residual stream starts at zero, so that every block starts as identity.
-
-        Goyal et al. 2017, section 5.1 (https://arxiv.org/abs/1706.02677). A head of zeros makes the first loss exactly ln V.
-        """
+        """Matrices by fan-in; blocks start as identity (https://arxiv.org/abs/1706.02677, section 5.1), with a first loss of ln V."""
         for module in self.modules():
             if isinstance(module, Attention):
                 nn.init.normal_(module.qkv.weight, std=self.shape.width**-0.5)

@@ -122,13 +122,8 @@ def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
 
 def _matrices(module: nn.Module) -> list[nn.Parameter]:
     convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1
-    named = (
-        ("weight",)
-        if convolution or isinstance(module, nn.Linear)
-        else _PROJECTIONS
-        if isinstance(module, nn.MultiheadAttention)
-        else ()
-    )
+    projections = _PROJECTIONS if isinstance(module, nn.MultiheadAttention) else ()
+    named = ("weight",) if convolution or isinstance(module, nn.Linear) else projections
     return [parameter for name, parameter in module.named_parameters(recurse=False) if name in named]
 
 

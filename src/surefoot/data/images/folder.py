@@ -46,10 +46,7 @@ class Fitting:
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
     def piece(self, picture: Image.Image, draw: Callable[[int], float]) -> NDArray[np.uint8]:
-        """A piece of 8 % to 100 % of the area and 3/4 to 4/3 as wide as high, resized: Szegedy et al. 2015, section 6.
-
-        `draw(n)` is the n-th random number, from 0 to below 1.  https://arxiv.org/abs/1409.4842
-        """
+        """A piece of 8 % to 100 % of the area and 3/4 to 4/3 as wide as high, resized: https://arxiv.org/abs/1409.4842, section 6."""
         picture = self._coloured(picture)
         area = picture.width * picture.height * (0.08 + 0.92 * draw(0))
         shape = (3 / 4) * (16 / 9) ** draw(1)
@@ -151,19 +148,11 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
     if not sizes:
         raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
     (width, height), depth = next(iter(sizes)), next(iter(depths))
+    of_size = [f"{path} has {across} x {down} pixels" for (across, down), path in sizes.items()]
+    of_depth = [f"{path} has {number} channel(s)" for number, path in depths.items()]
     for name, given, pictures, flag in (
-        (
-            "size",
-            size,
-            [f"{path} has {across} x {down} pixels" for (across, down), path in sizes.items()],
-            "--data.size 64",
-        ),
-        (
-            "channels",
-            channels,
-            [f"{path} has {number} channel(s)" for number, path in depths.items()],
-            "--data.channels 3",
-        ),
+        ("size", size, of_size, "--data.size 64"),
+        ("channels", channels, of_depth, "--data.channels 3"),
     ):
         if given is None and len(pictures) > 1:
             raise DataError(

@@ -142,12 +142,9 @@ def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]
         raise DataError(f"{[*sources.values()][problem.place]}: {problem.why}") from problem
     return [
         Question(
-            [tokens[text] for text in record.beginnings],
-            [tokens[text] for text in record.endings],
-            record.right,
-            record.source,
+            [tokens[text] for text in one.beginnings], [tokens[text] for text in one.endings], one.right, one.source
         )
-        for record in records
+        for one in records
     ]
 
 
