@@ -140,12 +140,12 @@ def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]
         tokens = dict(zip(sources, encoded_texts(tokenizer, [*sources]), strict=True))
     except RefusedTextError as problem:
         raise DataError(f"{[*sources.values()][problem.place]}: {problem.why}") from problem
-    return [
-        Question(
-            [tokens[text] for text in one.beginnings], [tokens[text] for text in one.endings], one.right, one.source
-        )
-        for one in records
-    ]
+
+    def question(record: _Record) -> Question:
+        beginnings, endings = ([tokens[text] for text in side] for side in (record.beginnings, record.endings))
+        return Question(beginnings, endings, record.right, record.source)
+
+    return [question(record) for record in records]
 
 
 def _shown(record: dict[str, Any]) -> str:
