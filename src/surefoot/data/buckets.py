@@ -1,7 +1,4 @@
-"""Batches of samples of about equal length, as many as a number of tokens allows: which samples, by step.
-
-Each epoch shuffles and cuts every bucket anew, then shuffles all batches. Their number depends on the lengths alone.
-"""
+"""Batches of samples of about equal length, as many as a number of tokens allows: which samples, by step; shuffled anew each epoch."""
 
 from typing import Any, Protocol, runtime_checkable
 

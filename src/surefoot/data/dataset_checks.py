@@ -44,8 +44,7 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):
-        what, cure = instead
-        raise DataError(f"the data are {what}, in which no sample can be addressed by its number\n  {cure}")
+        raise DataError("the data are {}, in which no sample can be addressed by its number\n  {}".format(*instead))
     if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
         raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
     gather = gathering(dataset)
@@ -98,7 +97,7 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
 def _are_columns(parts: Sequence[Any]) -> bool:
     """Whether arrays of one length are columns of samples, and not samples: they differ in shape or kind."""
     kinds = {(part.shape[1:], str(part.dtype)) for part in parts}
-    return len({len(part) for part in parts}) == 1 and len(parts[0]) > 1 and len(kinds) > 1
+    return len(set(map(len, parts))) == 1 and len(parts[0]) > 1 and len(kinds) > 1
 
 
 def _is_batch(first: Any, batch_size: int) -> bool:
@@ -193,6 +192,5 @@ def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int)
             ) from problem
 
     for sample in sorted({0, samples // 2, samples - 1}):
-        readings = range(_READINGS // (1 if sample == 0 else 2))
-        if len({hash_of(read_again(sample, reading)) for reading in readings}) > 1:
+        if len({hash_of(read_again(sample, reading)) for reading in range(_READINGS // (1 if sample == 0 else 2))}) > 1:
             raise DataError(f"sample {sample} of {name} {_DRAWS_UNSEEDED if gather is None else _GATHERS_OTHERWISE}")

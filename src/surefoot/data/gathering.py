@@ -1,7 +1,4 @@
-"""Data sets that make a whole micro-batch at once: tensors in memory, and whatever has a method `gather`.
-
-No worker process is started for them, and no Python runs per sample.
-"""
+"""Data sets that make a whole micro-batch at once: tensors in memory, and whatever has a method `gather`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -39,8 +36,8 @@ def gathering(dataset: Any) -> Gather | None:
     if tensors := tensors_of(dataset):
         return partial(_rows_of, tensors)
     if type(dataset) is Subset:
-        whole = gathering(dataset.dataset)
-        return None if whole is None else partial(_chosen, whole, np.asarray(dataset.indices, dtype=np.int64))
+        whole, indices = gathering(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
+        return None if whole is None else lambda ids, epochs: whole(indices[ids], epochs)
     return dataset.gather if isinstance(dataset, Gathers) else None
 
 
@@ -94,7 +91,3 @@ def _rows_of(tensors: tuple[Tensor, ...], ids: Ids, _epochs: Ids) -> list[Tensor
         tensor.index_select(0, where if tensor.is_cpu else where.to(tensor.device, non_blocking=True))
         for tensor in tensors
     ]
-
-
-def _chosen(whole: Gather, indices: Ids, ids: Ids, epochs: Ids) -> Any:
-    return whole(indices[ids], epochs)

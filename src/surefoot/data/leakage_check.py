@@ -1,7 +1,4 @@
-"""A look at the data before the first step: whether targets differ at all, and whether a split holds samples that are trained on.
-
-Samples are compared as they are stored, or else as they are read under one seed. It costs a fraction of a second.
-"""
+"""A look at the data before the first step: whether targets differ at all, and whether a split holds samples that are trained on."""
 
 from collections.abc import Callable, Mapping
 from time import perf_counter
@@ -21,7 +18,6 @@ _MOST, _MOST_BYTES = 20_000, 1 << 24  # of one data set: as much as its fingerpr
 _MOST_READ, _READING_S = 2_000, 0.2  # of one that is read sample by sample; seconds over all of them
 _PROBED = 16  # samples from which the size of all is told
 IGNORED = -100  # what cross-entropy leaves out
-_TARGETS = ("target", "targets", "label", "labels")  # in a sample that is a dictionary
 
 Batch = tuple[list[bytes], Ids | None]
 
@@ -193,7 +189,7 @@ def _target(sample: Any) -> Ids | None:
     """The whole numbers that are to be predicted of a sample or a batch; None where there are none, or it is not said which."""
     found: Any = None
     if isinstance(sample, Mapping):
-        found = next((sample[name] for name in _TARGETS if name in sample), None)
+        found = next((sample[name] for name in ("target", "targets", "label", "labels") if name in sample), None)
     elif isinstance(sample, list | tuple) and len(sample) > 1:
         found = sample[1]
     if isinstance(found, Tensor) and not found.is_floating_point():  # of bfloat16 NumPy knows nothing

@@ -1,7 +1,4 @@
-"""From step to micro-batches on the device: a plan, a data set, and loader workers where samples are read one by one.
-
-Nothing is remembered between steps. What is random draws from (seed, epoch, sample) or (seed, step, micro-batch).
-"""
+"""From step to micro-batches on the device: a plan, a data set, and loader workers where samples are read one by one."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -193,8 +190,7 @@ def moved(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
         return (batch.pin_memory() if pin and batch.is_cpu else batch).to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {key: moved(value, device, pin=pin) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device, pin=pin) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(moved(value, device, pin=pin) for value in batch)
+        parts = [moved(value, device, pin=pin) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch

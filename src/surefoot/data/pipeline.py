@@ -1,7 +1,4 @@
-"""One run's data: from what a user hands over to the plan by which samples become steps, and how those are read.
-
-Step by step to train, any step again to look at it, a split in order to score.
-"""
+"""One run's data: from what a user hands over to the plan by which samples become steps, and how those are read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,10 +45,7 @@ def planned_sizes(
 
 
 def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
-    """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length.
-
-    Raises `DataError` for what cannot be the lengths of samples.
-    """
+    """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length."""
     if sizes.unit == "tokens":
         lengths = np.asarray(train.lengths)
         whole = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"

@@ -1,7 +1,4 @@
-"""Reading sample by sample, and the loader processes that do it; each sample is seeded by (seed, epoch, sample).
-
-A loader's worker is given addresses (step, micro-batch) and computes nothing that depends on which worker it is.
-"""
+"""Reading sample by sample, and the loader processes that do it; each sample is seeded by (seed, epoch, sample)."""
 
 import atexit
 import gc

@@ -142,8 +142,9 @@ class _Search:
             # probabilities only fall, and the penalty helps most at the greatest length
             may_win = best is None or open_score / penalty(limit, self.alpha) > best.score
             if length == limit and best is None:
-                tokens = self.tokens_BKT[row, 0, 1:].tolist()
-                self.best[source] = Hypothesis(tokens, open_score / penalty(length, self.alpha))
+                self.best[source] = Hypothesis(
+                    self.tokens_BKT[row, 0, 1:].tolist(), open_score / penalty(length, self.alpha)
+                )
             elif length < limit and self.ended[source] < self.beam and may_win:
                 going_on.append(row)
         self.alive = [self.alive[row] for row in going_on]

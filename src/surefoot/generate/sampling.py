@@ -5,7 +5,7 @@ Shapes: B batch, T time, V vocabulary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,6 @@ from surefoot.seeding import fold, untouched
 from surefoot.train.evaluate import evaluation_mode
 
 _COLDEST = 1e-6  # below, the likeliest token is certain, and float32 would overflow
-
-
-class Caching(Protocol):
-    """A model that keeps keys and values: with a cache it takes only the new tokens (B, T) and gives their logits."""
-
-    def __call__(self, tokens_BT: Tensor, cache: Any) -> Tensor: ...
-    def new_cache(self, batch: int) -> Any: ...
 
 
 def sample(
@@ -66,10 +59,10 @@ def stream(
     """Up to `count` tokens after `tokens` (T, at least one), one after the other; none after `end`, which is not yielded.
 
     model: (1, T) to logits (1, T, V), on its own device, in evaluation mode; at most `context` tokens at once, then it goes on
-    from the last half of them. `caching`: the model is a `Caching` one, and each token costs one place. Temperature 0 takes the
-    likeliest token. `top_k` leaves only k to choose from; `top_p` the likeliest that together have this probability (Holtzman et
-    al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The same seed gives the same text; the modes of the modules and the
-    global generators stay as they were. Waits for the device at every token.
+    from the last half of them. `caching`: the model takes a cache, made by its `new_cache(batch)`, and then only the new tokens.
+    Temperature 0 takes the likeliest token. `top_k` leaves only k to choose from; `top_p` the likeliest that together have this
+    probability (Holtzman et al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The same seed gives the same text; the
+    modes of the modules and the global generators stay as they were. Waits for the device at every token.
     """
     draw = _Draw(count, context, temperature, top_k, top_p, seed)
     draw.check_prompt(tokens)
@@ -190,8 +183,7 @@ class _Steps:
     def __init__(self, model: nn.Module, *, context: int, caching: bool) -> None:
         self.model, self.context, self.caching = model, context, caching
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self.first = 0  # where the tokens begin that the model is shown
-        self.seen = 0  # up to where the cache holds them
+        self.first = self.seen = 0  # where the tokens begin that the model is shown; up to where the cache holds them
         self.cache: Any = None
 
     def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -205,7 +197,7 @@ class _Steps:
             self.cache = None
         start = self.first if self.cache is None else self.seen
         if self.caching and self.cache is None:
-            self.cache = cast("Caching", self.model).new_cache(len(rows))
+            self.cache = cast("Any", self.model).new_cache(len(rows))
         tokens_BT = torch.tensor([row[start:] for row in rows], device=self.device)
         logits_BTV = self.model(tokens_BT, self.cache) if self.caching else self.model(tokens_BT)
         self.seen = length

@@ -63,8 +63,9 @@ def chunked_cross_entropy(
     refuse_misfits(hidden, head_weight, targets)
 
     def total(part: Tensor, part_targets: Tensor) -> Tensor:
-        logits = F.linear(part, head_weight)
-        return _total(logits, part_targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
+        return _total(
+            F.linear(part, head_weight), part_targets, ignore_index=ignore_index, label_smoothing=label_smoothing
+        )
 
     flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     parts = zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True)

@@ -17,8 +17,6 @@ from surefoot.mean import Mean
 
 _MANY = 5  # classes, of which "among the five likeliest" says nothing
 
-_LARGEST_EXPONENT = 709.0  # math.exp of more overflows
-
 
 class Classified(NamedTuple):
     """What a model made of one sample."""
@@ -88,9 +86,8 @@ def accuracy(model: Any, batch: Any) -> Mean:
     Outputs are (B, C) or (B, C, ...), labels (B,) or (B, ...); labels below 0 are not counted.
     """
     inputs, labels = batch
-    guesses = model(inputs).argmax(dim=1)
     counted = labels >= 0
-    return Mean(((guesses == labels) & counted).sum(), counted.sum())
+    return Mean(((model(inputs).argmax(dim=1) == labels) & counted).sum(), counted.sum())
 
 
 def perplexity(scores: Mapping[str, float]) -> float:
@@ -99,4 +96,4 @@ def perplexity(scores: Mapping[str, float]) -> float:
     >>> round(perplexity({"loss": math.log(50.0)}), 6)
     50.0
     """
-    return math.exp(scores["loss"]) if scores["loss"] < _LARGEST_EXPONENT else math.inf
+    return math.exp(scores["loss"]) if scores["loss"] < 709.0 else math.inf  # of more, math.exp overflows

@@ -85,10 +85,7 @@ class _Tiled(torch.autograd.Function):
 
 
 class Cache:
-    """Keys and values of the tokens seen so far, so that each new token costs one place and not all of them.
-
-    `size` is (layers, B, H, the most tokens, D).
-    """
+    """Keys and values of the tokens seen so far, so that each new token costs one place; `size`: (layers, B, H, the most tokens, D)."""
 
     def __init__(self, size: tuple[int, int, int, int, int], *, device: torch.device, dtype: torch.dtype) -> None:
         self.keys = torch.empty(size, device=device, dtype=dtype)
@@ -194,10 +191,7 @@ def rotated(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 
 
 def normed_and_rotated(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Queries or keys or both (B, T, H, D), as attention takes them (B, H, T, D): each of norm sqrt(D), and turned.
-
-    In the type of `x_BTHD`; computed in float32.
-    """
+    """Queries or keys or both (B, T, H, D), as attention takes them (B, H, T, D): of norm sqrt(D), and turned; in float32."""
     if not x_BTHD.is_cpu or torch.compiler.is_compiling():
         return rotated(rms_normed(x_BTHD.float()).transpose(1, 2), cos_TD, sin_TD).to(x_BTHD.dtype)
     return _NormedAndRotated.apply(x_BTHD, cos_TD, sin_TD)  # type: ignore[no-untyped-call]

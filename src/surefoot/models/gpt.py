@@ -33,24 +33,25 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
         self.smear = nn.Parameter(torch.zeros(shape.width)) if shape.smear else None
-        sizes = {
-            "longest": shape.ngrams,
-            "rows": shape.ngram_rows,
-            "vocabulary": shape.vocabulary,
-            "width": shape.width,
-        }
-        self.ngrams = Ngrams(**sizes) if shape.ngrams > 1 else None
+        self.ngrams = (
+            Ngrams(longest=shape.ngrams, rows=shape.ngram_rows, vocabulary=shape.vocabulary, width=shape.width)
+            if shape.ngrams > 1
+            else None
+        )
         self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
         self.norm = norm(shape)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if self.positions is None:
-            turns_2TD = torch.stack(rotations(shape.context, shape.width // shape.heads))
-            self.register_buffer("turns", turns_2TD, persistent=False)
+            self.register_buffer(
+                "turns", torch.stack(rotations(shape.context, shape.width // shape.heads)), persistent=False
+            )
         if shape.family == "gpt2":
             self._initialise_gpt2()
         else:
             self._initialise_modern()
+        if shape.tied:
+            self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None) -> Any:
         """Logits of the next token at every place; with a cache the tokens go on from those that it holds.
@@ -93,10 +94,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _initialise_modern(self) -> None:
-        """Matrices by fan-in; what writes into the residual stream starts at zero, so that every block starts as identity.
-
-        Goyal et al. 2017, section 5.1 (https://arxiv.org/abs/1706.02677). A head of zeros makes the first loss exactly ln V.
-        """
+        """Matrices by fan-in; blocks start as identity (https://arxiv.org/abs/1706.02677, section 5.1), with a first loss of ln V."""
         for module in self.modules():
             if isinstance(module, Attention):
                 nn.init.normal_(module.qkv.weight, std=self.shape.width**-0.5)
@@ -116,14 +114,10 @@ class GPT(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
         assert self.norm.weight is not None
         nn.init.constant_(self.norm.weight, min(1.0, 1.0 / (0.02 * self.shape.width)))
-        self.head.weight = self.embedding.weight
 
     @torch.no_grad()
     def _initialise_gpt2(self) -> None:
-        """Deviation 0.02 throughout, biases 0; what writes into the residual stream is smaller by the root of their number.
-
-        Radford et al. 2019, section 2.3, and the code published with it.
-        """
+        """Deviation 0.02, biases 0; what writes into the residual stream is smaller by the root of their number: Radford et al. 2019."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
@@ -132,5 +126,3 @@ class GPT(nn.Module):
         for name, matrix in self.named_parameters():
             if name.endswith(("attention.out.weight", "mlp.down.weight")):
                 nn.init.normal_(matrix, std=0.02 / math.sqrt(2 * self.shape.layers))
-        if self.shape.tied:
-            self.head.weight = self.embedding.weight

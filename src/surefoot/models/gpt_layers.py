@@ -104,10 +104,7 @@ class GPTShape:
 
     @property
     def hidden(self) -> int:
-        """Units between the two layers of an MLP: four widths; with SwiGLU's third matrix 8/3, in eights of units.
-
-        Shazeer 2020, section 2 (https://arxiv.org/abs/2002.05202): two thirds, so that the number of parameters stays.
-        """
+        """Units between the two layers of an MLP: four widths; with SwiGLU's third matrix 8/3 (Shazeer 2020, section 2)."""
         return 4 * self.width if self.activation != "swiglu" else 8 * math.ceil(self.width / 3)
 
     @property
@@ -172,8 +169,7 @@ class Attention(nn.Module):
             v_BHTD = v_BTHD.transpose(1, 2)
         if cache is not None:
             k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)
-        drop_fraction = self.drop_fraction if self.training else 0.0
-        y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
+        y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=self.drop_fraction if self.training else 0.0)
         return self.dropout(self.out(y_BHTD.transpose(1, 2).reshape(x_BTC.shape)))
 
 

@@ -131,12 +131,9 @@ def rms_normed(x: Tensor) -> Tensor:
     """`x` divided by its root mean square over the last dimension; computed in float32."""
     if not x.is_cpu or torch.compiler.is_compiling():
         return F.rms_norm(x.float(), x.shape[-1:], eps=EPSILON).to(x.dtype)
-    return _Normed.apply(x, handed_on(x))  # type: ignore[no-untyped-call]
-
-
-def handed_on(x: Tensor) -> torch.dtype:
-    """The type in which a product would take `x`: autocast's, where that is on, which leaves float64 alone."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64 else x.dtype
+    # handed on in the type in which a product would take it; autocast leaves float64 alone
+    cast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
+    return _Normed.apply(x, torch.get_autocast_dtype("cpu") if cast else x.dtype)  # type: ignore[no-untyped-call]
 
 
 def reciprocal(x: Tensor) -> Tensor:
@@ -146,10 +143,7 @@ def reciprocal(x: Tensor) -> Tensor:
 
 
 def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
-    """The gradient before the norm, of that after it (`outer`); overwrites `normed`, the norm's wide result.
-
-    With y = s x, s = 1/rms(x): s (g - y mean(g y)).
-    """
+    """The gradient before the norm, of that after it (`outer`); overwrites `normed`, y = s x: s (g - y mean(g y))."""
     return normed.mul_((outer * normed).mean(dim=-1, keepdim=True)).neg_().add_(outer).mul_(scale)
 
 

@@ -77,9 +77,8 @@ class Block(nn.Module):
 
     def __init__(self, before: int, width: int, *, stride: int, bottleneck: bool) -> None:
         super().__init__()
-        sizes = [(3, width, stride), (3, width, 1)]  # kernel, channels, stride
-        if bottleneck:
-            sizes = [(1, width, 1), (3, width, stride), (1, _EXPANSION * width, 1)]
+        wide = [(1, width, 1), (3, width, stride), (1, _EXPANSION * width, 1)]  # kernel, channels, stride
+        sizes = wide if bottleneck else [(3, width, stride), (3, width, 1)]
         self.convolutions, inputs = len(sizes), before
         for number, (kernel, outputs, step) in enumerate(sizes, start=1):
             convolution = nn.Conv2d(inputs, outputs, kernel, stride=step, padding=kernel // 2, bias=False)

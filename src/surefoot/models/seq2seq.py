@@ -48,8 +48,9 @@ class Seq2Seq(nn.Module):
             for _ in range(2)
         )
         if rotary:
-            turns_2TD = torch.stack(rotations(shape.context, shape.width // shape.heads))
-            self.register_buffer("turns", turns_2TD, persistent=False)
+            self.register_buffer(
+                "turns", torch.stack(rotations(shape.context, shape.width // shape.heads)), persistent=False
+            )
         self.dropout = Dropout(shape.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(shape.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(shape, layer) for layer in range(shape.decoder_layers))
@@ -101,10 +102,7 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Matrices by Glorot and Bengio 2010, equation 16; embeddings as Vaswani et al. 2017, section 3.4; biases 0.
-
-        Where blocks start as identity, a tied head is handed a token's own embedding: the last norm's gain makes its logit 1.
-        """
+        """Matrices by Glorot and Bengio 2010, equation 16; embeddings as Vaswani et al. 2017, section 3.4; biases 0."""
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=self.shape.width**-0.5)
@@ -121,7 +119,7 @@ class Seq2Seq(nn.Module):
             for name, matrix in self.named_parameters():
                 if name.endswith((".down.weight", ".out.weight")):
                     nn.init.zeros_(matrix)
-            if self.shape.tied:
+            if self.shape.tied:  # the head is handed a token's own embedding: this gain makes its logit 1
                 nn.init.constant_(self.get_parameter("decoder_norm.weight"), self.shape.width**-0.5)
         if self.shape.tied:
             self.head.weight = self.embedding.weight

@@ -51,10 +51,7 @@ class SimpleCNN(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolution, halving, norm, ReLU, convolution, norm, ReLU.
-
-    The halving comes before the norm, which then has a quarter of the work; of an odd side the half is rounded up.
-    """
+    """Convolution, halving, norm, ReLU, convolution, norm, ReLU; halved before the norm, which then has a quarter of the work."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()

@@ -132,8 +132,7 @@ def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     owned = [0] * ranks
     for shape, owner in zip(shapes, shared_out(tuple(shapes), ranks), strict=True):
         owned[owner] += prod(shape)
-    rows = sum(prod(shard_shape(shape, ranks)) for shape in shapes)
-    return (5 * max(owned) + 2 * rows) * torch.bfloat16.itemsize
+    return (5 * max(owned) + 2 * sum(prod(shard_shape(shape, ranks)) for shape in shapes)) * torch.bfloat16.itemsize
 
 
 def _iterated(matrices: list[Tensor], how: NewtonSchulz) -> Sequence[Tensor]:

@@ -22,7 +22,6 @@ _NORMS = (
     nn.modules.batchnorm._NormBase,  # batch and instance norms of all dimensions, synchronised ones too
 )
 _BIASES = ("bias", "bias_k", "bias_v")  # the last two are MultiheadAttention's, of three dimensions
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # MultiheadAttention's own
 
 
@@ -122,8 +121,9 @@ def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
 
 
 def _matrices(module: nn.Module) -> list[nn.Parameter]:
-    one_matrix = isinstance(module, nn.Linear) or (isinstance(module, _CONVOLUTIONS) and module.groups == 1)
-    named = ("weight",) if one_matrix else _PROJECTIONS if isinstance(module, nn.MultiheadAttention) else ()
+    convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1
+    projections = _PROJECTIONS if isinstance(module, nn.MultiheadAttention) else ()
+    named = ("weight",) if convolution or isinstance(module, nn.Linear) else projections
     return [parameter for name, parameter in module.named_parameters(recurse=False) if name in named]
 
 

@@ -70,8 +70,7 @@ def cifar_arrays(path: Path) -> Arrays:
     missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
     if missing:
         raise DataError(f"{path} holds CIFAR-10 without {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again")
-    parts = [read_cifar(path / name) for name in TRAINING_FILES]
-    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    images, labels = map(np.concatenate, zip(*(read_cifar(path / name) for name in TRAINING_FILES), strict=True))
     test_images, test_labels = read_cifar(path / TEST_FILE)
     return Arrays(images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES)
 
@@ -139,10 +138,7 @@ def digits() -> Arrays:
 
 
 def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
-    """The four IDX files of a directory, each plain or with .gz; classes are called by their numbers.
-
-    numbered: nothing else says how many classes there are, so that each must have an image to train on, or is taken for damage.
-    """
+    """The four IDX files of a directory, each plain or with .gz. numbered: nothing else names classes, so each needs a training image."""
     parts = []
     for part, prefix in _IDX_PARTS.items():
         images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)

@@ -155,8 +155,9 @@ def changed(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
         after[coloured] = np.take_along_axis(tables, flat, axis=1).reshape(len(coloured), *images_BHWC.shape[1:])
     shaped = np.flatnonzero(kinds_B >= KINDS.index("shear-x"))
     if shaped.size:
-        maps = _maps(kinds_B[shaped], signs_B[shaped], strength, images_BHWC.shape[1], images_BHWC.shape[2])
-        after[shaped] = _warped(images_BHWC[shaped], maps)
+        after[shaped] = _warped(
+            images_BHWC[shaped], _maps(kinds_B[shaped], signs_B[shaped], strength, *images_BHWC.shape[1:3])
+        )
     return after
 
 

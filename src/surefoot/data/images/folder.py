@@ -22,7 +22,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".
 Corrupt = Literal["stop", "skip"]
 Crop = Literal["padded", "resized"]
 
-_GREY = ("1", "L", "LA", "I", "I;16", "F")
 _LOOKED_AT = 10_000  # headers read before training begins: a tenth of a millisecond each
 _MARGIN = 8 / 7  # of what is cut to be the middle after "resized": 256 pixels for 224 of them
 
@@ -47,10 +46,7 @@ class Fitting:
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
     def piece(self, picture: Image.Image, draw: Callable[[int], float]) -> NDArray[np.uint8]:
-        """A piece of 8 % to 100 % of the area and 3/4 to 4/3 as wide as high, resized: Szegedy et al. 2015, section 6.
-
-        `draw(n)` is the n-th random number, from 0 to below 1.  https://arxiv.org/abs/1409.4842
-        """
+        """A piece of 8 % to 100 % of the area and 3/4 to 4/3 as wide as high, resized: https://arxiv.org/abs/1409.4842, section 6."""
         picture = self._coloured(picture)
         area = picture.width * picture.height * (0.08 + 0.92 * draw(0))
         shape = (3 / 4) * (16 / 9) ** draw(1)
@@ -119,10 +115,7 @@ def class_folders(tree: Path) -> list[str]:
 
 
 def files_of(tree: Path, classes: Sequence[str]) -> Files:
-    """All pictures of the class folders below `tree`, in order of class and path.
-
-    Raises `DataError` for a folder that is no class, and for a class without a folder or without a picture.
-    """
+    """All pictures of the class folders below `tree`, by class and path; `DataError` for other folders and classes without any."""
     outside = [name for name in class_folders(tree) if name not in classes]
     if outside:
         raise DataError(
@@ -143,10 +136,7 @@ def files_of(tree: Path, classes: Sequence[str]) -> Files:
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
-    """Size and channels as given, or as all pictures have them; `DataError` where these differ and none is given.
-
-    Only headers are read, of up to 10,000 files spread over all.
-    """
+    """Size and channels as given, or as all pictures have them; `DataError` where these differ and none is given."""
     if size is not None and channels is not None:
         return Fitting(size, channels, crop)
     sizes: dict[tuple[int, int], Path] = {}
@@ -202,7 +192,7 @@ def _header(path: Path) -> tuple[int, int, int] | None:
 
     try:
         with Image.open(path) as picture:
-            return picture.width, picture.height, 1 if picture.mode in _GREY else 3
+            return picture.width, picture.height, 1 if picture.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None  # told when it is read, or left out
 

@@ -190,8 +190,8 @@ def _of_folders(
     if held_out is None:
         training, held_out = map(training.chosen, _divided(len(training.paths), held_out_fraction))
     counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
-    stride = -(-len(training.paths) // _MEASURED_FILES)
-    for path in training.paths[::stride]:  # one after the other: thousands of pictures need not fit into memory
+    # one after the other: thousands of pictures need not fit into memory
+    for path in training.paths[:: -(-len(training.paths) // _MEASURED_FILES)]:
         counts_CV += _counts(fits.whole(read_picture(path)))
     mean, std = _moments(counts_CV)
     return ImageSets(

@@ -108,10 +108,7 @@ def _kind(path: Path) -> str:
 
 
 def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
-    """What the lines of a file hold that are not blank, gzipped or not, from number `start` on; each with where it stands.
-
-    Raises `DataError`, naming file and line, for what cannot be read and for what is no JSON.
-    """
+    """What the lines of a file hold that are not blank, gzipped or not, from number `start` on; each with where it stands."""
     lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
     for number, line in islice(lines, start, None):
         where, text = f"{path}, line {number}", decoded(line, str(path), first_line=number)

@@ -96,8 +96,7 @@ def load_documents(path: Path | str) -> dict[str, str]:
     path = local_path(path, setting="path")
     if path.is_dir():
         texts = (file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-        files = sorted(texts, key=lambda file: file.parts)
-        if not files:
+        if not (files := sorted(texts, key=lambda file: file.parts)):
             raise DataError(
                 f"no text in the directory {path}: no file ends in {', '.join(SUFFIXES)}\n  give the path of one file"
             )

@@ -163,10 +163,7 @@ def _told(
 
 
 def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[Made]:
-    """What a call before this one has made in a directory; `DataError` where that was of other settings.
-
-    Until there is a shard, any will do; until all are there, files may change of which nothing is in a shard.
-    """
+    """What a call before this one has made in a directory; `DataError` where that was of other settings, or files in a shard."""
     place = directory / _NOTES
     if not place.is_file():
         if (directory / INDEX).exists() or any(directory.glob("shard-*.bin")):
@@ -201,8 +198,9 @@ def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]
 def _unread(before: Sequence[Any], settings: Mapping[str, Any], made: Sequence[Made]) -> bool:
     """Whether all files of which something is in a shard are as they were, and all shards full: the last may hold a rest."""
     read = made[-1].next.file + 1
-    all_full = all(one.shard.count == settings["shard_tokens"] for one in made)
-    return all_full and before[:read] == settings["files"][:read]
+    return before[:read] == settings["files"][:read] and all(
+        one.shard.count == settings["shard_tokens"] for one in made
+    )
 
 
 def _shards(count: int) -> str:

@@ -1,7 +1,4 @@
-"""Files of multiple-choice questions, one JSON object a line: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande, LAMBADA.
-
-Its keys tell which layout a file has. `data/text/multiple_choice.py` scores the questions.
-"""
+"""Files of multiple-choice questions, one JSON object a line: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande, LAMBADA."""
 
 import json
 from collections.abc import Sequence

@@ -160,10 +160,7 @@ def _checked(parts: Iterable[Tokens], vocabulary: int) -> Iterator[Tokens]:
 def cut_shards(
     parts: Iterable[tuple[Part, Tokens]], shard_tokens: int, *, skip: int = 0
 ) -> Iterator[tuple[list[Tokens], Part, int]]:
-    """The tokens of each shard, and where the next one begins: in which part, and at which of its tokens.
-
-    `skip`: how many tokens of the first part are in a shard already.
-    """
+    """The tokens of each shard, and where the next one begins: in which part, and at which token; `skip` of the first are in a shard."""
     pieces: list[Tokens] = []
     room = shard_tokens
     for part, tokens in parts:

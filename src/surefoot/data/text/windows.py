@@ -60,10 +60,10 @@ class Windows:
         if (epochs == first).all():
             offsets = self.offsets(first)[sources]
         else:
-            pairs = zip(epochs.tolist(), sources, strict=True)
-            offsets = np.array([self.offsets(epoch)[source] for epoch, source in pairs])
-        firsts = (ids - self.starts[sources]) * self.context + offsets
-        window_BT = _windows(self.arrays, sources, firsts, self.context)
+            offsets = np.array(
+                [self.offsets(epoch)[source] for epoch, source in zip(epochs.tolist(), sources, strict=True)]
+            )
+        window_BT = _windows(self.arrays, sources, (ids - self.starts[sources]) * self.context + offsets, self.context)
         # copies, so that both lie in memory row after row: a loss may `view` its targets
         return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
@@ -164,6 +164,5 @@ def _described(tokens: Tokens | TokenShards, context: int) -> dict[str, Any]:
         return {**tokens.fingerprint(), "context": context}
     array = np.asarray(tokens)
     # the whole up to 16 Mi tokens, beyond that as many spread over it: naming the data stays a matter of milliseconds
-    spread = array[:: max(1, len(array) // (1 << 24))]
-    digest = sha256(spread.astype("<i8").tobytes()).hexdigest()
+    digest = sha256(array[:: max(1, len(array) // (1 << 24))].astype("<i8").tobytes()).hexdigest()
     return {"tokens": len(array), "sha256": digest, "context": context}

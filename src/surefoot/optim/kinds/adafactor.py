@@ -61,9 +61,11 @@ class Adafactor(Optimizer):
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
         if parameter.ndim < 2:
             return {"step": step, "variance": torch.zeros_like(parameter, requires_grad=False)}
-        rows = parameter.new_zeros([*parameter.shape[:-1], 1], requires_grad=False)
-        columns = parameter.new_zeros([*parameter.shape[:-2], 1, parameter.shape[-1]], requires_grad=False)
-        return {"step": step, "row_var": rows, "col_var": columns}
+        return {
+            "step": step,
+            "row_var": parameter.new_zeros([*parameter.shape[:-1], 1], requires_grad=False),
+            "col_var": parameter.new_zeros([*parameter.shape[:-2], 1, parameter.shape[-1]], requires_grad=False),
+        }
 
 
 def _root_mean_square(tensor: Tensor) -> Tensor:

@@ -19,11 +19,9 @@ from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.optim.param_groups import Group
 
 Settings = Mapping[str, Any]
-Build = Callable[[Sequence[Group], float, Settings], Optimizer]
 Shape = tuple[int, ...]
 Shapes = Sequence[tuple[Shape, int]]  # of each parameter its shape on this rank, and the bytes of one of its numbers
 StateBytes = Callable[[Any, Shapes], int]
-WaysToSkip = Literal["fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"]
 
 NUMBER_BY_NUMBER = "number by number"
 
@@ -34,7 +32,8 @@ class OptimizerKind:
 
     made: Callable[..., Optimizer]  # its class
     name: str | None = None
-    build: Build | None = None  # from groups, the base rate and settings. None: `made`, with all settings as keywords.
+    # From groups, the base rate and settings. None: `made`, with all settings as keywords.
+    build: Callable[[Sequence[Group], float, Settings], Optimizer] | None = None
     takes_complex: bool = False  # whether it trains complex parameters
     # Bytes of state on this rank, without step counters. None: not known before its first step.
     state_bytes: StateBytes | None = None
@@ -44,7 +43,7 @@ class OptimizerKind:
     on_shards: str = NUMBER_BY_NUMBER  # how it does, or why it may not
     # How it leaves a bad step undone. "part by part": as each of its `parts`, which `hand_over` gives rates, gradients and state
     # for a step, and `let_go` frees after it.
-    skip: WaysToSkip
+    skip: Literal["fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"]
     # Cuts the groups by what parameters are. None: they stay as they are.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
     # A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none.

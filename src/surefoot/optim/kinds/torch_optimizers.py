@@ -19,12 +19,10 @@ def _named(name: str, made: Callable[..., Optimizer], *, fused: bool, state_byte
 
     def build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
         parameters = [parameter for group in groups for parameter in group.parameters]
+        flags = {"capturable": all(each.is_cuda or each.is_meta for each in parameters), "decoupled_weight_decay": True}
         if fused:
             real = all(each.is_floating_point() for each in parameters)
             flags = {"fused": real and (made is not optim.SGD or all(map(fused_sgd_writes, parameters)))}
-        else:
-            on_device = all(each.is_cuda or each.is_meta for each in parameters)
-            flags = {"capturable": on_device, "decoupled_weight_decay": True}
         return made(with_rates(groups, lr), lr=lr, **flags, **settings)
 
     return OptimizerKind(
