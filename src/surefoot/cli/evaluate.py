@@ -1,7 +1,5 @@
 """`surefoot evaluate RUN`: a checkpoint scored, on splits of the run or on files; and the panels of its page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +79,7 @@ def evaluate(arguments: list[str]) -> None:
             print(f"{key} {name}={value!r}", flush=True)
 
 
-def _evaluate_splits(run: Run, only: Sequence[str], chosen: Contents, *, whose: str, key: str) -> None:
+def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Contents", *, whose: str, key: str) -> None:
     scoring = run.parts.scoring
     if unknown := [name for name in only if name not in scoring.splits]:
         raise ConfigError(

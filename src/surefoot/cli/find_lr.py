@@ -1,7 +1,5 @@
 """`surefoot find-lr`: learning rates tried, and one suggested. And the run that a verb tries settings on, leaving nothing behind."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

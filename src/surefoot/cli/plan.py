@@ -1,7 +1,5 @@
 """`surefoot plan ...`: what `train` would run; with `--world N` what it would need on so many GPUs, computed and not made."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -110,7 +108,7 @@ def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
         print("configuration", *(f"  {name} = {value!r}  [{origins[name]}]" for name, value in values), sep="\n")
 
 
-def _assumed(numbers: Mapping[str, float], *, precision: str) -> Machine:
+def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
     """The machine that is meant: what was given, else an H100; and for each number where it comes from."""
     from surefoot.plan.network_model import Machine
     from surefoot.train.precision import FORMATS

@@ -1,7 +1,5 @@
 """How large a step is, and each of its micro-batches: a number of samples, or so many tokens with the padding."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +26,7 @@ class Batching:
         """
         return self.batch_size // self.micro_batch_size
 
-    def of_equal_samples(self, length: int) -> Batching:
+    def of_equal_samples(self, length: int) -> "Batching":
         """The same in samples that are all of one length: as many of them as fit a micro-batch.
 
         >>> batching("4096 tokens", "1024 tokens").of_equal_samples(100)

@@ -24,6 +24,17 @@ _MAX_BYTES = 1 << 24  # of one tensor, and of one list of samples
 
 
 @runtime_checkable
+class Picture(Protocol):
+    """A picture of PIL."""
+
+    mode: str
+    size: tuple[int, int]
+
+    def tobytes(self) -> bytes:
+        """Its pixels."""
+
+
+@runtime_checkable
 class Concatenated(Protocol):
     """A data set that is several others, one after the other."""
 
@@ -117,7 +128,7 @@ def _pieces(value: Any, unknown: dict[str, None], depth: int = 0) -> Iterator[by
     elif isinstance(value, str | PurePath):
         text = PurePath(value).name if re.fullmatch(r"(/[^/\s]+)+", str(value)) else str(value)
         yield f"{kind} {re.sub('0x[0-9a-f]{6,}', '0x', text)};".encode(errors="surrogatepass")
-    elif all(hasattr(value, name) for name in ("mode", "size", "tobytes")):  # a picture of PIL
+    elif isinstance(value, Picture):
         yield f"{value.mode} {value.size}".encode() + value.tobytes()
     elif isinstance(value, AbstractSet):
         yield f"set {sorted(hash_of(each, unknown) for each in value)}".encode()

@@ -3,8 +3,7 @@
 Step k takes positions [k * B, (k + 1) * B) of one permutation per epoch, each a keyed bijection that is never stored.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -53,29 +52,7 @@ class Cut:
         return self.plan.described()
 
 
-class _Blocks(ABC):
-    """Steps of which each is full; those around the last one asked for are computed together."""
-
-    def __init__(self, samples: int, batch_size: int) -> None:
-        self.samples, self.batch_size = samples, batch_size
-        self.steps = max(1, _BLOCK_SAMPLES // batch_size)
-        self.held: tuple[int, Ids, Ids] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
-
-    def ids(self, step: int) -> tuple[Ids, Ids]:
-        """The samples of a step and the epoch each belongs to, both (batch_size,)."""
-        block, within = divmod(step, self.steps)
-        if block != self.held[0]:
-            size = self.steps * self.batch_size
-            self.held = (block, *self._at(np.arange(block * size, (block + 1) * size, dtype=np.int64)))
-        first = within * self.batch_size
-        return self.held[1][first : first + self.batch_size], self.held[2][first : first + self.batch_size]
-
-    @abstractmethod
-    def _at(self, positions: Ids) -> tuple[Ids, Ids]:
-        """The same for places in the order of all."""
-
-
-class Order(_Blocks):
+class Order:
     """One permutation of all samples per epoch, one after the other; every step is full.
 
     >>> order = Order(0, samples=5, batch_size=5)
@@ -84,8 +61,13 @@ class Order(_Blocks):
     """
 
     def __init__(self, seed: int, *, samples: int, batch_size: int) -> None:
-        super().__init__(samples, batch_size)
+        self.samples, self.batch_size = samples, batch_size
         self.key = stream_key(seed, "order")
+        self.blocks = _Blocks(self._at, batch_size)
+
+    def ids(self, step: int) -> tuple[Ids, Ids]:
+        """The samples of a step and the epoch each belongs to, both (batch_size,)."""
+        return self.blocks.step(step)
 
     def described(self) -> dict[str, Any]:
         return {"order": "permutation per epoch", "samples": self.samples}
@@ -95,7 +77,7 @@ class Order(_Blocks):
         return _by_epoch(self.key, self.samples, epochs, offsets), epochs
 
 
-class MixtureOrder(_Blocks):
+class MixtureOrder:
     """Several sources in fixed proportions, each in its own order and with its own epochs.
 
     Every block of 1,000 samples holds each source's exact quota (largest remainder), shuffled. Ids are global: a source's offset
@@ -103,12 +85,16 @@ class MixtureOrder(_Blocks):
     """
 
     def __init__(self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> None:
-        super().__init__(sum(sizes), batch_size)
+        self.samples, self.batch_size = sum(sizes), batch_size
         self.key, self.slot_key = stream_key(seed, "order"), stream_key(seed, "mixture")
         self.sizes, self.weights = list(sizes), list(weights)
         self.quotas = np.array(quotas(weights))
         self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
         self.first_slots, self.offsets = np.cumsum(self.quotas) - self.quotas, np.cumsum(self.sizes) - self.sizes
+        self.blocks = _Blocks(self._at, batch_size)
+
+    def ids(self, step: int) -> tuple[Ids, Ids]:
+        return self.blocks.step(step)
 
     def described(self) -> dict[str, Any]:
         return {"order": "mixture", "sizes": self.sizes, "weights": self.weights}
@@ -195,6 +181,23 @@ def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.ui
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+class _Blocks:
+    """The steps around the last one asked for, computed together."""
+
+    def __init__(self, at: Callable[[Ids], tuple[Ids, Ids]], batch_size: int) -> None:
+        self.at, self.batch_size = at, batch_size
+        self.steps = max(1, _BLOCK_SAMPLES // batch_size)
+        self.held: tuple[int, Ids, Ids] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def step(self, step: int) -> tuple[Ids, Ids]:
+        block, within = divmod(step, self.steps)
+        if block != self.held[0]:
+            size = self.steps * self.batch_size
+            self.held = (block, *self.at(np.arange(block * size, (block + 1) * size, dtype=np.int64)))
+        first = within * self.batch_size
+        return self.held[1][first : first + self.batch_size], self.held[2][first : first + self.batch_size]
 
 
 def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:

@@ -33,57 +33,68 @@ def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, begun: bool 
 
 
 class Ranks(Protocol):
-    """What a step shares with the other processes; by itself nothing, as one that is alone (`Alone`).
+    """What a step shares with the other processes. Nothing here waits for a device but where the CPU is it."""
 
-    Nothing here waits for a device but where the CPU is it.
-    """
-
-    nominal: float | None = None
+    nominal: float | None
     """What losses are divided by on the way, the same on every rank; None: this process knows all counts of a step."""
 
     @property
     def local_times(self) -> float | None:
         """Before the last pass of a step this rank has the gradient of its own passes, times this; None where it has not."""
-        return 1.0
 
-    def start_pass(self, *, counted: bool, last: bool) -> bool:  # noqa: ARG002
-        """Before each micro-batch of a step: whether its pass is made.
+    def start_pass(self, *, counted: bool, last: bool) -> bool:
+        """Before each micro-batch of a step: whether its pass is made. What counts nothing is passed with gradients of 0."""
 
-        What counts nothing is not passed at all by one process; by several with gradients of 0.
-        """
-        return counted
-
-    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:  # noqa: ARG002
+    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
         """Before the last backward pass: begin to add the losses of all ranks up."""
-        return
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
         """What the backward pass starts from: a part of the loss, under the loss scale where there is one."""
-        return part if scale is None else part * scale
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
         """After the last one: loss and count of all ranks; from now on each has the whole gradient, or its part of it."""
-        return total, counted
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """The norm of the whole gradient, from that of what this rank holds."""
-        return norm
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
         """Have the models called through these from now on, such as the same ones compiled; what the loss calls, by name."""
-        return forwards
 
     def follow_trainable(self) -> None:
         """Share the gradients of what is trainable now; every rank must have frozen the same."""
-        return
+
+    def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:
+        """In it each rank may call these models, or parts of them, by itself and as often as it likes. Collective at both ends."""
+
+
+class Alone:
+    """One process: it has all micro-batches, and nothing is shared."""
+
+    nominal: float | None = None
+    local_times: float | None = 1.0
+
+    def start_pass(self, *, counted: bool, last: bool) -> bool:  # noqa: ARG002
+        """What counts nothing is not passed at all."""
+        return counted
+
+    def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None: ...
+
+    def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
+        return part if scale is None else part * scale
+
+    def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
+        return total, counted
+
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        return norm
+
+    def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
+        return forwards
+
+    def follow_trainable(self) -> None: ...
 
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
-        """In it each rank may call these models, or parts of them, by itself and as often as it likes. Collective at both ends."""
         return nullcontext()
-
-
-class Alone(Ranks):
-    """One process: it has all micro-batches, and nothing is shared."""
 
 
 @dataclass

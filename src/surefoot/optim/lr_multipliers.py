@@ -3,8 +3,6 @@
 Several are multiplied: `sf.adamw(3e-4, rates=[sf.layer_decay(0.75), sf.frozen("embedding.*")])`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +33,7 @@ class Rates:
     {'bias': 0.1}
     """
 
-    factors: Callable[[nn.Module], Mapping[str, float]]
+    factors: "Callable[[nn.Module], Mapping[str, float]]"
     described: Mapping[str, Any] = field(kw_only=True)
     like_adam_only: bool = field(default=False, kw_only=True)  # whether other optimizers need other factors
 
@@ -55,7 +53,7 @@ def layer_decay(decay: float) -> Rates:
     if not 0 < decay <= 1:
         raise ConfigError(f"layer_decay = {decay!r}: a number above 0 and up to 1 is needed, such as 0.75")
 
-    def factors(model: nn.Module) -> dict[str, float]:
+    def factors(model: "nn.Module") -> dict[str, float]:
         from surefoot.optim.param_groups import depths
 
         found = depths(model)
@@ -89,7 +87,7 @@ def width_scaling(*, base_width: int) -> Rates:
             f"base_width = {base_width!r}: a whole number from 1 is needed, the width at which lr was found"
         )
 
-    def factors(model: nn.Module) -> dict[str, float]:
+    def factors(model: "nn.Module") -> dict[str, float]:
         from surefoot.optim.param_groups import final_layer, input_matrices, is_embedding, matrices
 
         head, inputs = final_layer(model), set(input_matrices(model))
@@ -120,7 +118,7 @@ def frozen(*patterns: str) -> Rates:
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
         raise ConfigError(f"frozen = {patterns!r}: give names of parameters, such as 'embedding.*'")
 
-    def factors(model: nn.Module) -> dict[str, float]:
+    def factors(model: "nn.Module") -> dict[str, float]:
         names = list(model.named_parameters(remove_duplicate=False))
         fitting = {pattern: [held for name, held in names if fnmatchcase(name, pattern)] for pattern in patterns}
         if idle := [pattern for pattern, found in fitting.items() if not found]:
@@ -135,7 +133,7 @@ def frozen(*patterns: str) -> Rates:
     return Rates(factors, described={"frozen": list(patterns)})
 
 
-def factors_of(model: nn.Module, rates: Sequence[Rates]) -> dict[str, float]:
+def factors_of(model: "nn.Module", rates: Sequence[Rates]) -> dict[str, float]:
     """The product of all factors for every parameter of a model; `ConfigError` for what is no factor or no parameter of it.
 
     >>> from torch import nn
@@ -169,7 +167,7 @@ def misfits(rates: Sequence[Any], optimizer: Declaration) -> list[str]:
     return problems
 
 
-def freeze(model: nn.Module, factors: Mapping[str, float]) -> None:
+def freeze(model: "nn.Module", factors: Mapping[str, float]) -> None:
     """Let no gradient reach the parameters whose factor is 0."""
     for name, parameter in model.named_parameters():
         if factors[name] == 0:

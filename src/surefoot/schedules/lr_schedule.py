@@ -4,8 +4,6 @@ A schedule remembers nothing, so a resumed run, a replayed step and a drawn prev
 Steps are optimizer updates, counted from 0. Durations are "100 steps", "5%", "2 epochs" or a number of steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,7 +41,7 @@ class Schedule:
     def _given(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "shape" and value is not None}
 
-    def resolved(self, length: Length) -> Schedule:
+    def resolved(self, length: Length) -> "Schedule":
         """The same with durations in steps and defaults filled in; `ConfigError` if it does not fit in the run.
 
         >>> warmup_cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
@@ -79,15 +77,15 @@ class Joined:
     Each part is a schedule of its own for a run of its own length: a percentage in it is of that part.
     """
 
-    first: Schedule | Joined
-    second: Schedule | Joined
+    first: "Schedule | Joined"
+    second: "Schedule | Joined"
     at: str | int
 
     @property
     def warmup(self) -> str | int | None:
         return self.first.warmup
 
-    def resolved(self, length: Length) -> Joined:
+    def resolved(self, length: Length) -> "Joined":
         at, before, after = self._cut(length)
         try:
             return Joined(self.first.resolved(before), self.second.resolved(after), at)

@@ -3,8 +3,6 @@
 Byte-level, as Radford et al. 2019, section 2.2, have it: no text is unknown, and every token is a whole number of bytes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict
@@ -59,7 +57,7 @@ def tokens_by_word(
     return found
 
 
-def splits_into_words(tokenizer: tokenizers.Tokenizer) -> bool:
+def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
     """Whether a byte-level tokenizer takes texts apart as GPT-2's does, and by nothing else."""
     if tokenizer.pre_tokenizer is None or tokenizer.normalizer is not None:
         return False
@@ -76,7 +74,7 @@ class BpeTokenizer:
     ('lower', True)
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
         self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold END is text
         self.vocabulary: int = tokenizer.get_vocab_size()
         self.end: int | None = tokenizer.token_to_id(END)
@@ -185,7 +183,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     return tokenizer_from_json(text) if isinstance(found, dict) and "kind" in found else BpeTokenizer.load(file)
 
 
-def _byte_level(*files: str) -> tokenizers.Tokenizer:
+def _byte_level(*files: str) -> "tokenizers.Tokenizer":
     """A tokenizer of no merges yet, or of those in files of GPT-2's kind."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -195,7 +193,7 @@ def _byte_level(*files: str) -> tokenizers.Tokenizer:
     return made
 
 
-def _from_library(text: str, *, where: str) -> tokenizers.Tokenizer:
+def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer, decoders
 
     try:
@@ -220,7 +218,7 @@ def _from_library(text: str, *, where: str) -> tokenizers.Tokenizer:
     return found
 
 
-def _keeps_text(tokenizer: tokenizers.Tokenizer) -> bool:
+def _keeps_text(tokenizer: "tokenizers.Tokenizer") -> bool:
     """Whether a text with all kinds of bytes and spaces, and with each added token, comes back as it was."""
     codes = (*range(256), 0x7FF, *range(0x800, 0xD800, 0x800), *range(0x10000, 0x110000, 0x10000))
     added = " ".join(f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values())

@@ -3,8 +3,6 @@
 Both work on bytes written as letters (Radford et al. 2019, section 2.2); digits stand alone. A text begins with a space.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,7 +35,7 @@ class SubwordTokenizer:
     least = 256 + len(_SPECIAL)
     """The smallest vocabulary: all bytes, and padding, begin and end."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
         self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold <end> is text
         self.vocabulary: int = tokenizer.get_vocab_size()
         self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
@@ -113,7 +111,7 @@ class SubwordTokenizer:
         return self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one > END]).removeprefix(" ")
 
 
-def _repeatable(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _repeatable(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     """A unigram tokenizer without what is left to chance: the order of pruned letters, and the last digits of weights."""
     described = json.loads(tokenizer.to_str())
     weights = {token: round(weight, 6) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,14 @@ from surefoot.train.precision import precision as chosen_precision
 Loss = Callable[[Any, Any], Any]
 Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
 _BATCH_SIZE = 16  # where the split names none; changes no score
+
+
+@runtime_checkable
+class _MetricObject(Protocol):
+    """An object of torchmetrics or the like, which is called with predictions and targets."""
+
+    def update(self, *given: Any) -> None: ...
+    def compute(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Split:
             raise ConfigError(f"Split(batch_size={self.batch_size}): at least one sample is scored at once")
         by_name: Any = self.scores if isinstance(self.scores, Mapping) else {}
         for score in by_name.values() or self.score_functions:
-            if hasattr(score, "update") and hasattr(score, "compute"):  # of torchmetrics or the like
+            if isinstance(score, _MetricObject):
                 raise ConfigError(
                     f"Split: {getattr(score, '__name__', type(score).__name__)} is a metric object,"
                     " and a score is a function of (model, batch)\n"

@@ -1,7 +1,5 @@
 """What `Run` takes: the settings of every run, and what only code can give, each with its text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """Images in files, a folder for each class: found and checked here, decoded one by one, as a rule by loader workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,7 +32,7 @@ class Fitting:
     channels: int
     crop: Crop = "padded"
 
-    def whole(self, picture: Image.Image) -> NDArray[np.uint8]:
+    def whole(self, picture: "Image.Image") -> NDArray[np.uint8]:
         """The middle of the picture: its shorter side made `size` (a seventh more where crops are "resized"), then cut."""
         picture = self._coloured(picture)
         width, height = picture.size
@@ -45,7 +43,7 @@ class Fitting:
         left, top = (picture.width - self.size) // 2, (picture.height - self.size) // 2
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
-    def piece(self, picture: Image.Image, draw: Callable[[int], float]) -> NDArray[np.uint8]:
+    def piece(self, picture: "Image.Image", draw: Callable[[int], float]) -> NDArray[np.uint8]:
         """A piece of 8 % to 100 % of the area and 3/4 to 4/3 as wide as high, resized: https://arxiv.org/abs/1409.4842, section 6."""
         picture = self._coloured(picture)
         area = picture.width * picture.height * (0.08 + 0.92 * draw(0))
@@ -54,14 +52,14 @@ class Fitting:
         left, top = (picture.width - width) * draw(2), (picture.height - height) * draw(3)
         return self._array(_resized(picture, (self.size, self.size), (left, top, left + width, top + height)))
 
-    def _coloured(self, picture: Image.Image) -> Image.Image:
+    def _coloured(self, picture: "Image.Image") -> "Image.Image":
         if picture.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255 instead of scaling
             from PIL.Image import fromarray
 
             picture = fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
         return picture.convert("L" if self.channels == 1 else "RGB")
 
-    def _array(self, picture: Image.Image) -> NDArray[np.uint8]:
+    def _array(self, picture: "Image.Image") -> NDArray[np.uint8]:
         return np.array(picture, dtype=np.uint8).reshape(self.size, self.size, self.channels)
 
 
@@ -81,7 +79,7 @@ class Files:
         return sha256(repr((names, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
 
 
-def opened(path: Path) -> Image.Image:
+def opened(path: Path) -> "Image.Image":
     """The picture in a file, decoded whole; `DataError` names a file that is none or is damaged."""
     from PIL import Image, UnidentifiedImageError
 
@@ -100,7 +98,7 @@ def opened(path: Path) -> Image.Image:
         raise DataError(f"{path} is a damaged picture: {problem}") from problem
 
 
-def read_picture(path: Path) -> Image.Image:
+def read_picture(path: Path) -> "Image.Image":
     """A picture of a data set, decoded whole; `DataError` says how to go on without a damaged one."""
     try:
         return opened(path)
@@ -197,7 +195,9 @@ def _header(path: Path) -> tuple[int, int, int] | None:
         return None  # told when it is read, or left out
 
 
-def _resized(picture: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None) -> Image.Image:
+def _resized(
+    picture: "Image.Image", size: tuple[int, int], box: tuple[float, float, float, float] | None
+) -> "Image.Image":
     from PIL.Image import Resampling
 
     return picture.resize(size, Resampling.BILINEAR, box=box)

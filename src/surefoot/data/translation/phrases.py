@@ -3,8 +3,6 @@
 They teach a model what translating needs (another order, another number format, words for words) in two minutes.
 """
 
-from __future__ import annotations
-
 import datetime
 import difflib
 from collections.abc import Callable, Mapping
@@ -81,7 +79,7 @@ def phrases(source: str = "en", target: str = "de", *, count: int = 24_000, seed
     return list(found.items())
 
 
-def locale(name: str) -> Locale:
+def locale(name: str) -> "Locale":
     """The locale of CLDR called `name`; `ConfigError` with near ones where there is none.
 
     >>> locale("pt-BR").territory
@@ -102,7 +100,7 @@ def locale(name: str) -> Locale:
         ) from problem
 
 
-def _is_known(kind: Kind, languages: tuple[Locale, Locale]) -> bool:
+def _is_known(kind: Kind, languages: "tuple[Locale, Locale]") -> bool:
     (draw, render), generator = kind, Random(0)
     try:
         return all(render(draw(generator), language).strip() for _ in range(8) for language in languages)
@@ -153,7 +151,7 @@ def _times() -> list[Kind]:
     return [*first, ago, hour("medium"), fields("yMMMM"), interval, fields("yQQQQ")]
 
 
-def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
+def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
     """Quantities with units, money, and numbers."""
     from babel import lists, numbers, units
 
@@ -180,7 +178,7 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
             lambda value, language: numbers.format_currency(value[1], value[0], locale=language, format_type=style),
         )
 
-    def listed(parts: list[str], language: Locale) -> str:
+    def listed(parts: list[str], language: "Locale") -> str:
         return lists.format_list(parts, locale=language)
 
     several: Kind = (
@@ -202,7 +200,7 @@ def _amounts(languages: tuple[Locale, Locale]) -> list[Kind]:
     return [*with_units, money("name"), some_numbers, money("standard"), long_number]
 
 
-def _names(languages: tuple[Locale, Locale]) -> list[Kind]:
+def _names(languages: "tuple[Locale, Locale]") -> list[Kind]:
     """Countries and languages, alone, in lists, and together."""
     from babel import lists, numbers
 
