@@ -21,10 +21,10 @@ TOP = {
     "memory.py",
     "saved_run.py",
 }
-MAX = {  # lines and statements are to fall to 48,000 and 26,000
-    "lines": 49_800,  # of .py, .pyi, .html and .css
-    "files": 326,  # of .py
-    "statements": 27_300,  # without docstrings and texts below attributes
+MAX = {
+    "lines": 48_000,  # of .py, .pyi, .html and .css
+    "files": 320,  # of .py
+    "statements": 26_000,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 19_000,
     "modules that train/loop.py needs": 30,

@@ -146,10 +146,11 @@ def comment(text: str) -> str:
     return f"# {text}"
 
 
-def dumps(document: Document) -> str:
+def dumps(document: Document | dict[str, Any]) -> str:
     """The text, with every table in one line."""
-    rows = [f"{_text(name)} = {_inline(table)}" for name, table in document.tables.items()]
-    return "\n".join([*document.comments, *rows, ""])
+    tables, comments = (document.tables, document.comments) if isinstance(document, Document) else (document, [])
+    rows = [f"{_text(name)} = {_inline(table)}" for name, table in tables.items()]
+    return "\n".join([*comments, *rows, ""])
 
 
 def _inline(node: Any) -> str:

@@ -70,9 +70,11 @@ def problems(kind: Declaration, *, lr: Any, weight_decay: Any, given: Mapping[st
         for key, value in given.items()
         if key not in kind.settings
     ]
-    for key, value in {"lr": lr, "weight_decay": weight_decay, **given}.items():
-        if key in kind.checks and not kind.checks[key][1](value):
-            found.append(f"optimizer.{key} = {value!r}: {kind.checks[key][0]} is needed")
+    found += [
+        f"optimizer.{key} = {value!r}: {kind.checks[key][0]} is needed"
+        for key, value in {"lr": lr, "weight_decay": weight_decay, **given}.items()
+        if key in kind.checks and not kind.checks[key][1](value)
+    ]
     merged = {**kind.settings, **given}
     if not found and merged.get("nesterov") and not merged["momentum"]:
         found.append("optimizer.nesterov = True needs a momentum: try --optimizer.momentum 0.9")

@@ -170,11 +170,7 @@ class OnPaper(TorchFunctionMode):
             args, kwargs = tree_map_only(
                 Tensor, lambda held: held.float() if held.dtype == self.narrow else held, (args, kwargs)
             )
-        if func is F.scaled_dot_product_attention:
-            return _attention(*args, **kwargs)
-        if func is F.dropout:
-            return _dropout(*args, **kwargs)
-        return func(*args, **kwargs)
+        return {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}.get(func, func)(*args, **kwargs)
 
     def _narrowed(self, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.float32:

@@ -1,7 +1,5 @@
 """What makes a run: a recipe, or a function in a file of the user's own; and from a run's directory the same once more."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect
@@ -63,7 +61,7 @@ class Program:
             for path, digest in function(config, run=run):
                 user_code.refuse_changed(path, was=digest, run=run, resuming=resuming)
 
-    def on_paper(self, *config: Any) -> Run:
+    def on_paper(self, *config: Any) -> "Run":
         """The run as far as it can be computed with: without its data, where the module's `outline(config: Config)` knows how."""
         function = self._of_config("outline")
         outline: Run | None = None if function is None else function(*config)
@@ -76,7 +74,7 @@ class Program:
             return None
         return function if self.config in typing.get_type_hints(function).values() else None
 
-    def run(self, *config: Any) -> Run:
+    def run(self, *config: Any) -> "Run":
         """What the function builds, which must be a run."""
         from surefoot.run.run import Run
 
@@ -154,7 +152,7 @@ def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program
     return program, config
 
 
-def build_run(program: Program, config: Any, *, of: Path | None = None) -> Run:
+def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run":
     """What a program builds; a terminal is told that this may take seconds. `of` is the run that it is built for again."""
     with status_line() as show:
         show("reading the data and building the model")
@@ -171,7 +169,7 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> Run:
             ) from problem
 
 
-def refuse_fp16_on_a_cpu(run: Run) -> None:
+def refuse_fp16_on_a_cpu(run: "Run") -> None:
     """Raise where the library lets pass, for tests, what nobody who trains can want."""
     if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
         raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
@@ -208,7 +206,7 @@ def for_one_process(config: Any, run: Path) -> Any:
     return config
 
 
-def choose_checkpoint(run: Path, which: str | None) -> Contents:
+def choose_checkpoint(run: Path, which: str | None) -> "Contents":
     """The newest intact checkpoint of a run, the best, that of a step, or the mean of the last ones; damaged ones are named."""
     from surefoot.checkpoint import Store, averaged
 

@@ -150,9 +150,7 @@ def as_json(value: Any) -> Any:
         }
         plain = {name: None if name in strange else as_json(held) for name, held in value.items()}
         return plain | ({"nonfinite": strange} if strange else {})
-    if isinstance(value, list | tuple):
-        return [as_json(held) for held in value]
-    return value
+    return [as_json(held) for held in value] if isinstance(value, list | tuple) else value
 
 
 WIDE = 100

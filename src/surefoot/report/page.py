@@ -113,10 +113,11 @@ def bands(chart: Chart, horizontal: Axis) -> list[tuple[float, float, float, lis
     edges = [0.0, *[(one + other) / 2 for one, other in pairwise(places)], 1.0]
     found = []
     for step, place, left, right in zip(steps, places, edges, edges[1:], strict=False):
-        told = []
-        for line, points, placed in lines:
-            if near := points[bisect_left(placed, left) : bisect_right(placed, right)]:
-                told.append(f"{line.name} {_told(near, step, chart.unit, faint=line.faint)}")
+        told = [
+            f"{line.name} {_told(near, step, chart.unit, faint=line.faint)}"
+            for line, points, placed in lines
+            if (near := points[bisect_left(placed, left) : bisect_right(placed, right)])
+        ]
         if told and right - left >= 0.0001:
             found.append((left, right - left, place, [f"step {written(step)}", *told]))
     return found

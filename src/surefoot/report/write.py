@@ -35,8 +35,7 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     if not paths:
         raise ConfigError("report on which run? give the directory of one, or of several")
     places = [local_path(path, setting="paths") for path in paths]
-    alone = places[0] if len(places) == 1 else Path()
-    target = alone if out is None else local_path(out, setting="out")
+    target = (places[0] if len(places) == 1 else Path()) if out is None else local_path(out, setting="out")
     return write_file(target / FILE if target.is_dir() else target, page_of(places).encode())
 
 

@@ -216,10 +216,10 @@ def refuse_foreign_or_out_of_range(shape: str, given: Settings) -> None:
 def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
     """All settings of a shape, defaults filled in and durations in steps; `ConfigError` where they do not fit the run."""
     written = {name: given.get(name, default) for name, default in SHAPES[shape].takes.items()}
-    settings = dict(written)
-    for name in ("warmup", "cooldown", "cycle"):
-        if name in settings:
-            settings[name] = in_steps(written[name], length=length, setting=f"schedule.{name}")
+    durations = [name for name in ("warmup", "cooldown", "cycle") if name in written]
+    settings = written | {
+        name: in_steps(written[name], length=length, setting=f"schedule.{name}") for name in durations
+    }
     if "drops" in settings:
         settings["drops"] = tuple(in_steps(drop, length=length, setting="schedule.drops") for drop in written["drops"])
     fall = Fall(settings, length.steps)

@@ -1,7 +1,5 @@
 """Files of multiple-choice questions as splits, for recipes that train language models. Torch-free until it is used."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +63,7 @@ def questions_at_once(dataset: Any, *, vocabulary: int) -> int:
     return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // int(dataset.most_targets * vocabulary)))
 
 
-def choice_accuracy(model: Any, batch: Any) -> dict[str, sf.Mean]:
+def choice_accuracy(model: Any, batch: Any) -> "dict[str, sf.Mean]":
     """`surefoot.choice_accuracy` of a `models.GPT`, which makes no logits but those of the endings."""
     return sf.choice_accuracy(model, batch, logits=_logits_at)
 

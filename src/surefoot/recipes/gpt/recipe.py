@@ -1,7 +1,5 @@
 """From the settings of a GPT to its run: the network, the corpus, the scores, samples and predictions. Imports no torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -18,7 +16,7 @@ from surefoot.recipes.optimizer_settings import checked, refuse_default_data
 _TOKENS = 300  # are shown, about
 
 
-def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> sf.TintedText:
+def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.TintedText":
     """Some windows from the middle of the held-out text, each token with its loss as the evaluation has it."""
     import numpy as np
     import torch.nn.functional as F
@@ -54,7 +52,7 @@ def check(config: Config) -> list[Any]:
     )
 
 
-def build(config: Config) -> sf.Run:
+def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     context = config.model.context
     _, optimizer, schedule, *_ = check(config)
@@ -116,7 +114,7 @@ def build(config: Config) -> sf.Run:
     )
 
 
-def outline(config: Config) -> sf.Run | None:
+def outline(config: Config) -> "sf.Run | None":
     """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
     vocabulary, context = texts.promised_vocabulary(config.data), config.model.context
     if vocabulary is None or config.init is not None:
@@ -167,7 +165,7 @@ def _prompt(config: Config, tokenizer: Any) -> str:
 _CHOICES = 4
 
 
-def _cloze(config: Config, found: texts.Corpus) -> sf.Split | None:
+def _cloze(config: Config, found: texts.Corpus) -> "sf.Split | None":
     held_out, wanted, context = found.longest_held_out, config.cloze_questions, config.model.context
     if wanted is None:  # as many as are usual, where there is text for them
         if len(held_out) < _CHOICES * 2 * context:

@@ -1,7 +1,5 @@
 """Pictures that a trained classifier names: what a run keeps of its data, and what `surefoot predict` does with them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From the settings of an image classifier to its run: the network, the images, the loss, scores and predictions. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -39,7 +37,7 @@ def check(config: Config) -> list[Any]:
     )
 
 
-def build(config: Config) -> sf.Run:
+def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     from surefoot.report.task_panels import png_file
 
@@ -75,7 +73,7 @@ def build(config: Config) -> sf.Run:
         mean = sf.mixed_cross_entropy(logits_BK, mixture, label_smoothing=changes.label_smoothing)
         return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
 
-    def outputs(model: Any, batch: Any) -> list[sf.Classified]:
+    def outputs(model: Any, batch: Any) -> "list[sf.Classified]":
         if strange is not None:  # not before: a plan is told too, and a resume is refused by name
             raise sf.DataError(strange)
         return sf.classified(model, batch)
@@ -121,7 +119,7 @@ def build(config: Config) -> sf.Run:
     )
 
 
-def _in_words(found: sf.ImageSets, path: str | None) -> list[str]:
+def _in_words(found: "sf.ImageSets", path: str | None) -> list[str]:
     """Lines that say which images these are, and how many are for what."""
     test = "no test part" if found.test is None else f"{len(found.test):,} to test at the end"
     return [
@@ -132,7 +130,7 @@ def _in_words(found: sf.ImageSets, path: str | None) -> list[str]:
     ]
 
 
-def _accuracy(logits_BK: Any, mixture: sf.Mixed) -> sf.Mean:
+def _accuracy(logits_BK: Any, mixture: "sf.Mixed") -> "sf.Mean":
     """How often the likeliest class is right; of images that show two samples each by its share."""
     first, second = (sf.top_k_accuracy(logits_BK, labels) for labels in (mixture.labels, mixture.others))
     return sf.Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)

@@ -1,7 +1,5 @@
 """Sentence pairs as tokens: where they come from, which tokenizers, what is trained on and what is scored."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -175,11 +173,11 @@ def smoothed(label_smoothing: float) -> Any:
     return loss
 
 
-def of_tokens(model: Any, batch: Any) -> dict[str, sf.Mean]:
+def of_tokens(model: Any, batch: Any) -> "dict[str, sf.Mean]":
     """Scores of a model that is told the right tokens so far: the loss without smoothing, and how often it is right."""
     source_BS, target_BT = batch
 
-    def of_hidden(hidden_BTC: Any, head_VC: Any) -> dict[str, sf.Mean]:
+    def of_hidden(hidden_BTC: Any, head_VC: Any) -> "dict[str, sf.Mean]":
         hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
         logits, real = hidden @ head_VC.to(hidden.dtype).T, targets != PADDING
         right = (logits.argmax(dim=-1) == targets) & real

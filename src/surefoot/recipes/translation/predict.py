@@ -1,7 +1,5 @@
 """What a trained encoder-decoder says: translations of sentences, how good they are, and `surefoot predict`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -84,7 +82,7 @@ def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]],
     return judge
 
 
-def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> sf.Examples:
+def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> "sf.Examples":
     """The best, the worst and some random translations of sentences spread over `pairs`, by the BLEU of each sentence."""
     from sacrebleu.metrics.bleu import BLEU
 

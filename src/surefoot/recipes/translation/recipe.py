@@ -1,7 +1,5 @@
 """From the settings of a translator to its run: the network, the pairs, the scores, samples and predictions. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +28,7 @@ def check(config: Config) -> list[Any]:
     )
 
 
-def build(config: Config) -> sf.Run:
+def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     _, optimizer, schedule, *_ = check(config)
     found = texts.bilingual(config, saved=saved(config.out))
@@ -40,7 +38,7 @@ def build(config: Config) -> sf.Run:
     while_training = replace(at_end, beam=config.validation_beam)
     scored = found.held_out[: config.validation_pairs]
 
-    def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> sf.Split:
+    def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> "sf.Split":
         # neighbours of one length, so that batches have little padding: the order of a split changes no score
         ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
 
@@ -101,7 +99,7 @@ def build(config: Config) -> sf.Run:
 _USUAL = 32  # tokens of a side of a sentence, where none are read
 
 
-def outline(config: Config) -> sf.Run | None:
+def outline(config: Config) -> "sf.Run | None":
     """The run without its data, to be computed with; None where weights to start from say how many subwords there are."""
     if config.init is not None:
         return None
@@ -137,8 +135,7 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
     from surefoot.train.model_weights import load_weights  # imports torch
 
     source, target = texts.saved_tokenizers(run)
-    own = None if source is target else source.vocabulary
-    network = network_shape(config, source=own, target=target.vocabulary)
+    network = network_shape(config, source=(None if source is target else source.vocabulary), target=target.vocabulary)
     model = load_weights(sf.models.Seq2Seq(network), checkpoint, device=asked.device)
     return answers(model, inputs, asked, Search(source, target, config.beam, config.length_penalty))
 
