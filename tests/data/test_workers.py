@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -252,9 +253,11 @@ def test_what_a_worker_inherits_is_not_its_to_end(tmp_path):
         assert process.stdout.read() == f"{[True] * 4} True\n"
 
 
-def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_before_the_run(tmp_path, monkeypatch):
+def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_before_the_run(monkeypatch):
+    short = Path(tempfile.mkdtemp(dir="/tmp"))
+
     def below(length):
-        place = tmp_path / ("d" * (length - len(str(tmp_path)) - 1))
+        place = short / ("d" * (length - len(str(short)) - 1))
         (place / "pymp-12345678").mkdir(parents=True)
         monkeypatch.setattr(tempfile, "tempdir", str(place))
         with socket.socket(socket.AF_UNIX) as listener:
@@ -267,3 +270,4 @@ def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_before_the_run(
     with pytest.raises(ConfigError, match=r"workers: .* path of 76 bytes[\s\S]*TMPDIR=/tmp"):
         check_settings(TrainSettings(length="1 steps", batch_size=1, workers=1), schedule=None)
     check_settings(TrainSettings(length="1 steps", batch_size=1), schedule=None)
+    shutil.rmtree(short)

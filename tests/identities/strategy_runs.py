@@ -199,17 +199,19 @@ def of_gathered_halves() -> dict[str, Any]:
 def read_on_the_host(**changes: Any) -> int:
     """Steps, all of them watched, under the guards of law 12, which raise where one reads a tensor; how many were made."""
     from identities.test_law_12_no_waiting import NothingDue, layers, nothing_read
+    from surefoot.train.layer_stats import Watched
     from surefoot.train.loop import steps
 
     run = _run(bad=40, **changes)
     feed = run.parts.supply.feed(workers=0)
     feed.start(0, stop=5)
     fed = [feed.micro_batches(step) for step in range(5)]
+    looking = layers(run)
     settings: dict[str, Any] = {
         "record": run.parts.whole.meter.add,
         "clock": lambda phase: None,
         "duties": NothingDue(),
-        "watch": layers(run).watch,
+        "watch": lambda index: Watched(index, looking),
     }
     with nothing_read():
         made = len(list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=5, **settings)))

@@ -147,7 +147,7 @@ def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.
     def wrong(history: History) -> Any:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("surefoot.diagnose.checks.CHECKS", (Check("wrong", None, wrong),))
+    monkeypatch.setattr("surefoot.diagnose.checks.CHECKS", (Check("wrong", lambda _: None, wrong),))
     said: list[str] = []
     made = of(said)
     for record in train():

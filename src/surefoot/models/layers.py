@@ -36,9 +36,8 @@ def relu2(x: Tensor) -> Tensor:
     >>> relu2(torch.tensor([-2.0, 3.0])).tolist()
     [0.0, 9.0]
     """
-    if not x.is_cpu or torch.compiler.is_compiling():
-        return F.relu(x).square()
-    return _SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
+    is_fused = x.is_cpu and not torch.compiler.is_compiling()
+    return _SquaredReLU.apply(x) if is_fused else F.relu(x).square()  # type: ignore[no-untyped-call]
 
 
 class _SquaredReLU(torch.autograd.Function):

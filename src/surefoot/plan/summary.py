@@ -40,7 +40,8 @@ def sections(parts: RunComponents) -> list[Section]:
     measured, costs = None, list[str]()
     if parts.task.loss is not None:
         with untouched(), parts.numerics():
-            costs = [*memory_and_time(parts, measure(parts)), *evaluation_time(parts)]
+            measured = measure(parts)
+            costs = [*memory_and_time(parts, measured), *evaluation_time(parts)]
     found = [
         Section("data", list(parts.settings.about_data)),
         Section("parameters by module", parameters_by_module(parts.state.models)),

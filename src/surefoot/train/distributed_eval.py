@@ -109,7 +109,8 @@ class Messages:
             )
         kind = type(value).__name__
         if type(value) not in (list, tuple):
-            self.classes[f"{type(value).__module__}.{type(value).__qualname__}"] = type(value)
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            self.classes[kind] = type(value)
         return {kind: [self._taken_apart(part) for part in parts]}
 
     def _put_together(self, told: Any) -> Any:

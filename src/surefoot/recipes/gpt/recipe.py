@@ -93,8 +93,10 @@ def build(config: Config) -> "sf.Run":
     if config.cloze_questions != 0 and (cloze := _cloze(config, found)) is not None:
         splits["cloze"] = cloze
     chosen: dict[str, Any] = {"number": config.multiple_choice_questions, "seed": config.seed}
-    for name, file in asked_questions.named(config.multiple_choice or ()).items():
-        splits[name] = asked_questions.question_split(name, file, tokenizer=tokenizer, context=context, **chosen)
+    splits |= {
+        name: asked_questions.question_split(name, file, tokenizer=tokenizer, context=context, **chosen)
+        for name, file in asked_questions.named(config.multiple_choice or ()).items()
+    }
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
