@@ -1,7 +1,7 @@
 """What users get wrong: each mistake is one clear error of at most five lines, with its exit status, and nothing is lost.
 
 Library calls go through the command line too (`surefoot train FILE.py:build`), in this process but for two real commands.
-Data sets that cannot be trained on are in data/test_samples.py, texts in data/test_text.py, a damaged or full store in
+Data sets that cannot be trained on are in data/test_dataset_checks.py, texts in data/text/test_files.py, a damaged or full store in
 checkpoint/test_store.py and identities/test_law_09_durability.py, settings in files in test_config.py. 9 seconds.
 """
 

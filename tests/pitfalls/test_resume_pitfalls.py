@@ -3,11 +3,11 @@
 Tested elsewhere:
 * epoch starts again, order replayed, random state, step saved before it is incremented, a checkpoint inside an
   accumulation window, scaler, average, SIGTERM and Ctrl-C: identities/test_law_04_resume.py
-* batches read and thrown away: data/test_plan.py (step one million costs what step 0 costs)
+* batches read and thrown away: data/test_order.py (step one million costs what step 0 costs)
 * kills, disk full, fsync, flipped byte, truncated newest: identities/test_law_09_durability.py, checkpoint/test_store.py
 * a directory with a number for a name: checkpoint/test_store.py; pickle: identities/test_law_10_no_code_in_data.py
 * "success" while nothing was written, a checkpoint of another model: test_bad_input.py
-* one curve on the command line, extending a run: cli/test_verbs.py
+* one curve on the command line, extending a run: cli/test_train.py
 Not yet: another world size, verify by checksums on request.
 
 3 seconds.

@@ -1,12 +1,12 @@
 """The lines of PITFALLS.md under "The step", "Schedules", "Evaluation", "Numbers shown" and "Settings" that one process can show.
 
 Tested elsewhere:
-* mean of means, left-over micro-batches, the norm that clips: identities/test_law_01_accumulation.py, data/test_feed.py
+* mean of means, left-over micro-batches, the norm that clips: identities/test_law_01_accumulation.py, data/test_loader.py
 * a skipped step changes no bit, a gradient that is None is left alone: optim/test_skip_step.py
 * groups without decay by name: optim/test_param_groups.py
 * peak used once, floor reached, no cosine climbing, warm-up = total, rate above 0: schedules/test_lr_schedule.py (here as used)
 * NaN burning patience: doctest of stopping.Watch; NaN ends with exit status 5: test_bad_input.py
-* padding samples counted: data/test_tokens.py (HeldOut); a resume's records: test_resume_pitfalls.py
+* padding samples counted: data/text/test_windows.py (HeldOut); a resume's records: test_resume_pitfalls.py
 * unknown keys, ill-typed values, a typo: test_config.py, test_bad_input.py; empty data set, loss not scalar: test_bad_input.py
 Not there yet: perplexity (nothing logs one, so none is smoothed), HellaSwag, inverse square root, plateau, finders, MFU,
 the scaler on a GPU, several processes.

@@ -107,7 +107,7 @@ class Trials:
             begin = log.tell()
             process = subprocess.Popen(
                 self.command(name),
-                stdin=subprocess.PIPE,  # the end of it is the end of this process: see distributed/parent_watch.py
+                stdin=subprocess.PIPE,  # the end of it is the end of this process: see `tie_to_launcher`
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=with_threads(self.threads),
