@@ -107,7 +107,7 @@ class Trials:
             begin = log.tell()
             process = subprocess.Popen(
                 self.command(name),
-                stdin=subprocess.PIPE,  # the end of it is the end of this process: see `tie_to_launcher`
+                stdin=subprocess.PIPE,  # the end of it is the end of this process: see `die_with` in distributed/environment.py
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=with_threads(self.threads),
