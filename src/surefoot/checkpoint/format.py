@@ -29,6 +29,7 @@ from surefoot.errors import CheckpointError, first_line
 
 Entries = dict[str, tuple[int, str]]  # length and SHA-256 by file
 SHARDED = "sharded"  # in state.json, where there are pieces
+_HASHED_AT_ONCE = 1 << 18  # bytes, hashed in a fifth of a millisecond: what a thread costs to start
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _put(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, st
         with ThreadPoolExecutor(1, thread_name_prefix="surefoot-hash") as beside:
             hashed = None
             with suppress(RuntimeError):  # no more threads allowed, or the interpreter is about to end
-                hashed = beside.submit(hash_of_all)
+                hashed = beside.submit(hash_of_all) if sum(map(len, data)) > _HASHED_AT_ONCE else None
             for stretch in data:
                 disk.append(handle, stretch)
             # On the handle that wrote: one opened later is not surely told of an error while writing back.

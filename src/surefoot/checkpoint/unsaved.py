@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from copy import copy
 from functools import cache, partial
 from pathlib import Path
 from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -165,7 +164,7 @@ class Observation:
                 self.visit("", tensor.grad, True)
 
     def _container(self, path: str, thing: Any, is_saved: bool) -> None:
-        before = copy(thing)
+        before = thing if isinstance(thing, tuple) else thing.copy()
         undo = () if isinstance(thing, tuple) else (reset, thing, before)
         self._note(path, (type(thing).__name__, len(before)), is_saved, *undo)
         entries = before.items() if isinstance(before, dict) else enumerate(before)

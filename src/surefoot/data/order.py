@@ -16,7 +16,8 @@ Ids = NDArray[np.int64]
 
 _ROUNDS = 6
 _ROUNDS_SMALL = 10  # half a dozen bits are mixed less by a round: so many make all orders of few samples equally likely
-_BLOCK_SAMPLES = 16384  # so many positions are computed together: NumPy's cost per call is shared by several steps
+# so many positions are computed together, at first and later: NumPy's cost per call is shared by several steps
+_FIRST_SAMPLES, _BLOCK_SAMPLES = 512, 16384
 _SLOTS = 1000  # a mixture keeps its weights exactly in every block of so many samples
 
 
@@ -184,20 +185,20 @@ def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 class _Blocks:
-    """The steps around the last one asked for, computed together."""
+    """Several steps computed together: few from one asked for alone, many for who reads on."""
 
     def __init__(self, at: Callable[[Ids], tuple[Ids, Ids]], batch_size: int) -> None:
         self.at, self.batch_size = at, batch_size
-        self.steps = max(1, _BLOCK_SAMPLES // batch_size)
-        self.held: tuple[int, Ids, Ids] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
+        self.first, self.ids, self.epochs = 0, np.empty(0, np.int64), np.empty(0, np.int64)
 
     def step(self, step: int) -> tuple[Ids, Ids]:
-        block, within = divmod(step, self.steps)
-        if block != self.held[0]:
-            size = self.steps * self.batch_size
-            self.held = (block, *self.at(np.arange(block * size, (block + 1) * size, dtype=np.int64)))
-        first = within * self.batch_size
-        return self.held[1][first : first + self.batch_size], self.held[2][first : first + self.batch_size]
+        begin = (step - self.first) * self.batch_size
+        if not 0 <= begin < len(self.ids):
+            samples = _BLOCK_SAMPLES if begin == len(self.ids) > 0 else _FIRST_SAMPLES
+            count = max(1, samples // self.batch_size) * self.batch_size
+            self.first, begin = step, 0
+            self.ids, self.epochs = self.at(step * self.batch_size + np.arange(count, dtype=np.int64))
+        return self.ids[begin : begin + self.batch_size], self.epochs[begin : begin + self.batch_size]
 
 
 def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
