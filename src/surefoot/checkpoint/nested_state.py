@@ -91,6 +91,7 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
 
 
 def join_state(plain: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
+    """Put the tensors of `split_state` back in their places."""
     match plain:
         case {"tensor": path}:
             return _read(tensors[path])
@@ -222,6 +223,7 @@ def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
 
 
 def reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
+    """Give a tensor its memory and its numbers back; what has not changed is not written."""
     if held_of(tensor)[0].data_ptr() != local.data_ptr():
         tensor.data = local  # other memory was put in its place
     if not same(local.cpu(), numbers.cpu()):

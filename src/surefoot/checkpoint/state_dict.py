@@ -16,6 +16,7 @@ from surefoot.errors import CheckpointError, first_line
 
 
 def shortened(problems: list[str], most: int = 4) -> Iterable[str]:
+    """The first problems of a long list, and how many more there are."""
     return problems if len(problems) <= most else [*problems[: most - 1], f"... and {len(problems) - most + 1} more"]
 
 

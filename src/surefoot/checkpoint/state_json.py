@@ -220,6 +220,7 @@ def typed_state(state: Mapping[str, Any]) -> SavedState:
 
 @cache
 def hints_of(owner: type) -> dict[str, Any]:
+    """The types of the fields of a class, read once."""
     return get_type_hints(owner, include_extras=True)
 
 

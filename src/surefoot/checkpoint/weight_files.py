@@ -112,6 +112,7 @@ def read_weights(place: Path) -> dict[str, Tensor]:
 
 
 def has_weights(directory: Path) -> bool:
+    """Whether a directory holds weights, in one file or in several."""
     return (directory / WEIGHTS).is_file() or (directory / INDEX).is_file()
 
 

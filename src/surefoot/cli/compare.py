@@ -27,6 +27,7 @@ _FORM = "as in cosine,linear:floor=0.1,wsd:cooldown=30%,constant+linear@50%"
 
 
 def compare(arguments: list[str]) -> None:
+    """Compare runs, or train the variants of a comparison and compare them."""
     options, flags = verb_options(Compare, arguments, verb="compare")
     named, given = options.what, {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
     if options.schedules is not None:

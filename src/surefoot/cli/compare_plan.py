@@ -137,6 +137,7 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
 
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
+    """The variant of a search that has these values of the settings that it varies."""
     _, kind = program_of(plan, run=Path(name))
     flags = [part for setting, text in chosen.items() for part in typed(kind, setting, text)]
     meant = flatten(configured(kind, [("comparison", plan.base)], flags, verb="compare")[0])

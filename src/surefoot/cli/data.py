@@ -37,6 +37,7 @@ class Prepare:
 
 
 def data(arguments: list[str]) -> None:
+    """Make shards of tokens out of text (`data prepare`)."""
     form = "surefoot data prepare OUT INPUT... --tokenizer NAME"
     if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
         raise ConfigError(f"no {arguments[0]!r}: {form}" if arguments else f"data what?: {form}")

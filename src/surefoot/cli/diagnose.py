@@ -29,6 +29,7 @@ class Diagnose(RunOption):
 
 
 def diagnose(arguments: list[str]) -> None:
+    """Print the findings of a run."""
     options = only_options(Diagnose, arguments, verb="diagnose")
     from surefoot.diagnose.checks import told, verdicts
     from surefoot.diagnose.finding import Unclear, Well, worst_first

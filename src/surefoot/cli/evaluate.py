@@ -40,6 +40,7 @@ class Evaluate(processes.Several, SavedRunOptions):
 
 
 def evaluate(arguments: list[str]) -> None:
+    """Score a checkpoint on the splits of its run."""
     options, flags = verb_options(Evaluate, arguments, verb="evaluate", missing=WHICH_RUN)
     run_path, on = find_run(options.run), options.on
     program, config = saved_settings(run_path, options, flags, verb="evaluate")

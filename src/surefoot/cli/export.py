@@ -35,6 +35,7 @@ class Export(RunOption):
 
 
 def export(arguments: list[str]) -> None:
+    """Write the weights of a run in another library's layout."""
     options = only_options(Export, arguments, verb="export")
     from surefoot.memory import in_words
 

@@ -24,6 +24,7 @@ class FindBatchSize(TriedRunOptions):
 
 
 def find_batch_size(arguments: list[str]) -> None:
+    """Print memory and throughput by micro-batch size, and the largest that fits."""
     options, flags = tried_options(FindBatchSize, arguments, verb="find-batch-size")
     if options.target_batch is not None:
         batching(options.target_batch, None)

@@ -56,6 +56,7 @@ class FindLr(TriedRunOptions):
 
 
 def find_lr(arguments: list[str]) -> None:
+    """Train with a rising learning rate; print and draw the loss over it."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
     lowest, highest, count, out = options.from_, options.to, options.steps, options.out
     from surefoot.report.figures import made
@@ -94,6 +95,7 @@ def find_lr(arguments: list[str]) -> None:
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
+    """The options of a verb that tries something with a run, and the run's own flags."""
     missing = f"{verb} of what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
     options, flags = verb_options(kind, arguments, verb=verb, missing=missing, help_goes_on=True)
     refuse_several(flags, verb=verb)

@@ -227,6 +227,7 @@ def _unboxed(text: str) -> str:
 
 
 def refuse_unknown(names: Sequence[str], known: Sequence[str], *, verb: str, flags: str = "settings") -> None:
+    """Raise `ConfigError` with the nearest known name for each of these, if there are any."""
     if names:
         meant = [(name, nearest(name, known)) for name in names[:3]]
         cures = [f"--{name}: did you mean --{close}?" if close else f"--{name}" for name, close in meant]

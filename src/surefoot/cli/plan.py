@@ -68,6 +68,7 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 
 def plan(arguments: list[str]) -> None:
+    """Print what a run would train, how long it is and what it needs."""
     program, options, flags = program_options(Plan, arguments, verb="plan")
     numbers = _numbers(options)
     if options.world is not None and options.recorded():

@@ -35,6 +35,7 @@ class Profile(TriedRunOptions):
 
 
 def profile(arguments: list[str]) -> None:
+    """Print where the time of a step goes."""
     options, flags = tried_options(Profile, arguments, verb="profile")
     from surefoot.profile.flops import given_peak
     from surefoot.profile.profile import measure

@@ -44,6 +44,7 @@ class Report:
 
 
 def report(arguments: list[str]) -> None:
+    """Write the page of one run or of several, or serve it while they train."""
     options = only_options(Report, arguments, verb="report", missing=f"report on {WHICH_RUN}; or several")
     runs = [find_run(given) for given in options.runs]
     if options.watch:

@@ -38,6 +38,7 @@ def program_settings(
 
 
 def file_values(file: str | None) -> dict[str, Any]:
+    """The settings in a TOML file; none without a file."""
     return {} if file is None else values(file_text(local_path(file, setting="--config")), where=file)
 
 

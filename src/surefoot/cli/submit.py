@@ -91,6 +91,7 @@ class Submit(AcceptChange, ProgramOptions):
 
 
 def submit(arguments: list[str]) -> None:
+    """Have Slurm train a run, or this machine, to try it."""
     missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large"
     of_train = ("config", "accept_change")  # which go on to it
     what = target(Submit, arguments, verb="submit", missing=missing)

@@ -38,6 +38,7 @@ class Train(AcceptChange, Several, ProgramOptions):
 
 
 def train(arguments: list[str]) -> None:
+    """Train a recipe or a program of one's own."""
     program, options, flags = program_options(Train, arguments, verb="train")
     config, origins = program_settings(program, options, flags, verb="train")
     start(

@@ -30,6 +30,7 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
+    """The table and its notes in Markdown."""
     head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
     rule = ["---", *["---:"] * (len(head) - 2), "---"]
     table = [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]

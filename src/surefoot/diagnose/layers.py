@@ -30,6 +30,7 @@ SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmo
 
 
 def watched_steps(history: History) -> None:
+    """What a check of layers needs: enough steps at which they were watched."""
     need(len(history.layers) >= WATCHED, f"{len(history.layers)} watched steps are too few (at least {WATCHED})")
 
 

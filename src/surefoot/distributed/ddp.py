@@ -142,6 +142,7 @@ def spread(
 
 
 def check_device(device: torch.device) -> None:
+    """Raise `ConfigError` where batch statistics cannot be synchronised."""
     if device.type != "cuda":
         raise ConfigError(
             f"sync_batch_norm needs CUDA, and this run is on {device.type}: torch.nn.SyncBatchNorm has no other kernels\n"

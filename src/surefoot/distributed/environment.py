@@ -69,6 +69,7 @@ def placed(environment: Mapping[str, str]) -> Placement:
 
 
 def started_by_launcher() -> bool:
+    """Whether surefoot's own launcher started this process."""
     return LAUNCHER in os.environ
 
 

@@ -96,6 +96,7 @@ def speaks_of(problem: Exception) -> bool:
 
 
 def has_met() -> bool:
+    """Whether this process has met the other ranks."""
     return bool(_met)
 
 

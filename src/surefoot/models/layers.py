@@ -25,6 +25,7 @@ def check_shape(*claims: tuple[bool, str]) -> None:
 
 
 def rotary_problem(width: int, heads: int) -> str:
+    """What is wrong with a width that the heads cannot share."""
     return f"width = {width} must be a multiple of 2 x heads = {2 * heads}: rotary positions turn pairs of channels"
 
 
@@ -162,6 +163,7 @@ class _Normed(torch.autograd.Function):
 
 
 def check_context(tokens: int, context: int) -> None:
+    """Raise `ValueError` if there are more tokens than the model can take in."""
     check_shape((tokens <= context, f"{tokens} tokens are more than the model's context of {context}"))
 
 

@@ -227,6 +227,7 @@ class MLP(nn.Module):
 
 
 def norm_of(shape: Seq2SeqShape) -> nn.LayerNorm | RMSNorm:
+    """The norm of a shape: `RMSNorm` or `LayerNorm`."""
     return RMSNorm(shape.width) if shape.norm_kind == "rms" else nn.LayerNorm(shape.width, eps=1e-5)
 
 

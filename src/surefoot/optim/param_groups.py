@@ -190,6 +190,7 @@ def final_layer(model: nn.Module) -> nn.Module | None:
 
 
 def own_parameters(module: nn.Module | None) -> set[nn.Parameter]:
+    """The parameters of a module itself, without those of its children."""
     return set() if module is None else set(module.parameters(recurse=False))
 
 

@@ -126,6 +126,7 @@ def tokens_each(parts: RunComponents) -> float | None:
 
 
 def spread(parts: RunComponents, *, ranks: int) -> Spread:
+    """How a run is spread over so many ranks."""
     how = parts.parallel
     assert how.kind != "auto"  # `chosen` has decided
     assert how.synchronise != "auto"
@@ -133,6 +134,7 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
 
 
 def fits(found: Memory, machine: Machine) -> str:
+    """Whether the memory of a machine is enough, in words."""
     if found.total > machine.memory_bytes:
         return f"{in_words(found.total - machine.memory_bytes)} too much"
     return "hardly fits" if found.total > _SPARE * machine.memory_bytes else "fits"

@@ -168,6 +168,7 @@ def times(case: Case, *, tokens: float | None) -> list[str]:
 
 
 def table(cases: Iterable[Case]) -> list[str]:
+    """The cases as a table, one line each."""
     head = ("strategy", "memory", "", "sent", "hides from", "exposed", "step")
     rows = [
         (

@@ -159,6 +159,7 @@ _NAME = 30
 
 
 def sections(look: Look, *, samples: int) -> list[str]:
+    """The tables of a step: micro-batches, samples, modules, parameters."""
     return [*_micro_batches(look), *_samples(look, samples), *_modules(look), *_parameters(look)]
 
 

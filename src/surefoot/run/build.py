@@ -139,6 +139,7 @@ def check_first_batch(settings: RunSettings, models: Models, supply: pipeline.Su
 def assemble(
     settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
 ) -> RunComponents:
+    """Put the parts of a run together: wrap the models for their ranks, and prepare scoring, saving and logging."""
     supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
     laid = layout(
         settings.channels_last, [*state.models.values(), *(average.model for average in state.averages.values())]

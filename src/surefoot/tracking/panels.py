@@ -48,6 +48,7 @@ def is_count(value: Any) -> bool:
 
 
 def check_count(parts: Sized, what: str) -> None:
+    """Raise where there are more parts than can be shown."""
     check(len(parts) <= _MOST, f"{len(parts):,} {what}, and {_MOST:,} can be shown")
 
 

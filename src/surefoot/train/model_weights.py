@@ -81,11 +81,13 @@ def load_models(state: State, found: Contents, *, where: str) -> list[Callable[[
 
 
 def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
+    """Kind ("model" or "ema"), name and module of every model and every average."""
     averages = {name: average.model for name, average in state.averages.items()}
     return [(kind, *each) for kind, models in (("model", state.models), ("ema", averages)) for each in models.items()]
 
 
 def model_state(found: Contents, file: str, name: str) -> state_dict.ModelState:
+    """One model's tensors, aliases and extra state in a checkpoint."""
     aliases, extra = found.saved.aliases.get(name, {}), found.saved.extra.get(file, {})
     return state_dict.ModelState(found.files[file], aliases, extra)
 

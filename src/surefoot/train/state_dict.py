@@ -197,6 +197,7 @@ def restore_known(objects: Mapping[str, Any], found: Contents) -> None:
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
+    """The name of each parameter."""
     return {parameter: name for name, parameter in model.named_parameters()}
 
 

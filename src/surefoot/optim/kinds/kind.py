@@ -99,6 +99,7 @@ def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
 
 
 def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
+    """Shape and bytes per number of each parameter, or of its part if there are several shards."""
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     return [(shard_shape(each.shape, shards), each.element_size()) for each in parameters]
 
