@@ -90,7 +90,7 @@ def test_of_several_models_each_takes_its_own(tmp_path: Path) -> None:
 
 def test_a_tied_weight_is_filled_once_and_not_called_new(tmp_path: Path) -> None:
     from surefoot.checkpoint import Contents, Store
-    from surefoot.checkpoint.state_dict import model_tensors
+    from surefoot.checkpoint.module_state import model_tensors
 
     def tied() -> nn.Module:
         model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.checkpoint.format import Contents
-from surefoot.checkpoint.state_dict import of_fixed_shape
+from surefoot.checkpoint.module_state import of_fixed_shape
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.checkpoint.state_dict import shortened
+from surefoot.checkpoint.module_state import shortened
 from surefoot.errors import CheckpointError, ConfigError
 
 CHANGES = ("loss", "model", "collate", "data", "optimizer")

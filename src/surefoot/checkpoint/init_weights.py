@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.gpt2 import fitted_gpt2, is_gpt2_layout
 from surefoot.checkpoint.manifest import MANIFEST
+from surefoot.checkpoint.module_state import EXTRA, ModelState, Saved, give_back, live_state, taken
 from surefoot.checkpoint.reader import read, read_together
-from surefoot.checkpoint.state_dict import EXTRA, ModelState, Saved, give_back, live_state, taken
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.checkpoint.weight_files import WEIGHTS, has_weights, read_weights

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from surefoot.checkpoint.module_state import Saved, taken
 from surefoot.checkpoint.nested_state import Named, copied, first_difference, join_state, kept_state
-from surefoot.checkpoint.state_dict import Saved, taken
 from surefoot.checkpoint.tensor_file import Stored, equal_bits
 from surefoot.distributed.shards import Rows, name_of, rows_of, rows_of_state
 from surefoot.errors import CheckpointError

@@ -12,8 +12,8 @@ from surefoot.optim.build import Decided
 from surefoot.run.checkpointing import Saving
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.tracking.console import RankLog
+from surefoot.train.compile import Compiling
 from surefoot.train.components import Components
-from surefoot.train.open_choices import Compiling
 from surefoot.train.patience import Feedback, Watch
 from surefoot.train.precision import Precision
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from surefoot.checkpoint import state_dict as contents
+from surefoot.checkpoint import module_state as contents
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.toml import with_choices

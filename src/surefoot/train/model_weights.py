@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from surefoot.checkpoint import state_dict
+from surefoot.checkpoint import module_state
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.reader import interprets
 from surefoot.distributed.world import device_called
@@ -33,7 +33,7 @@ def load_weights(
     file = file_name("model" if is_trained else "ema", name)
     if file not in found.files:
         raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
-    state_dict.load_model(model, model_state(found, file, name), where=f"step {found.step}")()
+    module_state.load_model(model, model_state(found, file, name), where=f"step {found.step}")()
     return model.to(device_called(device)).eval()
 
 
@@ -42,10 +42,10 @@ def weights_of(state: State, found: Contents) -> Iterator[None]:
     """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
     for name, average in state.averages.items():
         average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
-    own = [(kind, name, model, state_dict.model_tensors(model)) for kind, name, model in models_of(state)]
+    own = [(kind, name, model, module_state.model_tensors(model)) for kind, name, model in models_of(state)]
     try:
         loaded = [
-            state_dict.load_model(model, model_state(found, file_name(kind, name), name), where=f"step {found.step}")
+            module_state.load_model(model, model_state(found, file_name(kind, name), name), where=f"step {found.step}")
             for kind, name, model, _ in own
         ]
         for check in loaded:
@@ -53,14 +53,14 @@ def weights_of(state: State, found: Contents) -> Iterator[None]:
         yield
     finally:
         where = f"step {state.step}, after step {found.step} was scored"
-        for check in [state_dict.give_back(model, before, where=where, own_rows=True) for _, _, model, before in own]:
+        for check in [module_state.give_back(model, before, where=where, own_rows=True) for _, _, model, before in own]:
             check()
 
 
 def refuse_lossy(state: State) -> None:
     """Raise `CheckpointError` where a trained parameter, or its average, would not come back from a checkpoint."""
     for kind, name, model in models_of(state):
-        state_dict.refuse_lossy(model, trained=_trained(state.models[name]), name=file_name(kind, name))
+        module_state.refuse_lossy(model, trained=_trained(state.models[name]), name=file_name(kind, name))
 
 
 def load_models(state: State, found: Contents, *, where: str) -> list[Callable[[], None]]:
@@ -68,7 +68,7 @@ def load_models(state: State, found: Contents, *, where: str) -> list[Callable[[
     checks = []
     for kind, name, model in models_of(state):
         trained, before = _trained(state.models[name]), dict(model.named_parameters())
-        checks.append(state_dict.load_model(model, model_state(found, file_name(kind, name), name), where=where))
+        checks.append(module_state.load_model(model, model_state(found, file_name(kind, name), name), where=where))
         now = dict(model.named_parameters())
         replaced = next((key for key in before if key in trained and now.get(key) is not before[key]), None)
         if replaced is not None:
@@ -86,10 +86,10 @@ def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
     return [(kind, *each) for kind, models in (("model", state.models), ("ema", averages)) for each in models.items()]
 
 
-def model_state(found: Contents, file: str, name: str) -> state_dict.ModelState:
+def model_state(found: Contents, file: str, name: str) -> module_state.ModelState:
     """One model's tensors, aliases and extra state in a checkpoint."""
     aliases, extra = found.saved.aliases.get(name, {}), found.saved.extra.get(file, {})
-    return state_dict.ModelState(found.files[file], aliases, extra)
+    return module_state.ModelState(found.files[file], aliases, extra)
 
 
 def file_name(kind: str, name: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from surefoot.checkpoint.state_dict import shortened
+from surefoot.checkpoint.module_state import shortened
 from surefoot.config.durations import Length
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError

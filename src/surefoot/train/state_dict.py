@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surefoot.checkpoint import state_dict
+from surefoot.checkpoint import module_state
 from surefoot.checkpoint.format import Contents
 from surefoot.checkpoint.manifest import Pieces, bounds
 from surefoot.checkpoint.nested_state import copied, join_state, kept_state, restore_kept
@@ -71,7 +71,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
     for name, average in state.averages.items():
         average.refresh(state.models[name])
     models = {
-        file_name(kind, name): state_dict.model_tensors(model, whole=main) for kind, name, model in models_of(state)
+        file_name(kind, name): module_state.model_tensors(model, whole=main) for kind, name, model in models_of(state)
     }
     held = {file: each.tensors for file, each in models.items()}
     rows = {file: each.rows for file, each in models.items()}

@@ -146,8 +146,8 @@ def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The classes that a trained model sees in pictures, likeliest first, for `surefoot predict`."""
+    from surefoot.train.compile import layout  # imports torch
     from surefoot.train.model_weights import load_weights  # imports torch
-    from surefoot.train.open_choices import layout  # imports torch
 
     data = pictures.kept(run)
     networks.note_changed(data.network, was=data.sha256)

@@ -1,7 +1,7 @@
-"""What a run may leave open until it begins: how images lie in memory, and whether its models are compiled.
+"""Whether a run's models are compiled, and whether images lie in memory with their channels last.
 
-`train/auto_precision.py` looks up what "auto" comes to. On processors that multiply bfloat16 in hardware, and on GPUs,
-convolutions are much faster with the channels of a pixel side by side (torch's `channels_last`). Weights stay as they are.
+Both may be left open ("auto") until a run begins: `train/auto_precision.py` looks up what "auto" comes to. Convolutions are much
+faster with the channels of a pixel side by side on GPUs, and on processors that multiply bfloat16. Weights stay as they are.
 """
 
 from collections.abc import Iterable, Mapping

@@ -14,7 +14,7 @@ import surefoot as sf
 from surefoot.checkpoint import Store
 from surefoot.config import speed_table
 from surefoot.train import auto_precision
-from surefoot.train.open_choices import layout
+from surefoot.train.compile import layout
 
 
 class Net(nn.Sequential):
