@@ -39,7 +39,7 @@ campaign-restarts: .venv/ready  ## 20 runs of several ranks, killed and stopped;
 	$(BIN)/python benchmarks/restarts.py --tries 20
 
 campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which must be found; appends likewise
-	$(BIN)/python benchmarks/diagnose.py
+	$(BIN)/python benchmarks/planted_faults.py
 
 campaign-mutants: .venv/ready  ## 100 small faults in the source, one by one, each of which a test must find; ten minutes
 	$(BIN)/python benchmarks/mutants.py

@@ -24,6 +24,13 @@ def test_every_benchmark_of_the_list_is_there(bench: dict[str, Any]) -> None:
     assert [asked.script for asked in bench["BENCHMARKS"].values() if not (BENCHMARKS / asked.script).is_file()] == []
 
 
+def test_no_program_hides_a_package_of_the_tests_that_it_imports_from() -> None:
+    names = [
+        {each.stem for each in place.iterdir()} - {"__pycache__"} for place in (BENCHMARKS, Path(__file__).parents[1])
+    ]
+    assert names[0] & names[1] == set()
+
+
 def test_a_benchmark_that_lacks_its_data_is_left_out(bench: dict[str, Any], tmp_path: Path) -> None:
     made, told = bench["Benchmark"], bench["told"]
     assert told(made("bench.py", 1, data="a/b"), None) == (["left out: no a/b in --data, which is absent"], True)
