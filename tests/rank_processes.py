@@ -121,7 +121,8 @@ class Ranks:
         for rank in range(len(pids)):
             kept = place / f"result-{rank}.pt"
             result = torch.load(kept, weights_only=True) if kept.exists() else None
-            text = (place / f"text-{rank}").read_text()
+            said = place / f"text-{rank}"
+            text = said.read_text() if said.exists() else ""  # one that was killed may not have made it
             found.append(Outcome(int((place / f"status-{rank}").read_text()), result, text))
         return found
 
