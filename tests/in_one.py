@@ -23,7 +23,7 @@ def in_one(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def all_cases(**fixtures: Any) -> None:
-        failed = []
+        failed, skipped = [], []
         for number, parts in enumerate(product(*choices)):
             own = dict(fixtures)
             if "tmp_path" in own:
@@ -34,8 +34,14 @@ def in_one(function: Callable[..., None]) -> Callable[..., None]:
             case = {name: value for part in parts for name, value in part.items()}
             try:
                 function(**case, **own)
+            except pytest.skip.Exception:
+                skipped.append(case)
             except (Exception, pytest.fail.Exception) as problem:  # told of all together
                 failed.append(f"{case}: {type(problem).__name__}: {problem}")
+        if skipped and not failed:
+            pytest.skip(
+                f"{len(skipped)} of {len(list(product(*choices)))} cases, such as {skipped[0]}; all others passed"
+            )
         assert not failed, f"{len(failed)} of {len(list(product(*choices)))} cases:\n" + "\n".join(failed)
 
     signature = inspect.signature(function)

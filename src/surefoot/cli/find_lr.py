@@ -102,7 +102,7 @@ def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tupl
     return options, flags
 
 
-def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[sf.Run, set[str]]:
+def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "tuple[sf.Run, set[str]]":
     """The run that is meant, not opened, and the names of its settings: at its start, or of a directory where a checkpoint is."""
     what = options.what
     is_run = what == "latest" or any((path / "config.toml").is_file() for path in (Path(what), Path("runs") / what))
@@ -120,7 +120,7 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> t
     return run, set() if config is None else set(flatten(config))
 
 
-def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> tuple[sf.Run, set[str]]:
+def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "tuple[sf.Run, set[str]]":
     if options.config is not None:
         raise ConfigError(f"--config is for what has no settings yet, and {path} has\n  leave it out, or give flags")
     asked = flag_text(flags, "optimizer.name")

@@ -77,7 +77,9 @@ def start(
     refuse_fp16_on_a_cpu(run)
     run.parts = dataclasses.replace(
         run.parts,
-        example=run.parts.example or ("INPUT" if {"predict", "Predict"} <= program.names.keys() else None),
+        example="INPUT"
+        if run.parts.example is None and {"predict", "Predict"} <= program.names.keys()
+        else run.parts.example,
         accept_change=(*run.parts.accept_change, *accept_change),
     )
     run.train()

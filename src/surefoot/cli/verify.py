@@ -95,7 +95,7 @@ def progress(show: Callable[[str], None], now: Callable[[], float] = time.monoto
         time_s = now()
         if time_s - drawn >= _BETWEEN_S:
             drawn = time_s
-            left_s = (time_s - begun) / max(made, 1) * (total - made)
-            show(f"{made:,} of {total:,} steps made again, {duration(left_s)} left")
+            left = duration((time_s - begun) / max(made, 1) * (total - made))
+            show(f"{made:,} of {total:,} steps made again, {left} left")
 
     return watch

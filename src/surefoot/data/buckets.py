@@ -69,8 +69,8 @@ class Buckets:
     def _order(self, epoch: int) -> Ids:
         """All samples, bucket by bucket: within one by the length of all sides, give or take some noise of this epoch's."""
         if self.held[0] != epoch:
-            keys = np.full(self.samples, fold(self.key, epoch), np.uint64)
-            drawn = folded(keys, np.arange(self.samples, dtype=np.uint64))
+            numbers = np.arange(self.samples, dtype=np.uint64)
+            drawn = folded(np.full_like(numbers, fold(self.key, epoch)), numbers)
             noise = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
             self.held = (epoch, np.lexsort((self.all_sides + _NOISE * noise, self.bucket)))
         return self.held[1]

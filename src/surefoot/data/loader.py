@@ -20,11 +20,16 @@ class MicroBatch:
     """Samples for one forward and backward pass: tensors on the device, and which samples they are."""
 
     batch: Any
-    count: int  # over how many things the loss is a mean; known to the host
-    index: int  # within the global batch of its step
-    ids: Ids  # the samples, by their place in the data set
-    epochs: Ids  # the pass over the data that each belongs to
-    void: bool = False  # read only to keep step with other ranks: what is found of it is dropped
+    count: int
+    """Over how many things the loss is a mean; known to the host."""
+    index: int
+    """Within the global batch of its step."""
+    ids: Ids
+    """The samples, by their place in the data set."""
+    epochs: Ids
+    """The pass over the data that each belongs to."""
+    void: bool = False
+    """Read only to keep step with other ranks: what is found of it is dropped."""
 
 
 class Feed:

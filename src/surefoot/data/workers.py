@@ -100,7 +100,7 @@ class Reading(Dataset[Any]):
             ) from problem
 
 
-def check_temporary_directory() -> None:
+def _check_temporary_directory() -> None:
     """Raise if the socket through which a worker sends tensors would have too long a path: Linux only, `unix(7)`.
 
     The worker's thread would fail, and the run would wait for its batch without a word.
@@ -129,6 +129,7 @@ class Workers:
         pin: bool,
         say: Callable[[str], None],
     ) -> None:
+        _check_temporary_directory()
         self.plan, self.first, self.pieces, self.workers, self.say = reading.plan, first, pieces, workers, say
         self.taken = 0  # micro-batches
         self.named_after = dict.fromkeys(range(workers), _HANGS_AFTER)  # waits for a micro-batch, by worker

@@ -103,15 +103,15 @@ def _is_step(which: str | int) -> bool:
 
 def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> tuple[Contents, list[Damage]]:
     """The checkpoint that is meant with the one file of its weights, still on disk, and newer ones that are damaged."""
-    alone, sound = World(torch.device("cpu")), store.newest_step()
-    only = None if sound is None else [_file_of(store.path(sound), weights, model)]
+    alone = World(torch.device("cpu"))
+    newest = store.newest_intact(only=(), world=alone)  # all have the same files
+    if newest is None or newest[0].directory is None:
+        raise CheckpointError(f"{store.directory} holds no checkpoint")
+    only = [_file_of(newest[0].directory, weights, model)]
     if _is_step(which):
         return store.at(int(which), only=only, world=alone), []
-    newest = store.newest_intact(only=() if which == "best" else only, world=alone)
-    if newest is None:
-        raise CheckpointError(f"{store.directory} holds no checkpoint")
     if which == "newest":
-        return newest
+        return store.newest_intact(only=only, world=alone) or newest
     best = newest[0].saved.best_step
     if best is None:
         raise CheckpointError(f"{store.directory} has no best checkpoint: no score was watched, or none seen yet")

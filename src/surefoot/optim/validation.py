@@ -117,7 +117,9 @@ POSITIVE: Check = ("a number above 0", lambda value: _is_number(value) and value
 FEW: Check = ("a whole number from 1 to 99", lambda value: type(value) is int and 1 <= value < 100)
 NAMES: Check = (
     "names of modules",
-    lambda value: isinstance(value, list | tuple) and all(isinstance(name, str) for name in value),
+    lambda value: (
+        isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
+    ),
 )
 FIRST_ABOVE_0: Check = (
     "a pair below 1 with a first one above 0, which says where gradients are taken,",

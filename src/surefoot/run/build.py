@@ -204,8 +204,10 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
     plateau = None
     if lowering is not None:  # what else its decisions depend on: when it is asked, and the data that are scored
         scored = fingerprint((settings.evaluate or {})[lowering.plateau.score.split("/")[0]].dataset)
-        every = times.every["evaluate_every"].described()
-        plateau = vars(lowering.plateau) | {"evaluate_every": every, "scored": scored}
+        plateau = vars(lowering.plateau) | {
+            "evaluate_every": times.every["evaluate_every"].described(),
+            "scored": scored,
+        }
     optimizers = {name: _optimizer(each, state.trained[name].optimizer) for name, each in models.decisions.items()}
     resolved = {
         "init": None if settings.init is None else str(local_path(settings.init, setting="init").resolve()),

@@ -120,14 +120,13 @@ class Evaluations:
 
     def conclude(self) -> None:
         """Show what the run was and what came of it to those who compare runs."""
-        at_end = {} if self.at_end is None else {"scores_at_end": self.at_end[1]}
         self.journal.show(
             {
                 "kind": "outcome",
                 "step": self.state.step,
                 "settings": flat(self.parts.described),
                 "scores": self.scores,
-                **at_end,
+                **({} if self.at_end is None else {"scores_at_end": self.at_end[1]}),
             }
         )
 

@@ -1,4 +1,6 @@
-"""What a run finds wrong with itself while it trains: one line when a finding appears or becomes worse, never a flood.
+"""What a run finds wrong with itself while it trains, and its page at the end: what needs diagnose and report.
+
+While it trains it says one line when a finding appears or becomes worse, never a flood.
 
 Findings come from the records of this session and of those before. The next check waits a hundred times as long as the last one took:
 at most 1% of the run's time. Notes are left to `surefoot diagnose`. A resumed run takes what the records show then as said.
@@ -9,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from surefoot.diagnose.checks import in_a_line, verdicts
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
@@ -140,6 +143,13 @@ class Remarks:
                 f"note: the finding {check.name} cannot be made, which is a fault of surefoot's:"
                 f" {type(problem).__name__}: {problem}; training goes on"
             )
+
+
+def write_page(directory: Path, *, warn: Callable[[str], None]) -> None:
+    """Write the page of a run that has ended; what hinders it is told to `warn`."""
+    from surefoot.report.write import report_at_end
+
+    report_at_end(directory, warn=warn)
 
 
 def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:

@@ -177,8 +177,7 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:
-            asked = f" {shlex.quote(parts.example)}" if parts.example else ""
-            told.append(f"use it: {command} predict {path}{asked}{which}")
+            told.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
         told.append(f"score it: {command} evaluate {path}{which}")
     return ["; ".join(told)] if told else []
 

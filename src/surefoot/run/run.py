@@ -146,9 +146,9 @@ class Run(RunSettings):
 
     def save(self) -> None:
         """Write a checkpoint in the background as soon as this step and its body are over."""
-        self._open("run.save()").wishes.asked_to_save = True
         if self.parts.saving is None:
             raise ConfigError("this run has no directory to save to: give Run(out=...)")
+        self._open("run.save()").wishes.asked_to_save = True
 
     def load(self, found: Contents) -> list[str]:
         """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may.

@@ -108,9 +108,9 @@ class Sitting:
             self.release()
             self.heart.closed()
             if self.parts.settings.report and self.parts.directory is not None and self.parts.world.is_main:
-                from surefoot.report.write import report_at_end  # last, once all else is on disk
+                from surefoot.run.live_findings import write_page  # last, once all else is on disk
 
-                report_at_end(self.parts.directory.path, warn=self.parts.say)
+                write_page(self.parts.directory.path, warn=self.parts.say)
         if self.wishes.ended_by is not None and (problem is None or of_compiler(problem)):  # by the same signal
             if self.wishes.ended_by == signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt from problem

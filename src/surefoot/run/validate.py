@@ -7,7 +7,6 @@ from typing import Any
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import planned
 from surefoot.config.train_settings import TrainSettings, problems_of
-from surefoot.data.workers import check_temporary_directory
 from surefoot.distributed.ddp import check_device
 from surefoot.distributed.world import device_called
 from surefoot.errors import ConfigError
@@ -42,8 +41,6 @@ def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | Non
 
         recomputed = settings.activation_checkpointing, settings.checkpointed_blocks
         check("activation_checkpointing", "checkpointed_blocks", by=lambda: check_how(*recomputed))
-    if settings.workers:
-        check("workers", by=check_temporary_directory)
     check("device", by=lambda: device_called(settings.device))
     check("device", "precision", by=lambda: chosen_precision(settings.precision, device_called(settings.device)))
     if settings.sync_batch_norm:

@@ -22,17 +22,24 @@ class Schedule:
     """
 
     shape: str
-    warmup: str | int | None = None  # default 0; "5%" for inverse-sqrt, whose time scale it is; "30%" for one-cycle
-    # The lowest factor. Default 0; 0.01 for exponential; none for constant, inverse-sqrt and step (0 says nothing).
+    warmup: str | int | None = None
+    """Default 0; "5%" for inverse-sqrt, whose time scale it is; "30%" for one-cycle."""
     floor: float | None = None
-    power: float | None = None  # polynomial: the exponent of what is left of the fall. Default 1, a straight line.
-    cooldown: str | int | None = None  # wsd: the fall at the end. Default "20%".
-    # step: where the rate is multiplied by `drop_factor`, counted from the run's start. Default ("50%", "75%").
+    """The lowest factor. Default 0; 0.01 for exponential; none for constant, inverse-sqrt and step (0 says nothing)."""
+    power: float | None = None
+    """polynomial: the exponent of what is left of the fall. Default 1, a straight line."""
+    cooldown: str | int | None = None
+    """wsd: the fall at the end. Default "20%"."""
     drops: tuple[str | int, ...] | None = None
-    drop_factor: float | None = None  # step: default 0.1
-    start: float | None = None  # one-cycle: the factor at step 0. Default 1/25.
-    cycle: str | int | None = None  # restarts: from one full rate to the next. Default "25%".
-    cycle_growth: float | None = None  # restarts: each cycle is so many times longer than the one before. Default 1.
+    """step: where the rate is multiplied by `drop_factor`, counted from the run's start. Default ("50%", "75%")."""
+    drop_factor: float | None = None
+    """step: default 0.1."""
+    start: float | None = None
+    """one-cycle: the factor at step 0. Default 1/25."""
+    cycle: str | int | None = None
+    """restarts: from one full rate to the next. Default "25%"."""
+    cycle_growth: float | None = None
+    """restarts: each cycle is longer than the one before by this factor. Default 1."""
 
     def __post_init__(self) -> None:
         refuse_foreign_or_out_of_range(self.shape, self._given)

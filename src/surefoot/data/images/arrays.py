@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
-from surefoot.data.text.files import opened
+from surefoot.data.text.files import open_unpacked
 from surefoot.errors import DataError
 from surefoot.seeding import stream_key
 
@@ -47,7 +47,7 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     >>> images.shape, labels.tolist()
     ((1, 32, 32, 3), [3])
     """
-    with opened(path := local_path(path, setting="path")) as file:
+    with open_unpacked(path := local_path(path, setting="path")) as file:
         content = np.frombuffer(file.read(), dtype=np.uint8)
     if len(content) == 0 or len(content) % _ROW:
         raise DataError(
@@ -86,7 +86,7 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
     ...     read_idx(file.name, dimensions=1).tolist()
     [7, 8, 9]
     """
-    with opened(path := local_path(path, setting="path")) as file:
+    with open_unpacked(path := local_path(path, setting="path")) as file:
         header = file.read(4 + 4 * dimensions)
         magic = int.from_bytes(header[:4], "big")
         expected = _BYTES << 8 | dimensions

@@ -43,10 +43,13 @@ class ImageSets:
     held_out: Images | ImageFiles
     test: Images | ImageFiles | None
     classes: tuple[str, ...]
-    fitting: Fitting  # side, channels, and how a picture of another size is made to fit
-    mean: tuple[float, ...]  # of each channel over training, 0 to 1; measured even where others normalise the images
+    fitting: Fitting
+    """Side, channels, and how a picture of another size is made to fit."""
+    mean: tuple[float, ...]
+    """Of each channel over training, 0 to 1; measured even where others normalise the images."""
     std: tuple[float, ...]
-    left_out: list[Path]  # files that could not be decoded, where such are skipped
+    left_out: list[Path]
+    """Files that could not be decoded, where such are skipped."""
 
     def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """The same images, normalised as those that a model was trained on; `mean` and `std` stay what was measured.
@@ -208,7 +211,7 @@ def _of_folders(
 
 def _divided(images: int, held_out_fraction: float) -> tuple[Ids, Ids]:
     number = round(images * held_out_fraction)
-    check_parts(images - number, number, held_out_fraction, what="images")
+    check_parts(images - number, number, held_out_fraction, what="images", cure="0.1, or more images if there are few")
     order = permutation(stream_key(0, "held-out images"), images, np.arange(images))
     return np.sort(order[number:]), np.sort(order[:number])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import SUFFIXES, decoded, no_such, opened
+from surefoot.data.text.files import SUFFIXES, decoded, no_such, open_unpacked
 from surefoot.errors import ConfigError, DataError, first_line
 
 _LINES = (".jsonl", ".ndjson")
@@ -127,7 +127,7 @@ def _texts(path: Path, *, column: str, start: int) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         yield from file
 
 

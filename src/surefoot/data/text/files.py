@@ -38,21 +38,21 @@ def is_utf_16(data: bytes) -> bool:
     return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
-def check_parts(training: int, held_out: int, held_out_fraction: float, *, what: str) -> None:
+def check_parts(training: int, held_out: int, held_out_fraction: float, *, what: str, cure: str) -> None:
     """Raise `DataError` if a fraction leaves no samples of a kind, `what`, to train on or none to score."""
     if not 0 < held_out_fraction < 1 or not training or not held_out:
         raise DataError(
             f"held_out_fraction = {held_out_fraction} of {training + held_out} {what} leaves {training} to train on and "
-            f"{held_out} to score\n  give a fraction between 0 and 1, such as 0.1, or more {what} if there are few"
+            f"{held_out} to score\n  give a fraction between 0 and 1, such as {cure}"
         )
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
+def open_unpacked(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
     """A file to read, unpacked where it is gzipped; an error becomes a `DataError` that names it."""
     try:
         with path.open("rb") as plain:
-            zipped = path.suffix == ".gz" or plain.read(len(_GZIP)) == _GZIP
+            zipped = plain.read(len(_GZIP)) == _GZIP
         with gzip.open(path) if zipped else path.open("rb") as file:
             yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
@@ -60,7 +60,9 @@ def opened(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
             f"{path} is truncated or damaged: {problem}\n  was a download or a copy interrupted? Fetch it again"
         ) from problem
     except OSError as problem:
-        raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+        raise DataError(
+            f"{path} cannot be read: {problem.strerror}\n  may you read it, and was it copied whole?"
+        ) from problem
 
 
 def decoded(data: bytes, where: str, *, first_line: int = 1) -> str:
@@ -147,7 +149,13 @@ def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float
             so_far += len(documents[name])
     if not held_out:
         held_out.add(min(documents, key=lambda name: (len(documents[name]), name)))
-    check_parts(len(documents) - len(held_out), len(held_out), held_out_fraction, what="documents")
+    check_parts(
+        len(documents) - len(held_out),
+        len(held_out),
+        held_out_fraction,
+        what="documents",
+        cure="0.1, or more documents if there are few",
+    )
     training = [text for name, text in documents.items() if name not in held_out]
     return training, [text for name, text in documents.items() if name in held_out]
 
@@ -166,7 +174,8 @@ def held_out_split(whole: Part, *, held_out_fraction: float = 0.1) -> tuple[Part
     ('abcdefgh', 'ij')
     """
     cut = len(whole) - round(len(whole) * held_out_fraction) if 0 < held_out_fraction < 1 else 0
-    check_parts(cut, len(whole) - cut, held_out_fraction, what="characters" if isinstance(whole, str) else "tokens")
+    what = "characters" if isinstance(whole, str) else "tokens"
+    check_parts(cut, len(whole) - cut, held_out_fraction, what=what, cure="0.1, or more text if it is short")
     return whole[:cut], whole[cut:]
 
 
@@ -180,7 +189,7 @@ def _source_files(root: Path) -> Iterator[Path]:
 
 
 def _decoded(file: Path) -> str:
-    with opened(file) as source:
+    with open_unpacked(file) as source:
         return decoded(source.read(), str(file))
 
 

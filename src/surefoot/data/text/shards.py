@@ -62,7 +62,7 @@ class TokenShards:
         """All tokens but the last, and that fraction at the end; a shard may be cut in two. Nothing is read or copied."""
         held_out = round(len(self) * held_out_fraction)
         cut = len(self) - held_out
-        check_parts(cut, held_out, held_out_fraction, what="tokens")
+        check_parts(cut, held_out, held_out_fraction, what="tokens", cure="0.01")
         training, end, seen = list[Tokens](), list[Tokens](), 0
         for array in self.arrays:
             here = min(max(0, cut - seen), len(array))
@@ -76,8 +76,8 @@ class TokenShards:
 
         Of a set larger than `most_bytes` so many are read, spread over it. Several are read at once.
         """
-        size = sum(shard.count for shard in self.shards) * self.arrays[0].itemsize
-        chosen = self.shards[:: max(1, -(-size // most_bytes))]
+        size_bytes = sum(shard.count for shard in self.shards) * self.arrays[0].itemsize
+        chosen = self.shards[:: max(1, -(-size_bytes // most_bytes))]
         with ThreadPoolExecutor(8) as pool:
             damaged = pool.map(lambda shard: is_damaged(self.directory, shard), chosen)
         wrong = [str(self.directory / shard.name) for shard in compress(chosen, damaged)]

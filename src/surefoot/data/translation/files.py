@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import check_parts, decoded, no_such, opened
+from surefoot.data.text.files import check_parts, decoded, no_such, open_unpacked
 from surefoot.errors import ConfigError, DataError
 
 Sentences = list[tuple[str, str]]  # a source and its translation
@@ -106,7 +106,9 @@ def held_out_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sente
     chosen = [int.from_bytes(blake2b(one.encode(), digest_size=8).digest(), "little") < limit for one, _ in pairs]
     training = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if not is_held_out]
     held_out = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if is_held_out]
-    check_parts(len(training), len(held_out), held_out_fraction, what="pairs")
+    check_parts(
+        len(training), len(held_out), held_out_fraction, what="pairs", cure="0.1, or a validation part of their own"
+    )
     return training, held_out
 
 
@@ -211,7 +213,7 @@ def _of_json(line: str, where: str, *, source: str, target: str) -> tuple[str, s
 
 
 def _lines(path: Path) -> list[str]:
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         data = file.read()
     if not data.removeprefix(BOM_UTF8):
         raise DataError(f"{path} is empty")
