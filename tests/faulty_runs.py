@@ -134,6 +134,7 @@ def build(config: Config) -> sf.Run:
         activation_checkpointing="blocks" if config.checkpointed else "off",
         keep_last=99,
         console=False,
+        report=False,
         check_state=False,  # it has a counter that is not saved
         **{
             name: getattr(config, name)

@@ -189,11 +189,17 @@ def on_ranks(
 
 def _import_for_all() -> None:
     """Import what FSDP imports in its first step and every run when it begins: here it is once for all."""
+
     import torch._dynamo
     import torch.utils.tensorboard  # noqa: F401
 
     import surefoot.distributed.fsdp
-    import surefoot.run.run  # noqa: F401
+    import surefoot.run.run
+    import surefoot.train.parallel_check
+    import surefoot.train.state_check  # noqa: F401
+    from surefoot.optim.kinds.kind import all_kinds
+
+    all_kinds()
 
 
 def _of_launcher(rank: int, count: int, port: int) -> dict[str, str]:

@@ -27,7 +27,7 @@ def watched(*, watch_every: str | None, sharding: Any = None, **changes: Any) ->
     """What a run comes to of which every step is watched, or none."""
     if sharding is not None:
         changes["parallel"] = sf.fsdp(**sharding)
-    settings = {"model": Net, "steps": 4, "bad": 40, "watch_every": watch_every, "log_every": "1 steps"}
+    settings = {"model": Net, "steps": 3, "bad": 97, "watch_every": watch_every, "log_every": "1 steps"}
     run = world_runs.built(**(settings | changes))
     kept: list[Any] = []
     with run:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +31,67 @@ def of_steps(found: dict[str, Any], name: str) -> list[Any]:
     return [step[name] for step in found["steps"]]
 
 
+CASES: dict[str, dict[str, Any]] = {
+    **{
+        f"{optimizer}-{micro_batch_size}": {
+            "function": "trained",
+            "optimizer": optimizer,
+            "micro_batch_size": micro_batch_size,
+            "steps": 8,
+            "evaluate_every": "4 steps",
+        }
+        for optimizer in ("adamw", "sgd")
+        for micro_batch_size in (4, 8)
+    },
+    "bad": {"function": "trained", "bad": 97, "steps": 4},  # a sample of rank 1
+    "gradients": {"function": "first_gradients"},
+    "few targets": {"function": "with_few_targets", "counts_itself": False},
+    "few targets, counted": {"function": "with_few_targets", "counts_itself": True},
+    "tokens": {"function": "by_tokens"},
+    "logged": {"function": "logged"},
+    "gpt": {"function": "of_recipe", "recipe": "gpt"},
+    "translation": {"function": "of_recipe", "recipe": "translation"},
+    "images": {"function": "of_recipe", "recipe": "images"},
+    **{f"scored-{samples}": {"function": "scored", "samples": samples} for samples in (1, 3, 24, 37)},
+    "sam": {"function": "of_example", "name": "sam"},
+    "gan": {"function": "of_example", "name": "gan"},
+    "sometimes": {"function": "of_two_models_with", "sometimes": True, "strategy": {"unused": True}},
+    "every": {"function": "of_two_models_with", "sometimes": False, "strategy": {"synchronise": "every"}},
+}
+SLOW = {"adamw-8", "sgd-4", "sgd-8", "translation", "images"}
+CameTo = Callable[[int, str], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def came_to(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> CameTo:
+    """What each of so many ranks comes to in a case; the fast ones follow each other in the same one or two processes."""
+    texts = {"texts": str(tmp_path_factory.mktemp("texts"))}
+    cases = {name: case | (texts if case["function"] == "of_recipe" else {}) for name, case in CASES.items()}
+    fast = [name for name in cases if name not in SLOW]
+
+    @cache
+    def of_all(size: int) -> dict[str, list[Any]]:
+        return of_these(size, fast)
+
+    def of_these(size: int, names: list[str]) -> dict[str, list[Any]]:
+        found = ranks.each(size, world_runs.called, [cases[name] for name in names])
+        return dict(zip(names, found, strict=True))
+
+    def of(size: int, name: str) -> list[Any]:
+        return (of_all(size) if name in fast and size < 3 else of_these(size, [name]))[name]
+
+    return of
+
+
 @pytest.mark.fast("adamw-2-4")
 @pytest.mark.parametrize(("size", "micro_batch_size"), SPLITS)
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_in_float64_a_run_is_the_same_on_any_number_of_ranks(
-    ranks: Ranks, size: int, micro_batch_size: int, optimizer: str
+    came_to: CameTo, size: int, micro_batch_size: int, optimizer: str
 ) -> None:
-    settings = {"optimizer": optimizer, "micro_batch_size": micro_batch_size}
-    (alone,) = ranks(1, world_runs.trained, **settings)
-    for together in ranks(size, world_runs.trained, **settings):
+    name = f"{optimizer}-{micro_batch_size}"
+    (alone,) = came_to(1, name)
+    for together in came_to(size, name):
         assert of_steps(together, "samples") == of_steps(alone, "samples")
         assert of_steps(together, "mask") == of_steps(alone, "mask")
         assert largest(together["weights"], alone["weights"]) < 1e-9
@@ -46,9 +100,10 @@ def test_in_float64_a_run_is_the_same_on_any_number_of_ranks(
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-6)
 
 
-def test_in_float32_the_first_gradients_are_equal_to_1e_6(ranks: Ranks) -> None:
-    (alone,) = ranks(1, world_runs.first_gradients)
-    for together in ranks(4, world_runs.first_gradients):
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_in_float32_the_first_gradients_are_equal_to_1e_6(came_to: CameTo, size: int) -> None:
+    (alone,) = came_to(1, "gradients")
+    for together in came_to(size, "gradients"):
         for one, other in zip(alone, together, strict=True):
             torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
 
@@ -72,11 +127,11 @@ def test_workers_and_when_gradients_are_added_up_change_nothing(ranks: Ranks) ->
             assert largest(together["weights"], alone["weights"]) < 1e-9
 
 
-def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_by_none(ranks: Ranks) -> None:
-    (alone,) = ranks(1, world_runs.trained, bad=3)
+def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_by_none(came_to: CameTo) -> None:
+    (alone,) = came_to(1, "bad")
     skipped = of_steps(alone, "skipped")
     assert 0 < sum(skipped) < len(skipped)
-    for together in ranks(2, world_runs.trained, bad=3):
+    for together in came_to(2, "bad"):
         assert of_steps(together, "skipped") == skipped
         assert largest(together["weights"], alone["weights"]) < 1e-9
         assert all(torch.isfinite(held).all() for held in together["weights"].values())
@@ -84,62 +139,61 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_by_none(ranks: Ran
 
 @pytest.mark.parametrize("counts_itself", [False, True])
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_rank_with_nothing_to_count_changes_nothing(ranks: Ranks, size: int, counts_itself: bool) -> None:
+def test_a_rank_with_nothing_to_count_changes_nothing(came_to: CameTo, size: int, counts_itself: bool) -> None:
     """Whether `count=` tells the targets, or the loss returns a `Mean` over them."""
-    (alone,) = ranks(1, world_runs.with_few_targets, counts_itself=counts_itself)
-    for together in ranks(size, world_runs.with_few_targets, counts_itself=counts_itself):
+    name = "few targets, counted" if counts_itself else "few targets"
+    (alone,) = came_to(1, name)
+    for together in came_to(size, name):
         assert together["counts"] == alone["counts"]
         assert together["losses"] == pytest.approx(alone["losses"], abs=1e-9)
         assert largest(together["weights"], alone["weights"]) < 1e-9
 
 
-def test_batches_by_tokens_are_the_same_though_some_micro_batches_are_empty(ranks: Ranks) -> None:
-    (alone,) = ranks(1, world_runs.by_tokens)
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_batches_by_tokens_are_the_same_though_some_micro_batches_are_empty(came_to: CameTo, size: int) -> None:
+    (alone,) = came_to(1, "tokens")
     assert 0 in alone["rows"]
-    for together in ranks(4, world_runs.by_tokens):
+    for together in came_to(size, "tokens"):
         assert together["losses"] == pytest.approx(alone["losses"], abs=1e-9)
         assert largest(together["weights"], alone["weights"]) < 1e-9
 
 
-def test_scores_are_those_of_one_process_for_any_number_of_samples(ranks: Ranks) -> None:
-    sizes = [{"samples": samples} for samples in (1, 3, 24, 37)]
-    together = ranks.each(3, world_runs.scored, sizes)
-    for found, (alone,) in zip(together, ranks.each(1, world_runs.scored, sizes), strict=True):
-        assert found == [pytest.approx(alone, abs=1e-6)] * 3
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_scores_are_those_of_one_process_for_any_number_of_samples(came_to: CameTo, size: int) -> None:
+    for samples in (1, 3, 24, 37):
+        (alone,) = came_to(1, f"scored-{samples}")
+        assert came_to(size, f"scored-{samples}") == [pytest.approx(alone, abs=1e-6)] * size
 
 
-def test_what_the_user_logs_is_averaged_over_all_ranks(ranks: Ranks) -> None:
-    found = ranks(2, world_runs.logged)
-    assert found[0] == pytest.approx([0.5 + step for step in range(4)])
+def test_what_the_user_logs_is_averaged_over_all_ranks(came_to: CameTo) -> None:
+    assert came_to(2, "logged")[0] == pytest.approx([0.5 + step for step in range(4)])
 
 
 @pytest.mark.parametrize(
     "recipe", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("translation", "images"))]
 )
-def test_a_recipe_is_the_same_run_on_two_ranks(ranks: Ranks, recipe: str, tmp_path: Path) -> None:
-    settings = {"recipe": recipe, "texts": str(tmp_path)}
-    (alone,) = ranks(1, world_runs.of_recipe, **settings)
-    for together in ranks(2, world_runs.of_recipe, **settings):
+def test_a_recipe_is_the_same_run_on_two_ranks(came_to: CameTo, recipe: str) -> None:
+    (alone,) = came_to(1, recipe)
+    for together in came_to(2, recipe):
         assert together["samples"] == alone["samples"]
         assert together["losses"] == pytest.approx(alone["losses"], abs=1e-4)
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-3)  # of weights that Adam has moved apart
 
 
-def test_loops_of_ones_own_are_the_same_on_two_ranks(ranks: Ranks) -> None:
-    names = [{"name": "sam"}, {"name": "gan"}]
-    together = ranks.each(2, world_runs.of_example, names)
-    for found, (alone,) in zip(together, ranks.each(1, world_runs.of_example, names), strict=True):
-        assert max(largest(each, alone) for each in found) < 1e-9
+def test_loops_of_ones_own_are_the_same_on_two_ranks(came_to: CameTo) -> None:
+    for name in ("sam", "gan"):
+        (alone,) = came_to(1, name)
+        assert max(largest(together, alone) for together in came_to(2, name)) < 1e-9
 
 
-def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allowed(ranks: Ranks) -> None:
-    (alone,) = ranks(1, world_runs.of_two_models, sometimes=True)
-    for together in ranks(2, world_runs.of_two_models_with, sometimes=True, strategy={"unused": True}):
+def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allowed(came_to: CameTo) -> None:
+    (alone,) = came_to(1, "sometimes")
+    for together in came_to(2, "sometimes"):
         assert largest(together, alone) < 1e-9
 
 
-def test_gradients_of_several_models_are_added_up_once_a_step(ranks: Ranks) -> None:
-    for said in ranks(2, world_runs.of_two_models_with, sometimes=False, strategy={"synchronise": "every"}):
+def test_gradients_of_several_models_are_added_up_once_a_step(came_to: CameTo) -> None:
+    for said in came_to(2, "every"):
         assert said.startswith("synchronise = every: gradients of several models (first, second) are added up once")
 
 
@@ -156,9 +210,9 @@ def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, t
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_stopped_and_gone_on_with_is_bit_equal_on_as_many_ranks(ranks: Ranks, tmp_path: Path, size: int) -> None:
-    settings: dict[str, Any] = {"double": False, "steps": 12}
-    whole = ranks(size, world_runs.trained, **settings, out=str(tmp_path / "whole"))
-    ranks(size, world_runs.trained, **settings, out=str(tmp_path / "cut"), stop_after="7 steps")
+    settings: dict[str, Any] = {"double": False, "steps": 6}
+    cases = [{"out": str(tmp_path / "whole")}, {"out": str(tmp_path / "cut"), "stop_after": "4 steps"}]
+    whole, _ = ranks.each(size, world_runs.trained, cases, **settings)
     for rank, resumed in enumerate(ranks(size, world_runs.trained, **settings, out=str(tmp_path / "cut"))):
         assert largest(resumed["weights"], whole[rank]["weights"]) == 0
-        assert resumed["steps"] == whole[rank]["steps"][7:]
+        assert resumed["steps"] == whole[rank]["steps"][4:]

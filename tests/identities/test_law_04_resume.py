@@ -31,7 +31,7 @@ def uninterrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> d
     return outcome(out)
 
 
-@pytest.mark.fast("10-0", "41-2")
+@pytest.mark.fast("10-0")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "killed_at_pass", [1, 10, 41, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 26, 51))]
@@ -45,7 +45,7 @@ def test_killed_in_a_step_or_inside_an_accumulation_window(
     assert outcome(out) == uninterrupted
 
 
-@pytest.mark.fast("17", "75")
+@pytest.mark.fast("75")
 @pytest.mark.parametrize(
     "operation",
     [1, 3, 17, 24, 47, 75, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 23, 25, 31, 60))],
@@ -79,7 +79,7 @@ def test_killed_at_moments_of_the_clock(zygote: Zygote, uninterrupted: dict[str,
     assert outcome(out) == uninterrupted
 
 
-@pytest.mark.fast("0-15-143", "2-2-130")
+@pytest.mark.fast("2-2-130")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_signal_loses_no_step_and_shows_in_the_exit_status(

@@ -1,6 +1,6 @@
 """Law 12: no function reachable from the step reads a tensor on the host. (1 s)
 
-Twenty steps of the loop under two guards: one sees what torch's own code reads, the other what Python code asks a tensor for
+Ten steps of the loop under two guards: one sees what torch's own code reads, the other what Python code asks a tensor for
 (`tolist` and `numpy` pass the first unseen on the CPU). The functions allowed to read, on the CPU alone, are known by name.
 """
 
@@ -25,7 +25,7 @@ from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import Step, steps
 from surefoot.train.step_watch import UNWATCHED
 
-STEPS = 20
+STEPS = 10
 ALLOWED = ("read_on_cpu", "step_unless_on_cpu")  # the second: some of torch's optimizers read their own counters
 READING_OPERATORS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique2"}
 READING_METHODS = {
@@ -146,7 +146,6 @@ def micro_batches() -> list[list[MicroBatch]]:
         {"optimizer": sf.adafactor()},
         {"optimizer": sf.muon(1e-3)},
         {"optimizer": sf.schedule_free(1e-2)},
-        {"optimizer": "adamw8bit"},  # where it is installed
         {"ema": 0.9},
         {"clip": "value 0.1"},
         {"clip": "adaptive 0.01", "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))},
@@ -160,11 +159,18 @@ def micro_batches() -> list[list[MicroBatch]]:
     ],
     ids=lambda changes: ",".join(changes) or "adamw",
 )
-def test_twenty_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
-    """Every second of them is watched."""
-    if changes.get("optimizer") == "adamw8bit":
-        pytest.importorskip("bitsandbytes")
-        changes = {"optimizer": sf.adamw8bit(1e-2), "model": LargeNet}
+def test_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
+    assert_nothing_is_read(changes)
+
+
+@pytest.mark.slow
+def test_steps_with_a_state_of_8_bits_read_nothing_on_the_host() -> None:
+    pytest.importorskip("bitsandbytes")
+    assert_nothing_is_read({"optimizer": sf.adamw8bit(1e-2), "model": LargeNet})
+
+
+def assert_nothing_is_read(changes: dict[str, Any]) -> None:
+    """Every second step is watched."""
     run = build(data(), **changes)
     fed, looking = micro_batches(), layers(run)
     made = []
@@ -184,11 +190,10 @@ def test_twenty_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
             made.append(step)
 
     assert len(made) == STEPS
-    assert (
-        sum(float(step.skipped) for step in made if step.skipped is not None) >= 4
-    )  # sample 7 comes once in five steps
+    bad = STEPS // 5  # sample 7 comes once in five steps
+    assert sum(float(step.skipped) for step in made if step.skipped is not None) >= bad
     values, _ = run.parts.whole.meter.read()
-    assert values["skipped"] >= 4
+    assert values["skipped"] >= bad
     watched = [step.watch for step in made if isinstance(step.watch, Watched)]
     assert len(watched) == STEPS // 2
     assert all(looking.read(each, count=8) is not None for each in watched)
@@ -251,7 +256,7 @@ def test_only_the_named_function_may_read() -> None:
         {"clip": "auto 0.9"},
     ],
 )
-def test_on_a_gpu_twenty_steps_wait_for_nothing(changes: dict[str, Any]) -> None:
+def test_on_a_gpu_steps_wait_for_nothing(changes: dict[str, Any]) -> None:
     run = build(data(), **({"device": "cuda"} | changes))
     fed = [
         [

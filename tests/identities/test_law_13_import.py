@@ -1,6 +1,7 @@
 """Law 13: importing surefoot does nothing, and `surefoot --help` answers without torch. (2 s)
 
-In a fresh interpreter each time: this one has imported everything already.
+In a fresh interpreter each time: this one has imported everything already. That importing every room changes nothing is held in
+`tests/test_public_names.py`, where another interpreter imports them all.
 """
 
 from __future__ import annotations
@@ -11,41 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+from fresh_interpreters import EVERYTHING
 
-from in_one import in_one
-
-PROBE = """
-import json, logging, os, random, signal, sys, threading, warnings
-
-def everything():
-    handlers = {int(number): repr(signal.getsignal(number)) for number in signal.valid_signals()}
-    return {
-        "environment": dict(os.environ),
-        "directory": os.getcwd(),
-        "signals": handlers,
-        "logging": [repr(logging.root.handlers), logging.root.level, sorted(logging.root.manager.loggerDict)],
-        "threads": len(threading.enumerate()),
-        "warnings": repr(warnings.filters),
-        "hooks": [repr(sys.excepthook), repr(sys.stdout), repr(sys.stderr)],
-        "random": repr(random.getstate()),
-    }
-
+PROBE = f"""
+{EVERYTHING}
 before = everything()
 @CODE@
-after = everything()
-changed = {key: [before[key], after[key]] for key in before if before[key] != after[key]}
+changed = changed_since(before)
 heavy = [name for name in ("torch", "numpy", "safetensors", "tensorboard", "tyro", "tomlkit", "rich", "matplotlib") if name in sys.modules]
-print(json.dumps({"changed": changed, "heavy": heavy}))
+print(json.dumps({{"changed": changed, "heavy": heavy}}))
 """
-ROOMS = sorted(
-    path.relative_to(Path(__file__).parents[2] / "src")
-    .with_suffix("")
-    .as_posix()
-    .replace("/", ".")
-    .removesuffix(".__init__")
-    for path in (Path(__file__).parents[2] / "src" / "surefoot").rglob("*.py")
-)
 
 
 def probed(code: str, tmp_path: Path) -> dict[str, Any]:
@@ -66,37 +42,29 @@ def test_importing_surefoot_imports_nothing_heavy_and_changes_nothing(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_importing_every_room_changes_nothing(tmp_path: Path) -> None:
-    # torch and its company are imported first: what they do is not ours
-    company = "import torch, numpy, safetensors.torch, torch.utils.data, tyro, tomlkit, PIL.Image\n"
-    company += "import torch.distributed.fsdp, torch.distributed.elastic.multiprocessing\nbefore = everything()\n"
-    code = company + "\n".join(f"import {room}" for room in ROOMS)
-    assert probed(code, tmp_path)["changed"] == {}
-    assert list(tmp_path.iterdir()) == []
+ASKED = [
+    ["--help"],
+    ["-h"],
+    ["--version"],
+    ["train", "gpt", "--help"],
+    *([verb, "--help"] for verb in ("train", "plan", "resume", "evaluate", "predict", "compare")),
+]
 
 
-@in_one
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "['--help']",
-        "['-h']",
-        "['--version']",
-        "['train', 'gpt', '--help']",
-        *(f"['{verb}', '--help']" for verb in ("train", "plan", "resume", "evaluate", "predict", "compare")),
-    ],
-)
-def test_the_command_line_answers_without_torch(asked: str, tmp_path: Path) -> None:
+def test_the_command_line_answers_without_torch(tmp_path: Path) -> None:
+    """One interpreter answers all: torch is not there after any."""
     code = f"""
 import contextlib, io
 from surefoot.cli.main import main
-answer = io.StringIO()
-with contextlib.redirect_stdout(answer):
-    try:
-        main({asked})
-    except SystemExit as end:
-        assert not end.code, end.code
-assert answer.getvalue().strip()
+for asked in {ASKED}:
+    answer = io.StringIO()
+    with contextlib.redirect_stdout(answer):
+        try:
+            main(asked)
+        except SystemExit as end:
+            assert not end.code, (asked, end.code)
+    assert answer.getvalue().strip(), asked
+    assert "torch" not in sys.modules, asked
 """
     found = probed(code, tmp_path)
     assert "torch" not in found["heavy"]

@@ -97,6 +97,7 @@ def built(
         "precision": "fp32",
         "out": out,
         "console": False,
+        "report": False,
     }
     return sf.Run(**(settings | changes))
 
@@ -166,6 +167,12 @@ def first_gradients(**changes: Any) -> list[Tensor]:
     return kept.first
 
 
+def called(*, function: str, **arguments: Any) -> Any:
+    """What the function of this name returns; for runs of several kinds one after the other."""
+    torch.set_default_dtype(torch.float32)
+    return globals()[function](**arguments)
+
+
 def trained_with(*, strategy: Any = None, **changes: Any) -> dict[str, Any]:
     return trained(**changes, **({} if strategy is None else {"parallel": sf.ddp(synchronise=strategy)}))
 
@@ -191,7 +198,7 @@ def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
         batch_size=12,
         micro_batch_size=2,
         count=None if counts_itself else lambda batch: int((batch[1] >= 0).sum()),
-        length="10 steps",
+        length="5 steps",
         optimizer=sf.sgd(lr=0.1),  # of two samples batch normalisation leaves a sign: Adam would amplify rounding
         device="cpu",
         precision="fp32",
@@ -234,7 +241,7 @@ def by_tokens() -> dict[str, Any]:
         collate=collate,
         batch_size="64 tokens",
         micro_batch_size="16 tokens",
-        length="9 steps",
+        length="5 steps",
         optimizer=sf.adamw(lr=1e-2),
         device="cpu",
         precision="fp32",
@@ -314,7 +321,7 @@ class Kept:
     def close(self) -> None: ...
 
 
-def of_recipe(*, recipe: str, texts: str, parallel: str = "auto", steps: int = 6, **changes: Any) -> dict[str, Any]:
+def of_recipe(*, recipe: str, texts: str, parallel: str = "auto", steps: int = 3, **changes: Any) -> dict[str, Any]:
     """A ready-made run of tiny size, dropout and augmentation on; `texts` is a directory for what it reads."""
     import importlib
 
@@ -389,7 +396,7 @@ def of_two_models(*, sometimes: bool, **changes: Any) -> dict[str, Tensor]:
         return found + F.cross_entropy(models["second"](inputs)[0], labels)
 
     two = {"first": Net, "second": Net}
-    run = built(model=two, loss=of_both, steps=6, optimizer="sgd", ema=None, evaluate={}, **changes)
+    run = built(model=two, loss=of_both, steps=3, optimizer="sgd", ema=None, evaluate={}, **changes)
     run.train()
     return {
         f"{name} {place}": held.detach().clone()
@@ -416,7 +423,14 @@ def of_example(*, name: str, **changes: Any) -> dict[str, Any]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.set_default_dtype(torch.float64)
-    settings = {"length": "12 steps", "device": "cpu", "precision": "fp32", "console": False, "evaluate": {}}
+    settings = {
+        "length": "6 steps",
+        "device": "cpu",
+        "precision": "fp32",
+        "console": False,
+        "report": False,
+        "evaluate": {},
+    }
     run = module.build(**(settings | {"batch_size": 16, "micro_batch_size": 4} | changes))
     module.train(run)
     return {

@@ -159,6 +159,7 @@ def test_a_run_that_goes_on_is_verified_up_to_what_is_committed(tmp_path: Path) 
 # --- files that are not what was saved ---------------------------------------------------------------------------
 
 
+@pytest.mark.fast("model.safetensors", "manifest.json")
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
 def test_a_flipped_byte_is_named_and_the_rest_is_proved(run: Path, file: str) -> None:
     place = forged.checkpoint(run, 12) / file
@@ -362,6 +363,7 @@ def raised(name: str, place: tuple[int, ...], by: float = 0.125) -> Callable[[di
     return edit
 
 
+@pytest.mark.fast("weight", "optimizer")
 @pytest.mark.parametrize(
     ("file", "name", "place"),
     [
@@ -370,6 +372,7 @@ def raised(name: str, place: tuple[int, ...], by: float = 0.125) -> Callable[[di
         ("ema", "4.bias", (1,)),
         ("optimizer", "4.weight/exp_avg_sq", (2, 0)),
     ],
+    ids=["weight", "statistics", "average", "optimizer"],
 )
 def test_one_changed_number_of_a_checkpoint_is_named(run: Path, file: str, name: str, place: tuple[int, ...]) -> None:
     forged.tensors_changed(forged.checkpoint(run, 16), raised(name, place), file=file)
@@ -416,6 +419,7 @@ def test_an_edited_loss_that_every_hash_agrees_with_is_named(run: Path) -> None:
     assert any("the next checkpoint is what is computed now" in hint for hint in verdict.hints)
 
 
+@pytest.mark.fast("norm-0.5", "skipped-1")
 @pytest.mark.parametrize(("name", "value"), [("norm", 0.5), ("norm_max", 9.0), ("clipped", 0.0), ("skipped", 1)])
 def test_every_number_that_a_step_makes_is_compared(run: Path, name: str, value: float) -> None:
     forged.record_changed(run, lambda record: record.update({name: value}), step=18)
