@@ -103,6 +103,7 @@ def build(name: str, train: Any = None, **changes: Any) -> sf.Run:
         "precision": "fp32",
         "device": "cpu",
         "console": False,
+        "report": False,
     }
     return sf.Run(**(settings | changes))
 
@@ -218,7 +219,7 @@ def test_the_memory_that_plan_announces_is_what_the_state_takes(name: str) -> No
 
 @SPECS
 def test_what_trains_has_a_lower_loss(name: str) -> None:
-    run = build(name, length="40 steps", batch_size=32, evaluate={"all": sf.Split(data(), batch_size=32)})
+    run = build(name, length="15 steps", batch_size=32, evaluate={"all": sf.Split(data(), batch_size=32)})
     before = run.scores()["all/loss"]
     run.train()
 

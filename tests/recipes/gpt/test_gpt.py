@@ -48,6 +48,7 @@ def config(path: Path | None, **changes: Any) -> gpt.Config:
         "model.context": 32,
         "sample_tokens": 8,
         "cloze_questions": 12,
+        "report": False,
     }
     return layered(gpt.Config, [("test", small | changes)])[0]
 

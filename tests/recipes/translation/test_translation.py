@@ -65,6 +65,7 @@ def config(folder: Path | None, **changes: Any) -> translation.Config:
         "precision": "fp32",
         "beam": 2,
         "ema": None,
+        "report": False,
     }
     return layered(translation.Config, [("test", small | changes)])[0]
 
