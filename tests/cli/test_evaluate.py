@@ -31,7 +31,7 @@ SETTINGS = {
     ],
     "translation": [
         *("--data.phrases=600", "--data.vocabulary=280", "--model.encoder-layers=1", "--model.decoder-layers=1"),
-        *("--model.width=16", "--model.hidden=16", "--data.held-out-fraction=0.1"),
+        *("--model.width=16", "--model.hidden=16", "--data.held-out-fraction=0.1", "--evaluate-every=3 steps"),
     ],
     "images": ["--model.width=4", "--batch-size=8"],
 }

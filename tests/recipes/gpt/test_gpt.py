@@ -40,6 +40,7 @@ def config(path: Path | None, **changes: Any) -> gpt.Config:
     small = {
         "out": None,
         "length": "6 steps",
+        "evaluate_every": "6 steps",
         "data.path": None if path is None else str(path),
         "data.vocabulary": 300 if changes.get("data.tokenizer", "bpe") == "bpe" else None,
         "model.layers": 1,

@@ -54,6 +54,7 @@ def config(folder: Path | None, **changes: Any) -> translation.Config:
     small = {
         "out": None,
         "length": "6 steps",
+        "evaluate_every": "6 steps",
         "batch_size": 16,
         "data.path": None if folder is None else str(folder),
         "data.vocabulary": 300,
@@ -145,7 +146,9 @@ def test_micro_batches_change_no_update(folder: Path) -> None:
 
 def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> None:
     """BLEU and chrF by sacrebleu's own functions; loss pair by pair."""
-    run = trained(config(folder, length="40 steps", **{"optimizer.lr": 1e-2, "validation_beam": 2}))
+    run = trained(
+        config(folder, length="20 steps", evaluate_every="20 steps", **{"optimizer.lr": 2e-2, "validation_beam": 2})
+    )
     scores, model = run.scores(), run.state.models["model"].eval()
     tokenizer = sf.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     sentences = [(words(n, "en"), words(n, "de")) for n in range(1, 120, 3)]
