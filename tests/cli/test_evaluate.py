@@ -54,7 +54,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
         Path("text.txt").write_text(TEXT)
         for recipe, settings in SETTINGS.items():
             with redirect_stdout(io.StringIO()) as out:
-                main(["train", recipe, "--length=6 steps", "--precision=fp32", *settings])
+                main(["train", recipe, "--length=6 steps", "--precision=fp32", "--report=false", *settings])
             lines = out.getvalue().splitlines()
             begun = next(number for number, line in enumerate(lines) if line.startswith("finished: 6 steps"))
             said[recipe] = "\n".join(lines[begun:])

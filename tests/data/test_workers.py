@@ -73,7 +73,7 @@ def ended(pid):
         return True
 
 
-@pytest.mark.fast("None-1", "None-2", "mixed-4")
+@pytest.mark.fast("None-2", "mixed-4")
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("collate", [None, mixed])
 def test_batches_do_not_depend_on_the_number_of_workers(workers, collate):

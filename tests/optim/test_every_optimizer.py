@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,17 @@ def test_four_steps_a_resume_and_four_more_are_eight_to_the_bit(name: str, tmp_p
     assert bits(resumed) == bits(whole)
 
 
+@cache
+def first_samples() -> list[int]:
+    """The first sample of each step, which does not depend on the optimizer."""
+    with build("sgd") as run:
+        return [int(step.micro_batches[0].ids[0]) for step in run]
+
+
 @EVERY
 @pytest.mark.parametrize("bad_step", [0, 3])
 def test_a_step_with_a_gradient_that_is_no_number_changes_no_bit(name: str, bad_step: int) -> None:
-    with build(name) as run:
-        ids = [int(step.micro_batches[0].ids[0]) for step in run]
-    run = build(name, data(ids[bad_step]))
+    run = build(name, data(first_samples()[bad_step]))
     held = [bits(run)]
     with run:
         held += [bits(run) for _ in run]
