@@ -101,7 +101,13 @@ def test_a_model_that_has_learned_something_answers_the_questions(path: Path) ->
         for kind in generator.integers(8, size=60)
     ]
     path.write_text(" ".join(stretches))
-    changes = {"length": "150 steps", "cloze_questions": 60, "optimizer.lr": 1e-2, "data.held_out_fraction": 0.3}
+    changes = {
+        "length": "150 steps",
+        "evaluate_every": "150 steps",
+        "cloze_questions": 60,
+        "optimizer.lr": 1e-2,
+        "data.held_out_fraction": 0.3,
+    }
     scores = trained(config(path, **changes, **{"data.tokenizer": "characters"})).scores()
     assert scores["cloze/accuracy"] > 0.6  # chance is 0.25, three standard errors are 0.17
 

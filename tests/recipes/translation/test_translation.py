@@ -196,7 +196,7 @@ def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_st
 @pytest.mark.slow
 def test_it_learns_to_translate(folder: Path) -> None:
     changes = {"model.width": 32, "model.hidden": 64, "optimizer.lr": 1e-2, "schedule.name": "cosine"}
-    scores = trained(config(folder, length="200 steps", batch_size=32, **changes)).scores()
+    scores = trained(config(folder, length="200 steps", evaluate_every="200 steps", batch_size=32, **changes)).scores()
     assert scores["validation/exact"] > 0.25  # by guessing less than one in a hundred
     assert scores["validation/accuracy"] > 0.8
 
