@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -39,17 +40,30 @@ VERBS = {
 LOOKING = [["report", "runs/a"], ["report", "runs/a", "--png"], ["diagnose", "runs/a"], ["export", "runs/a"]]
 
 
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program that has made runs/a, and writes a file whenever it runs from now on."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["surefoot"])
-    file = tmp_path / "own" / "program.py"
-    file.parent.mkdir(mode=0o755)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A directory in which a program has made runs/a, and a copy of it as it was then."""
+    place = tmp_path_factory.mktemp("made") / "here"
+    file = place / "own" / "program.py"
+    file.parent.mkdir(mode=0o755, parents=True)
     file.write_text(CANARY + PROGRAM)
-    main(["train", "own/program.py:build"])
-    Path("canary").unlink()
-    return file
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(sys, "argv", ["surefoot"])
+        main(["train", "own/program.py:build"])
+    Path(place, "canary").unlink()
+    return place, Path(shutil.copytree(place, place.with_name("as it was")))
+
+
+@pytest.fixture
+def program(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that has made runs/a, and writes a file whenever it runs from now on; each test has them as they were."""
+    place, kept = made
+    shutil.rmtree(place)
+    shutil.copytree(kept, place)
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["surefoot"])
+    return place / "own" / "program.py"
 
 
 def left_with(arguments: list[str]) -> object:
@@ -107,13 +121,14 @@ def test_a_program_that_others_may_write_is_refused(
 
 
 def test_a_directory_above_that_others_may_change_is_refused_and_a_sticky_one_is_not(
-    program: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tmp_path.chmod(0o1777)
+    above = program.parents[1]
+    above.chmod(0o1777)
     assert left_with(["evaluate", "runs/a"]) == 0
-    tmp_path.chmod(0o777)
+    above.chmod(0o777)
     assert left_with(["evaluate", "runs/a"]) == 2
-    assert f"who may write to {tmp_path}" in capsys.readouterr().err
+    assert f"who may write to {above}" in capsys.readouterr().err
 
 
 def test_a_group_may_write_if_it_is_the_users_own(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +184,7 @@ def test_a_recipe_that_is_a_file_is_never_run(
 
 
 @pytest.mark.parametrize("arguments", LOOKING, ids=" ".join)
+@pytest.mark.fast("True-report runs/a", "True-report runs/a --png", "True-diagnose runs/a", "True-export runs/a")
 @pytest.mark.parametrize("changed", [False, True])
 def test_looking_at_a_run_executes_nothing_of_its_authors(arguments: list[str], changed: bool, program: Path) -> None:
     program.write_text(program.read_text() + "\n# changed\n" * changed)

@@ -78,7 +78,7 @@ def build(config: Config):
         model=lambda: nn.Sequential(nn.Linear(4, config.width), nn.Dropout(0.2), nn.Linear(config.width, 1)),
         loss=loss, train_data=data, batch_size=7, length=config.length, optimizer=config.optimizer.spec(), seed=config.seed,
         evaluate={"held-out": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
-        save_every="3 steps", log_every="1 steps", best="min held-out/loss", out=config.out, precision="fp32",
+        save_every="3 steps", log_every="1 steps", best="min held-out/loss", out=config.out, precision="fp32", report=False,
     )
 """
 SLOW = ["program.py:build", "--vary", "optimizer.name=adamw,sgd", "--optimizer.lr", "0.01", "--step-s", "0.05"]
@@ -99,8 +99,9 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def here(real: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a program, where variants are forked."""
+    """A directory with a program, where variants are forked and no picture is drawn."""
     variants_are_forked(monkeypatch)
+    monkeypatch.setattr("surefoot.report.figures.draw", lambda charts, path, *, title: [])
     return real
 
 

@@ -40,6 +40,13 @@ def said(capsys: Capture, *arguments: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.fixture
+def undrawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As `here`, and no picture is drawn: what is printed is the claim."""
+    monkeypatch.setattr("surefoot.plan.schedule_plot.drawn", lambda traces, *, out, rate: [Path("none")])
+    return here
+
+
 def refused(capsys: Capture, *arguments: str) -> list[str]:
     with pytest.raises(SystemExit) as end:
         main(["compare", *arguments])
@@ -110,24 +117,24 @@ def test_length_and_common_settings_may_be_given(here: Path, capsys: Capture) ->
     assert lines[-1] == "drawn in x/y.png and x/y.svg"
 
 
-def test_a_recipe_gives_its_length_warmup_floor_and_rate(here: Path, capsys: Capture) -> None:
+def test_a_recipe_gives_its_length_warmup_floor_and_rate(undrawn: Path, capsys: Capture) -> None:
     lines = said(capsys, "gpt", "--schedules", "cosine,linear:floor=0", "--preset", "small", "--optimizer.lr", "2e-3")
     assert lines[0] == "schedules of a run of 10,000 steps, base learning rate 0.002"
     assert "0.002, step 500" in lines[3]
     assert "0.0002, step 9,999" in lines[3]
     assert "0.0002" not in lines[4]
-    assert not (here / "runs").exists()
+    assert not (undrawn / "runs").exists()
 
 
-def test_a_length_in_passes_is_that_of_the_recipes_data(here: Path, capsys: Capture) -> None:
+def test_a_length_in_passes_is_that_of_the_recipes_data(undrawn: Path, capsys: Capture) -> None:
     flags = ["--length", "2 epochs", "--batch-size", "64"]
     lines = said(capsys, "images", "--schedules", "constant", *flags)
     run = images.build(images.Config(length="2 epochs", batch_size=64, out=None))
     assert lines[0].startswith(f"schedules of a run of {run.parts.length.steps:,} steps, base learning rate")
 
 
-def test_a_run_of_ones_own_gives_what_its_schedule_has(here: Path, capsys: Capture) -> None:
-    (here / "mine.py").write_text(PROGRAM)
+def test_a_run_of_ones_own_gives_what_its_schedule_has(undrawn: Path, capsys: Capture) -> None:
+    (undrawn / "mine.py").write_text(PROGRAM)
     lines = said(capsys, "--schedules", "cosine,constant", "mine.py:build")
     assert lines[0] == "schedules of a run of 40 steps, base learning rate 0.25"
     assert lines[3].split()[:-1] == ["cosine", "step", "8", "0.25,", "step", "8", "0.125,", "step", "39"]

@@ -31,7 +31,7 @@ SETTINGS = {
     ],
     "translation": [
         *("--data.phrases=600", "--data.vocabulary=280", "--model.encoder-layers=1", "--model.decoder-layers=1"),
-        *("--model.width=16", "--model.hidden=16", "--data.held-out-fraction=0.1"),
+        *("--model.width=16", "--model.hidden=16", "--data.held-out-fraction=0.1", "--evaluate-every=3 steps"),
     ],
     "images": ["--model.width=4", "--batch-size=8"],
 }
@@ -54,7 +54,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
         Path("text.txt").write_text(TEXT)
         for recipe, settings in SETTINGS.items():
             with redirect_stdout(io.StringIO()) as out:
-                main(["train", recipe, "--length=6 steps", "--precision=fp32", *settings])
+                main(["train", recipe, "--length=6 steps", "--precision=fp32", "--report=false", *settings])
             lines = out.getvalue().splitlines()
             begun = next(number for number, line in enumerate(lines) if line.startswith("finished: 6 steps"))
             said[recipe] = "\n".join(lines[begun:])

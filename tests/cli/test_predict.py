@@ -28,8 +28,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "gpt",
             *out,
             *SMALL,
-            "--length=40 steps",
-            "--evaluate-every=20 steps",
+            "--length=20 steps",
+            "--evaluate-every=10 steps",
+            "--report=false",
             "--cloze-questions=0",
             "--ema=0.9",
         ]
@@ -102,7 +103,7 @@ def test_characters_of_several_tokens_come_out_whole(trained: Path, capsys: pyte
 def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--tokens", "20"]
     newest = said(capsys, str(trained), "the", *flags)
-    assert said(capsys, str(trained), "the", *flags, "--checkpoint", "40") == newest
+    assert said(capsys, str(trained), "the", *flags, "--checkpoint", "20") == newest
     assert said(capsys, str(trained), "the", *flags, "--checkpoint", "0") != newest
 
 
@@ -177,8 +178,8 @@ def test_a_reader_that_goes_away_ends_it_quietly(trained: Path) -> None:
 
 
 def test_a_checkpoint_is_not_a_run_and_what_to_type_is_said(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = trained / "checkpoints" / "step-00000040"
-    assert f"give its run, {trained}, and --checkpoint 40" in refused(capsys, str(place), "the")
+    place = trained / "checkpoints" / "step-00000020"
+    assert f"give its run, {trained}, and --checkpoint 20" in refused(capsys, str(place), "the")
 
 
 def test_a_program_that_predicts_nothing_says_so(

@@ -18,7 +18,15 @@ SMALL = [
     "--model.heads=2",
     "--model.hidden=32",
 ]
-SMALL += ["--data.vocabulary=300", "--length=20 steps", "--batch-size=16", "--precision=fp32", "--beam=2"]
+SMALL += [
+    "--data.vocabulary=300",
+    "--length=20 steps",
+    "--evaluate-every=20 steps",
+    "--report=false",
+    "--batch-size=16",
+    "--precision=fp32",
+    "--beam=2",
+]
 SENTENCES = ["cat 12", "cat", "12 cat 7", "dog 4"]
 
 

@@ -56,7 +56,7 @@ def build(config: Config):
         train_data=data, batch_size=6, length=config.length, optimizer=sf.adamw(lr=config.optimizer.lr),
         schedule=SCHEDULES[config.schedule], stop_after=config.stop_after,
         evaluate={"all": sf.Split(data)}, evaluate_every="2 steps", save_every="2 steps", log_every="1 steps",
-        best="min all/loss", keep_last=9, out=config.out,
+        best="min all/loss", keep_last=9, out=config.out, report=False,
     )
 
 def plain():
@@ -65,6 +65,8 @@ def plain():
 def script():
     return 3
 """
+
+FEW = ("--cloze-questions=0", "--report=false")
 
 
 @pytest.fixture
@@ -340,7 +342,7 @@ def test_what_is_for_the_start_of_a_run_is_refused_at_its_resume(
     flag: str, program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
-    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0"]
+    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
     main(["train", "gpt", "--data.path=text.txt", "--length=2 steps", "--out=runs/mine", *small])
     assert refused("resume", "mine", flag, "small") == 2
     assert f"{flag} is for the start of a run" in capsys.readouterr().err
@@ -348,7 +350,7 @@ def test_what_is_for_the_start_of_a_run_is_refused_at_its_resume(
 
 def test_what_ended_the_last_sitting_does_not_end_the_resumed_one(program: Path) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
-    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0"]
+    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
     of_one_sitting = ["--stop-after=2 steps", "--time-limit=10 min"]
     main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--out=runs/a", *small, *of_one_sitting])
     assert max(Path("runs/a/checkpoints").glob("step-*")).name == "step-00000002"
@@ -470,7 +472,7 @@ def test_a_relative_path_of_data_is_explained_in_another_directory(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
-    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0"]
+    small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
     main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--stop-after=2 steps", "--out=runs/a", *small])
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")

@@ -49,23 +49,23 @@ class Made:
 def test_a_search_that_is_cut_anywhere_tries_what_it_would_have_tried(tmp_path: Path, sampler: str) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "cut").mkdir()
-    asked: dict[str, Any] = {"sampler": sampler, "trials": 7}
-    whole = Made(tmp_path / "whole", **asked).run(9)
-    assert len({one["optimizer.lr"] for one in whole}) == 7
-    found = Made(tmp_path / "cut", **asked).run(5)
+    asked: dict[str, Any] = {"sampler": sampler, "trials": 5}
+    whole = Made(tmp_path / "whole", **asked).run(6)
+    assert len({one["optimizer.lr"] for one in whole}) == 5
+    found = Made(tmp_path / "cut", **asked).run(3)
     killed = Made(tmp_path / "cut", **asked)
     name = killed.search.next()
     assert name is not None
     killed.search.saw(name, 10, killed.score(name, 10))  # and here it is killed
     on = Made(tmp_path / "cut", **asked)
-    assert on.search.over == 5
+    assert on.search.over == 3
     assert on.search.next() == name
     assert on.begun == killed.begun
     on.search.saw(name, 10, on.score(name, 10))
     on.search.saw(name, 20, on.score(name, 20))
     on.search.ended(name, Outcome("finished"))
-    assert found + on.run(9) == whole
-    assert on.states() == ["COMPLETE"] * 7
+    assert found + on.run(6) == whole
+    assert on.states() == ["COMPLETE"] * 5
 
 
 def test_what_finished_while_nobody_was_told_is_not_trained_again(tmp_path: Path) -> None:

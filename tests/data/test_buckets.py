@@ -31,7 +31,7 @@ def batches(plan: Buckets, epoch: int) -> list[list[int]]:
     return [ids.tolist() for step in steps for ids, _ in plan.micro_batches(step)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=120),
     tokens=st.integers(30, 200),

@@ -60,13 +60,14 @@ def trained(out: Path, **changes: Any) -> sf.Run:
         "best": "max held-out/loss",
         "out": out,
         "console": False,
+        "report": False,
     }
     run = sf.Run(**(settings | changes))
     run.train()
     return run
 
 
-def gpt_run(out: Path, shape: GPTShape = SHAPE) -> sf.Run:
+def gpt_run(out: Path, shape: GPTShape = SHAPE, **changes: Any) -> sf.Run:
     tokens = torch.randint(shape.vocabulary, (8, 7), generator=torch.Generator().manual_seed(1))
 
     def next_token(model: Any, batch: Any) -> Tensor:
@@ -81,6 +82,7 @@ def gpt_run(out: Path, shape: GPTShape = SHAPE) -> sf.Run:
         best=None,
         settings={"model": asdict(shape)},
         files={"tokenizer.json": sf.ByteTokenizer().to_json()},
+        **changes,
     )
 
 
@@ -200,7 +202,7 @@ def test_no_more_than_one_tensor_is_in_memory(
     layout: Any, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = GPTShape(layers=6, heads=2, width=64, context=12, vocabulary=4096, family="gpt2", tied=True)
-    gpt_run(tmp_path / "run", large)
+    gpt_run(tmp_path / "run", large, length="1 steps")
     if count > 1:
         resharded(tmp_path / "run", count=count)
     chunk = 4096
@@ -267,6 +269,14 @@ def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path: Path) -> No
         assert_same(read_weights(done.directory), store.at(step).tensors("model"))
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without scores, from which nothing is exported."""
+    run = tmp_path_factory.mktemp("plain") / "run"
+    trained(run, evaluate={}, best=None)
+    return run
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
@@ -290,19 +300,18 @@ def test_what_cannot_be_exported_is_said_in_few_lines(
     arguments: list[str],
     status: int,
     said: str,
-    tmp_path: Path,
+    plain: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trained(tmp_path / "run", evaluate={}, best=None)
-    monkeypatch.chdir(tmp_path / "run")
+    monkeypatch.chdir(plain)
     with pytest.raises(SystemExit) as end:
-        main(["export", str(tmp_path / "run"), *arguments])
+        main(["export", str(plain), *arguments])
     assert end.value.code == status
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) <= 5
-    assert not (tmp_path / "run" / "export").exists()
+    assert not (plain / "export").exists()
 
 
 def test_a_modern_network_is_no_gpt2(tmp_path: Path) -> None:

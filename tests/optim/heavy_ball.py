@@ -1,19 +1,16 @@
-"""An optimizer as somebody would add it: the class with its `OptimizerKind`, and the declared function that specifies it."""
+"""An optimizer as somebody would add it: the class with its `OptimizerKind`, beside the declared function that specifies it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from identities import strategy_runs
+from optim.heavy_ball_named import added, heavy_ball
 from surefoot.optim.in_place import replace, subtract
 from surefoot.optim.kinds.kind import OptimizerKind, copies
-from surefoot.optim.optimizers import OptimizerSpec, named
-from surefoot.optim.validation import DECLARED, at_least, declared
 
 
 class HeavyBall(Optimizer):
@@ -36,20 +33,6 @@ class HeavyBall(Optimizer):
 KINDS = (
     OptimizerKind(name="heavy-ball", made=HeavyBall, state_bytes=copies(1), shardable=True, skip="own arithmetic"),
 )
-
-
-def heavy_ball(lr: float, *, weight_decay: float = 0.0, friction: float = 0.9) -> OptimizerSpec:
-    return named("heavy-ball", lr=lr, weight_decay=weight_decay, settings={"friction": friction})
-
-
-@contextmanager
-def added() -> Iterator[None]:
-    """With the optimizer among the others, as an import of `optimizers.py` would leave it."""
-    declared("optim.heavy_ball", first_run=(0.02, 0.1), checks={"friction": at_least(0, below=1)})(heavy_ball)
-    try:
-        yield
-    finally:
-        del DECLARED["heavy-ball"]
 
 
 def trained(**changes: Any) -> dict[str, Any]:

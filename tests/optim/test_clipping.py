@@ -218,6 +218,7 @@ def build(out, **changes):
         "log_every": "1 steps",
         "out": out,
         "console": False,
+        "report": False,
     }
     return sf.Run(**(settings | changes))
 

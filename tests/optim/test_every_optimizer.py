@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def build(name: str, train: Any = None, **changes: Any) -> sf.Run:
         "precision": "fp32",
         "device": "cpu",
         "console": False,
+        "report": False,
     }
     return sf.Run(**(settings | changes))
 
@@ -132,12 +134,17 @@ def test_four_steps_a_resume_and_four_more_are_eight_to_the_bit(name: str, tmp_p
     assert bits(resumed) == bits(whole)
 
 
+@cache
+def first_samples() -> list[int]:
+    """The first sample of each step, which does not depend on the optimizer."""
+    with build("sgd") as run:
+        return [int(step.micro_batches[0].ids[0]) for step in run]
+
+
 @EVERY
 @pytest.mark.parametrize("bad_step", [0, 3])
 def test_a_step_with_a_gradient_that_is_no_number_changes_no_bit(name: str, bad_step: int) -> None:
-    with build(name) as run:
-        ids = [int(step.micro_batches[0].ids[0]) for step in run]
-    run = build(name, data(ids[bad_step]))
+    run = build(name, data(first_samples()[bad_step]))
     held = [bits(run)]
     with run:
         held += [bits(run) for _ in run]
@@ -218,7 +225,7 @@ def test_the_memory_that_plan_announces_is_what_the_state_takes(name: str) -> No
 
 @SPECS
 def test_what_trains_has_a_lower_loss(name: str) -> None:
-    run = build(name, length="40 steps", batch_size=32, evaluate={"all": sf.Split(data(), batch_size=32)})
+    run = build(name, length="15 steps", batch_size=32, evaluate={"all": sf.Split(data(), batch_size=32)})
     before = run.scores()["all/loss"]
     run.train()
 

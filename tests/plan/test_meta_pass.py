@@ -56,6 +56,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("text.txt").write_text("the cat sat on a mat while birds sang in old trees\n" * 200)
 
 
+@pytest.mark.fast("gpt2", "modern", "blocks computed again in part", "translation", "images")
 @pytest.mark.parametrize("name", CASES)
 def test_a_pass_keeps_and_takes_what_it_does_on_paper(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, config = CASES[name]()

@@ -90,6 +90,7 @@ def local_bytes(tensors: Iterable[Any]) -> int:
 # --- memory ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("adamw", "plain sgd", "adafactor", "muon", "schedule-free")
 @pytest.mark.parametrize("name", SPECS)
 def test_one_process_holds_what_was_computed(name: str) -> None:
     run, gradients = run_of(optimizer=SPECS[name], ema=None if name == "schedule-free" else 0.9), 0

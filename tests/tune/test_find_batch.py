@@ -121,22 +121,22 @@ def test_every_row_keeps_the_batch_and_its_memory_is_weights_state_gradients_and
 
 
 def test_what_needs_more_than_nine_tenths_of_the_memory_does_not_fit() -> None:
-    run = mlp_run(batch_size=4096)
+    run = mlp_run(batch_size=1024)
     whole = sf.tune.find_batch_size(run, memory="1 GB")
     half = (whole.tried[-1].memory_bytes or 0) * 0.6
     found = sf.tune.find_batch_size(run, memory=f"{half / 1e6:.3f} MB")
     assert found.limit_bytes == pytest.approx(0.9 * half, rel=1e-3)
-    assert found.largest.size < 4096
+    assert found.largest.size < 1024
     assert (found.largest.memory_bytes or 0) <= found.limit_bytes < (found.tried[-1].memory_bytes or 0)
     assert found.tried[-1].problem == "does not fit"
 
 
 def test_what_would_take_more_than_the_cpu_has_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = sf.tune.find_batch_size(mlp_run(batch_size=4096), memory="1 GB").tried[-1].memory_bytes or 0
+    whole = sf.tune.find_batch_size(mlp_run(batch_size=1024), memory="1 GB").tried[-1].memory_bytes or 0
     monkeypatch.setattr("surefoot.tune.find_batch.free_bytes", lambda device: int(whole * 0.6))
     for memory in (None, "1 GB"):
         assert "not tried: predicted not to fit" in str(
-            sf.tune.find_batch_size(mlp_run(batch_size=4096), memory=memory)
+            sf.tune.find_batch_size(mlp_run(batch_size=1024), memory=memory)
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -102,12 +103,17 @@ def gpt():
     return model
 
 
+@cache
+def each_alone():
+    model, asked = gpt(), questions()
+    return [scored([question], choice_accuracy, continuation_accuracy_, model=model) for question in asked]
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 16, 40])
 def test_scores_of_a_transformer_do_not_depend_on_the_batch_size_nor_on_what_stands_beside(batch_size):
     """Law 6; attention must not see the filling. Against each question in a data set of its own."""
-    model, asked = gpt(), questions()
-    alone = [scored([question], choice_accuracy, continuation_accuracy_, model=model) for question in asked]
-    found = scored(asked, choice_accuracy, continuation_accuracy_, model=model, batch_size=batch_size)
+    asked, alone = questions(), each_alone()
+    found = scored(asked, choice_accuracy, continuation_accuracy_, model=gpt(), batch_size=batch_size)
     for name, value in found.items():
         assert value == pytest.approx(math.fsum(one[name] for one in alone) / len(asked), rel=1e-6), name
 

@@ -17,7 +17,7 @@ import surefoot as sf
 from optim import heavy_ball
 from rank_processes import Ranks
 from surefoot.optim.kinds.kind import all_kinds, state_bytes
-from surefoot.optim.optimizers import OPTIMIZERS
+from surefoot.optim.optimizers import OPTIMIZERS, named
 from surefoot.plan.summary import sections
 from surefoot.recipes.optimizer_settings import Optimizer
 
@@ -72,7 +72,7 @@ def test_an_optimizer_that_is_added_is_planned_and_refuses_what_it_does_not_know
         with pytest.raises(sf.ConfigError, match="friction = 2: a number from 0 to below 1 is needed"):
             heavy_ball.heavy_ball(0.1, friction=2)
         with pytest.raises(sf.ConfigError, match=r"friction = 0.5 is foreign to lion.*\n.*setting of: heavy-ball"):
-            heavy_ball.named("lion", lr=0.1, settings={"friction": 0.5})
+            named("lion", lr=0.1, settings={"friction": 0.5})
 
     assert state_bytes(optimizer) is None  # it is gone
     with heavy_ball.added():
@@ -92,8 +92,8 @@ def test_an_optimizer_that_is_added_can_be_named_by_a_flag() -> None:
     code = """
 import sys
 sys.path.insert(0, "tests")
-from optim import heavy_ball
-with heavy_ball.added():
+from optim import heavy_ball_named
+with heavy_ball_named.added():
     from surefoot.config.tree import layered
     from surefoot.recipes.images.config import Config
     config, _ = layered(Config, [("flag", {"optimizer.name": "heavy-ball"})])

@@ -40,6 +40,7 @@ def config(path: Path | None, **changes: Any) -> gpt.Config:
     small = {
         "out": None,
         "length": "6 steps",
+        "evaluate_every": "6 steps",
         "data.path": None if path is None else str(path),
         "data.vocabulary": 300 if changes.get("data.tokenizer", "bpe") == "bpe" else None,
         "model.layers": 1,
@@ -48,6 +49,7 @@ def config(path: Path | None, **changes: Any) -> gpt.Config:
         "model.context": 32,
         "sample_tokens": 8,
         "cloze_questions": 12,
+        "report": False,
     }
     return layered(gpt.Config, [("test", small | changes)])[0]
 
@@ -99,7 +101,13 @@ def test_a_model_that_has_learned_something_answers_the_questions(path: Path) ->
         for kind in generator.integers(8, size=60)
     ]
     path.write_text(" ".join(stretches))
-    changes = {"length": "150 steps", "cloze_questions": 60, "optimizer.lr": 1e-2, "data.held_out_fraction": 0.3}
+    changes = {
+        "length": "150 steps",
+        "evaluate_every": "150 steps",
+        "cloze_questions": 60,
+        "optimizer.lr": 1e-2,
+        "data.held_out_fraction": 0.3,
+    }
     scores = trained(config(path, **changes, **{"data.tokenizer": "characters"})).scores()
     assert scores["cloze/accuracy"] > 0.6  # chance is 0.25, three standard errors are 0.17
 

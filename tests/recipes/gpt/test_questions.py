@@ -22,6 +22,7 @@ SENTENCE = "the cat sat on a mat and the dog ran to it while birds sang in old t
 WORDS = SENTENCE.split()
 SMALL = ["--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--model.width=16", "--model.heads=2"]
 SMALL += ["--model.context=64", "--length=6 steps", "--cloze-questions=0", "--sample-tokens=0", "--out=runs/a"]
+SMALL += ["--evaluate-every=6 steps", "--report=false"]
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,10 @@ from surefoot.recipes import images
 from surefoot.recipes.gpt import corpus
 from surefoot.recipes.images import networks, predict
 
-SMALL = {"out": None, "model.width": 4, "length": "6 steps", "precision": "fp32", "evaluate_every": "3 steps"}
+SMALL = {"out": None, "model.width": 4, "length": "6 steps", "precision": "fp32", "evaluate_every": "3 steps"} | {
+    "batch_size": 32,
+    "report": False,
+}
 
 
 def config(**changes: Any) -> images.Config:
@@ -118,6 +121,14 @@ def test_watching_and_workers_change_no_weight() -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run of two steps, which no test may change."""
+    out = str(tmp_path_factory.mktemp("stopped") / "run")
+    trained(config(out=out, stop_after="2 steps"))
+    return out
+
+
 @pytest.mark.fast("change0-loss.mixup was", "change2-samples", "change4-model.width was 4, now 5")
 @pytest.mark.parametrize(
     ("change", "says"),
@@ -132,11 +143,10 @@ def test_watching_and_workers_change_no_weight() -> None:
     ],
 )
 def test_another_loss_other_data_and_another_network_are_another_run(
-    change: dict[str, Any], says: str, tmp_path: Path
+    change: dict[str, Any], says: str, stopped: str
 ) -> None:
-    trained(config(out=str(tmp_path / "run"), stop_after="2 steps"))
     with pytest.raises(sf.CheckpointError, match=says):
-        trained(config(out=str(tmp_path / "run"), **change))
+        trained(config(out=stopped, **change))
 
 
 @pytest.mark.parametrize(
@@ -146,18 +156,18 @@ def test_another_loss_other_data_and_another_network_are_another_run(
         ({"data.path": "synthetic", "data.size": 9, "data.channels": 1}, "have size 9, those of the run 8"),
     ],
 )
-def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any], says: str, tmp_path: Path) -> None:
-    run = trained(config(out=str(tmp_path / "run"), stop_after="2 steps"))
-    again = images.build(config(out=str(tmp_path / "run"), **change))
+def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any], says: str, stopped: str) -> None:
+    run = images.build(config(out=stopped))
+    again = images.build(config(out=stopped, **change))
     again.load(run.parts.packed())
     with pytest.raises(sf.DataError, match=says):
         again.scores("held-out")
 
 
-def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(tmp_path: Path) -> None:
-    run = trained(config(out=str(tmp_path / "run"), stop_after="2 steps"))
+def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stopped: str) -> None:
+    run = images.build(config(out=stopped))
     other = {"data.path": "synthetic", "data.size": 8, "data.channels": 1}
-    again = images.build(config(out=str(tmp_path / "run"), **other))
+    again = images.build(config(out=stopped, **other))
     for name in ("held-out", "test"):
         ours, theirs = again.parts.scoring.splits[name].dataset, run.parts.scoring.splits[name].dataset
         assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
@@ -272,7 +282,17 @@ def test_a_changed_network_is_refused_where_nobody_asks_for_it(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "run")
-    main(["train", "images", f"--out={run}", "--length=2 steps", "--precision=fp32", f"--model.name={program}:build"])
+    main(
+        [
+            "train",
+            "images",
+            f"--out={run}",
+            "--length=2 steps",
+            "--precision=fp32",
+            "--report=false",
+            f"--model.name={program}:build",
+        ]
+    )
     Image.new("L", (8, 8)).save(tmp_path / "x.png")
     commands = (["predict", run, str(tmp_path / "x.png")], ["evaluate", run])
     for command in commands:
@@ -302,7 +322,7 @@ def test_a_program_that_came_with_the_run_is_never_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["surefoot"])
-    flags = ["--out=run", "--length=2 steps", "--precision=fp32"]
+    flags = ["--out=run", "--length=2 steps", "--precision=fp32", "--report=false"]
     main(["train", "images", *flags, f"--model.name={program}:build"])
     held = Path("run/images.json")
     held.write_text(held.read_text().replace(f"{program}:build", where if where[0] != "r" else str(tmp_path / where)))
@@ -325,7 +345,7 @@ def test_a_network_that_came_with_the_run_is_never_run(
     """config.toml names it, without `out`; images.json says what it likes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["surefoot"])
-    main(["train", "images", "--out=run", "--length=2 steps", "--precision=fp32", "--model.width=4"])
+    main(["train", "images", "--out=run", "--length=2 steps", "--precision=fp32", "--report=false", "--model.width=4"])
     Path(where).write_text("from pathlib import Path; Path('canary').touch()\n")
     Path("run/config.toml").write_text(
         f'absent = []\n[model]\nname = "{where}:build"\n[program]\nkind = "recipe"\nrecipe = "images"\n'
@@ -345,7 +365,9 @@ def test_predict_runs_no_changed_network_that_the_settings_do_not_name(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    main(["train", "images", f"--out={run}", "--length=2 steps", "--precision=fp32", "--model.width=4"])
+    main(
+        ["train", "images", f"--out={run}", "--length=2 steps", "--precision=fp32", "--report=false", "--model.width=4"]
+    )
     held = run / "images.json"
     held.write_text(held.read_text().replace('"simple_cnn"', f'"{program}:build"'))
     Image.new("L", (8, 8)).save(tmp_path / "x.png")
@@ -520,7 +542,8 @@ def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree(place / "data")
     settings = [
         "--model.width=4",
-        "--length=30 steps",
+        "--length=20 steps",
+        "--report=false",
         "--batch-size=16",
         "--precision=fp32",
         "--augmentation.randaugment=0",
