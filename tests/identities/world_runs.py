@@ -97,6 +97,7 @@ def built(
         "precision": "fp32",
         "out": out,
         "console": False,
+        "report": False,
     }
     return sf.Run(**(settings | changes))
 
