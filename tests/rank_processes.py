@@ -211,7 +211,7 @@ def _of_launcher(rank: int, count: int, port: int) -> dict[str, str]:
 def _serve(questions: IO[str], answers: IO[str]) -> None:
     """One JSON object a line: what to call on how many ranks; answered with their process ids."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks says when it is over
-    _warn_as_python_does()
+    warn_as_python_does()
     children: dict[int, Path] = {}
     stores: list[Any] = []
 
@@ -259,7 +259,7 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _warn_as_python_does() -> None:
+def warn_as_python_does() -> None:
     """Undo what pytest makes of warnings: errors here, and a list of them."""
     warnings.resetwarnings()
     for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -186,10 +187,27 @@ def test_a_list_of_samples_is_taken(data: Any) -> None:
     )
 
 
-def test_a_metric_object_is_refused_and_what_the_message_says_works() -> None:
-    import torchmetrics  # takes a second: only where it is used
+class MulticlassAccuracy:
+    """A metric as torchmetrics has them."""
 
-    metric = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs.argmax(dim=1) == labels).double().mean()
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None: ...
+
+    def compute(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+@pytest.mark.fast("False")
+@pytest.mark.parametrize("torchs", [False, True])
+def test_a_metric_object_is_refused_and_what_the_message_says_works(torchs: bool) -> None:
+    metric: Any = MulticlassAccuracy()
+    if torchs:
+        import torchmetrics  # takes a second: only where it is used
+
+        metric = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
     for scores in ([metric], {"a": metric}, metric):
         with pytest.raises(sf.ConfigError, match="MulticlassAccuracy is a metric object") as refused:
             sf.Split((X, Y), scores=scores)
@@ -257,13 +275,25 @@ def test_settings_that_torch_refuses_are_a_sentence_and_two_lines_of_the_script(
     assert len(lines) == 4
 
 
-@pytest.mark.fast("-0")
+def run_script(script: str) -> None:
+    runpy.run_path(script, run_name="__main__")
+
+
+@pytest.mark.fast("fork-0")
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("option", ["", "-c"])
-def test_an_error_in_the_users_own_code_keeps_its_frames(tmp_path: Path, option: str, workers: int) -> None:
+@pytest.mark.parametrize("option", ["", "-c", "fork"])
+def test_an_error_in_the_users_own_code_keeps_its_frames(
+    tmp_path: Path, option: str, workers: int, ranks: Ranks
+) -> None:
     """In a loader's process it is taken only for sample 5: sample 0, 4 and 7 are looked at before."""
     code = script_of("return torch.zeros(1) if index in (0, 4, 7) else index / 0", workers=workers)
-    lines = printed_by(code, tmp_path, option=option)
+    if option == "fork":
+        (tmp_path / "train.py").write_text(code)
+        (outcome,) = ranks.outcomes(ranks.start(1, run_script, script=str(tmp_path / "train.py")))
+        assert outcome.status == 1
+        lines = outcome.text.splitlines()
+    else:
+        lines = printed_by(code, tmp_path, option=option)
     assert "ZeroDivisionError: division by zero" in lines
     assert any("in __getitem__" in line for line in lines)
 
@@ -381,14 +411,14 @@ def test_an_interrupt_where_a_person_types_is_a_keyboard_interrupt(
         monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=object))
     else:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    with pytest.raises(KeyboardInterrupt), small_runs.build(tmp_path / "run") as run:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), small_runs.build(tmp_path / "run", length="7 steps") as run:  # noqa: PT012
         for step in run:
             if step.index == 4:
                 os.kill(os.getpid(), signal.SIGINT)
     assert sf.checkpoint.Store(tmp_path / "run" / "checkpoints").newest_step() == 5
-    run = small_runs.build(tmp_path / "run")
+    run = small_runs.build(tmp_path / "run", length="7 steps")
     run.train()  # the same process goes on
-    assert run.state.step == 26
+    assert run.state.step == 7
 
 
 def test_an_interrupt_of_a_script_still_leaves_with_130(tmp_path: Path) -> None:

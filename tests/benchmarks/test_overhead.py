@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-STEPS = 40
+STEPS = 20
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def test_what_is_read_can_be_changed_in_place_without_changing_the_file(tmp_path
     assert torch.equal(read(tmp_path / "c").files["model"]["w"], torch.arange(6.0))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     state=st.dictionaries(
         st.text().filter(lambda key: key not in {*hints_of(SavedState), "sharded"}), json_values, max_size=5

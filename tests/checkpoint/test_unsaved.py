@@ -233,6 +233,13 @@ def test_what_a_pass_or_an_update_changes_and_no_checkpoint_holds_is_refused_by_
     assert "check_state=False" in lines[2]
 
 
+@pytest.mark.fast(
+    "a buffer that is not persistent",
+    "an attribute, counter",
+    "a generator of the model's own",
+    "a loss, callable",
+    "an optimizer of one's own",
+)
 @pytest.mark.parametrize("case", CASES)
 def test_without_the_check_it_would_resume_as_another_run(case: str, tmp_path: Path) -> None:
     """A process that begins anew has built all objects anew: so here the same."""
@@ -248,6 +255,13 @@ def test_without_the_check_it_would_resume_as_another_run(case: str, tmp_path: P
     assert not equal(weights(resumed), weights(whole))
 
 
+@pytest.mark.fast(
+    "a buffer that is not persistent",
+    "an attribute, counter",
+    "a generator of the model's own",
+    "a loss, callable",
+    "an optimizer of one's own",
+)
 @pytest.mark.parametrize("case", CASES)
 def test_in_steps_of_ones_own_it_is_refused_too(case: str, tmp_path: Path) -> None:
     name, changes = CASES[case]
@@ -298,6 +312,7 @@ def test_slots_are_looked_into_and_put_back(tmp_path: Path) -> None:
     assert own.n == 0
 
 
+@pytest.mark.slow
 def test_a_metric_in_the_model_is_refused_and_may_be_kept(tmp_path: Path) -> None:
     with pytest.raises(sf.ConfigError, match=r"model\.accuracy\.\w+ changes in every pass"):
         build(tmp_path / "run", model=Metric).train()

@@ -122,7 +122,8 @@ def test_the_keywords_of_run_stand_in_their_order() -> None:
 def test_every_setting_has_its_text() -> None:
     for kind in (sf.Run, gpt.Config, images.Config, translation.Config):
         plain = [field.name for field in dataclasses.fields(kind) if field.default_factory is dataclasses.MISSING]
-        assert [name for name in plain if not texts_of(kind).get(name)] == []
+        texts = texts_of(kind)
+        assert [name for name in plain if not texts.get(name)] == []
 
 
 def test_ranks_share_every_setting_but_these() -> None:

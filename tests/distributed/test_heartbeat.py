@@ -142,7 +142,7 @@ def test_ranks_that_end_as_they_should_are_not_missed(three: Ranks) -> None:
         heart.goodbye()
         heart.closed()
         heart.stop()
-    time.sleep(30 * EVERY_S)
+    time.sleep(10 * EVERY_S)
     assert three.ended == {}
 
 

@@ -165,7 +165,9 @@ def test_what_one_rank_asks_for_all_do_at_the_same_step(ranks: Ranks, tmp_path: 
 
 
 def limited(*, out: str) -> int:
-    run = world_runs.built(out=out, steps=100_000, evaluate={}, time_limit="2 s" if os.environ["RANK"] == "1" else None)
+    run = world_runs.built(
+        out=out, steps=100_000, evaluate={}, time_limit="0.4 s" if os.environ["RANK"] == "1" else None
+    )
     run.train()
     return run.state.step
 

@@ -102,6 +102,7 @@ def test_each_rank_is_told_its_place_as_torchrun_does(launched: Callable[..., La
     assert list((group.directory / "tmp").iterdir()) == []
 
 
+@pytest.mark.fast("1:exit 3-3", "all:exit 4-4")
 @pytest.mark.parametrize(("deeds", "status"), [("1:exit 3", 3), ("0:exit 3", 3), ("all:exit 4", 4)])
 def test_the_status_is_that_of_the_rank_that_caused_the_end(
     launched: Callable[..., Launched], deeds: str, status: int
@@ -223,6 +224,7 @@ def test_a_group_is_started_again_with_another_store(launched: Callable[..., Lau
     ]
 
 
+@pytest.mark.fast("2", "143")
 @pytest.mark.parametrize("status", [2, 4, 5, 130, 143])
 def test_what_was_decided_is_not_tried_again(launched: Callable[..., Launched], status: int) -> None:
     group = launched(f"all:exit {status}", max_restarts=3)

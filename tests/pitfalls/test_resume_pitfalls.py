@@ -15,6 +15,7 @@ Not yet: another world size, verify by checksums on request.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import small_runs
 import surefoot as sf
-from small_runs import CLASSES, FEATURES, SAMPLES, Augmented, Net, build, train
+from small_runs import CLASSES, FEATURES, SAMPLES, Augmented, Net, train
 from surefoot.checkpoint import Store
 from surefoot.tracking.jsonl import records
+
+STEPS = 16  # in the middle of the third pass
+
+
+def build(out: str | Path | None, **changes: Any) -> sf.Run:
+    return small_runs.build(out, **{"length": f"{STEPS} steps", **changes})
 
 
 def newest(out: Path) -> dict[str, torch.Tensor]:
@@ -125,6 +133,14 @@ def frozen_statistics(net: Net) -> Net:
     return net
 
 
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run as `build` makes it."""
+    out = tmp_path_factory.mktemp("four-steps") / "run"
+    build(out, length="4 steps").train()
+    return out
+
+
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
@@ -151,10 +167,13 @@ def frozen_statistics(net: Net) -> Net:
     ],
 )
 def test_a_run_that_became_another_one_is_refused_naming_both_values(
-    before: dict[str, Any], after: dict[str, Any], says: str, tmp_path: Path
+    before: dict[str, Any], after: dict[str, Any], says: str, four_steps: Path, tmp_path: Path
 ) -> None:
     """Batch size changed between: silently different data."""
-    build(tmp_path / "run", length="4 steps", **before).train()
+    if before:
+        build(tmp_path / "run", length="4 steps", **before).train()
+    else:
+        shutil.copytree(four_steps, tmp_path / "run")
     held = {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")}
     with pytest.raises(sf.CheckpointError, match="cannot resume") as refused:
         build(tmp_path / "run", length="4 steps", **(before | after)).train()
@@ -335,7 +354,7 @@ def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsy
     split = {"held-out": sf.Split(tensors(another_data_set()), scores=sf.accuracy)}
     run = build(tmp_path / "run", evaluate=split, console=True)
     run.train()
-    assert run.state.step == 26
+    assert run.state.step == STEPS
     assert "note: held-out holds other data than before" in capsys.readouterr().out
 
 
@@ -360,7 +379,7 @@ def test_what_an_optimizer_counts_in_its_groups_is_remembered(tmp_path: Path) ->
     build(tmp_path / "run", optimizer=Counting, stop_after="7 steps").train()
     run = build(tmp_path / "run", optimizer=Counting)
     run.train()
-    assert run.state.trained["model"].optimizer.param_groups[0]["made"] == 26
+    assert run.state.trained["model"].optimizer.param_groups[0]["made"] == STEPS
     assert newest_files(tmp_path / "run") == newest_files(tmp_path / "whole")
 
 
@@ -379,7 +398,7 @@ def test_the_body_s_random_numbers_are_the_step_s_where_nothing_was_counted_too(
     whole = drawn(tmp_path / "whole")
     parts = drawn(tmp_path / "run", stop=5) | drawn(tmp_path / "run")
     assert parts == whole
-    assert len(set(whole.values())) == 26
+    assert len(set(whole.values())) == STEPS
 
 
 def newest_files(out: Path) -> dict[str, bytes]:
@@ -439,10 +458,10 @@ def test_kept_objects_come_back_as_they_were_whatever_their_names(tmp_path: Path
 def test_a_longer_run_is_scored_at_the_same_steps(tmp_path: Path) -> None:
     """Patience counts evaluations: with others, early stopping would end another run."""
     settings = {"schedule": sf.constant(2), "evaluate_every": "25%", "save_every": "100 steps"}
-    build(tmp_path / "run", length="20 steps", **settings).train()
-    build(tmp_path / "run", length="40 steps", **settings).train()
+    build(tmp_path / "run", length="8 steps", **settings).train()
+    build(tmp_path / "run", length="16 steps", **settings).train()
     found = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"]
-    assert found == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert found == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
 def test_numbers_of_numpy_are_remembered_as_numbers(tmp_path: Path) -> None:

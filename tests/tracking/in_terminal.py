@@ -10,16 +10,17 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import traceback
+import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import pyte
 
+from rank_processes import warn_as_python_does
 from waiting import HangLimit
 
 _TESTS = Path(__file__).parents[1]
@@ -108,31 +109,35 @@ class Process:
 
 
 class Warm:
-    """The process that forks."""
+    """The process that forks, which is itself a fork of this one."""
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
+        asked, told = os.pipe(), os.pipe()
+        with warnings.catch_warnings(action="ignore"):
+            self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                os.close(asked[1])
+                os.close(told[0])
+                serve(os.fdopen(asked[0]), os.fdopen(told[1], "w"))
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(asked[0])
+        os.close(told[1])
+        self.questions, self.answers = os.fdopen(asked[1], "w"), os.fdopen(told[0])
         return self
 
     def answer(self, question: dict[str, Any]) -> str:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline()
+        self.questions.write(json.dumps(question) + "\n")
+        self.questions.flush()
+        return self.answers.readline()
 
     def __exit__(self, *_: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self.questions.close()
+        os.waitpid(self.pid, 0)
+        self.answers.close()
 
 
 def environment() -> dict[str, str]:
@@ -143,30 +148,34 @@ def environment() -> dict[str, str]:
     return plain | {"TERM": "xterm-256color", "PYTHONPATH": paths}
 
 
-def serve() -> None:
+def serve(questions: IO[str], answers: IO[str]) -> None:
     """One JSON object a line: a program to start, answered with its process id, or one to wait for, with its exit status."""
-    import torch
     from torch.utils.tensorboard import writer
 
     import small_runs
 
     import_module("surefoot.tracking.live_terminal")
     import_module("rich.console")
-    torch.set_num_threads(1)
+    variables = environment()
+    os.environ.clear()
+    os.environ.update(variables)
+    warn_as_python_does()
     assert writer
     assert small_runs.sf.Run.__name__ == "Run"
-    for line in sys.stdin:
+    for line in questions:
         question = json.loads(line)
         if "wait" in question:
             _, status = os.waitpid(question["wait"], 0)
-            print(os.waitstatus_to_exitcode(status), flush=True)
+            print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
             continue
         terminal = os.open(question["terminal"], os.O_RDWR | os.O_NOCTTY)
         child = os.fork()
         if child == 0:
+            questions.close()
+            answers.close()
             become(question["program"], terminal, question["environment"])
         os.close(terminal)
-        print(child, flush=True)
+        print(child, file=answers, flush=True)
 
 
 def become(program: str, terminal: int, environment: dict[str, str]) -> None:
@@ -189,7 +198,3 @@ def become(program: str, terminal: int, environment: dict[str, str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status)
-
-
-if __name__ == "__main__":
-    serve()

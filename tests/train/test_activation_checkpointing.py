@@ -138,7 +138,6 @@ def assert_equal(one: list[Tensor], other: list[Tensor]) -> None:
     assert [torch.equal(a, b) for a, b in zip(one, other, strict=True)] == [True] * len(one)
 
 
-_OF_RESNET = ("fp32", "blocks")  # eleven million weights take their time
 MODELS = {
     "gpt": gpt,
     "seq2seq": seq2seq,
@@ -149,7 +148,7 @@ MODELS = {
     "computing parts of itself again": of(Itself),
 }
 CASES = [
-    pytest.param(name, precision, how, marks=[pytest.mark.slow] * (name == "resnet" and (precision, how) != _OF_RESNET))
+    pytest.param(name, precision, how, marks=[pytest.mark.slow] * (name == "resnet"))  # of eleven million weights
     for name in MODELS
     for precision in ("fp32", "bf16")
     for how in ("blocks", "selective")
@@ -306,7 +305,7 @@ def run_of(out: Path | None = None, **changes: Any) -> sf.Run:
     data = torch.randn(24, WIDTH, generator=generator), torch.randint(3, (24,), generator=generator)
     settings: dict[str, Any] = {"model": Net, "batch_size": 8, "micro_batch_size": 4, "length": "8 steps", "ema": 0.9}
     settings |= {"optimizer": sf.adamw(lr=1e-2), "evaluate": {"all": sf.Split(data)}, "evaluate_every": "2 steps"}
-    settings |= {"device": "cpu", "out": out, "console": False, "save_every": "2 steps"}
+    settings |= {"device": "cpu", "out": out, "console": False, "report": False, "save_every": "2 steps"}
     return sf.Run(loss=loss, train_data=data, **settings | changes)
 
 

@@ -197,13 +197,18 @@ def test_of_trackio_the_database_holds_every_point_once_in_one_run(tracked: Call
 
 
 def test_trackers_change_no_bit_and_write_in_the_runs_directory_only(
-    tracked: Callable[[str], Path], tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tracked("trackio")
-    built(tmp_path / "run").train()
-    last = "checkpoints/step-00000018/model.safetensors"
+    needs("trackio")
+    for variable in [held for held in os.environ if held.startswith("TRACKIO_")]:
+        monkeypatch.delenv(variable)
+    place = tmp_path / "place"
+    out = place / "poems" / "runs" / "first"
+    for each, trackers in ((out, "trackio"), (tmp_path / "run", None)):
+        built(each, length="6 steps", **({"trackers": trackers} if trackers else {})).train()
+    last = "checkpoints/step-00000006/model.safetensors"
     assert (out / last).read_bytes() == (tmp_path / "run" / last).read_bytes()
-    place = out.parents[2]
+    assert Kept.read(out / "trackers" / "trackio.json").sent
     assert [path for path in place.rglob("*") if not path.is_relative_to(out) and path not in out.parents] == []
 
 
