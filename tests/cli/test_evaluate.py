@@ -85,6 +85,8 @@ def test_the_end_of_a_run_is_two_lines_and_one_of_what_is_wrong(recipe: str, end
 def test_every_command_in_it_works(recipe: str, there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
     commands = [shlex.split(found) for found in re.findall(r"surefoot ([^;\n]+)", there.said[recipe])]
     assert [command[0] for command in commands if command[0] != "diagnose"] == ["predict", "evaluate"]
+    inputs = [part for part in commands[-2][2:] if part not in ("--checkpoint", "best")]
+    assert len(inputs) == (0 if recipe == "gpt" else 1)
     for command in commands:
         main(command)
         assert capsys.readouterr().out

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from in_one import in_one
 from surefoot.data.dataset_checks import check_samples, fingerprint, rows
@@ -186,6 +186,13 @@ def test_fingerprint_is_json_that_tells_data_apart():
     others = [of(changed), of(numbers.double()), of(numbers.reshape(3, 4)), of(numbers[:3])]
     assert of(numbers) == of(numbers.clone())
     assert of(numbers) not in others
+
+
+def test_fingerprint_stays_what_it_is_since_runs_that_are_there_hold_it():
+    numbers = torch.arange(6.0).reshape(3, 2)
+    assert fingerprint((numbers,))["sha256"] == "74039529be33f1e7"
+    assert fingerprint(Subset(TensorDataset(numbers), [2, 0]))["indices"] == "e935a1f1bba7634c"
+    assert fingerprint([1, "a", None])["sha256"] == "07822afb51167c10"
 
 
 def test_fingerprint_of_a_data_set_that_says_it_itself():

@@ -19,12 +19,11 @@ from torch.utils.data import Dataset
 
 from forked import Forked
 from rank_processes import forks
-from surefoot.config.train_settings import TrainSettings
+from small_runs import build
 from surefoot.data import workers as reading
 from surefoot.data.loader import Feed, in_order
 from surefoot.data.order import Order
 from surefoot.errors import ConfigError, DataError
-from surefoot.run.validate import check_settings
 from surefoot.seeding import seed_generators
 from waiting import HANG_S, wait_until
 
@@ -272,7 +271,7 @@ def test_what_a_worker_inherits_is_not_its_to_end(tmp_path):
         assert process.stdout.read() == f"{[True] * 4} True\n"
 
 
-def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_before_the_run(monkeypatch):
+def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_where_workers_are_needed(monkeypatch):
     short = Path(tempfile.mkdtemp(dir="/tmp"))
 
     def below(length):
@@ -282,11 +281,17 @@ def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_before_the_run(
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{place}/pymp-12345678/listener-12345678")
 
+    def train(**changes):
+        changes = {"evaluate": {}, "early_stopping": None, "length": "1 steps"} | changes
+        build(None, **changes).train()
+
     below(75)
-    check_settings(TrainSettings(length="1 steps", batch_size=1, workers=1), schedule=None)
+    train(workers=1)
     with pytest.raises(OSError, match="too long"):
         below(76)
     with pytest.raises(ConfigError, match=r"workers: .* path of 76 bytes[\s\S]*TMPDIR=/tmp"):
-        check_settings(TrainSettings(length="1 steps", batch_size=1, workers=1), schedule=None)
-    check_settings(TrainSettings(length="1 steps", batch_size=1), schedule=None)
+        train(workers=1)
+    train()
+    tensors = torch.rand(8, 8), torch.zeros(8, dtype=torch.long)
+    train(workers=1, train_data=tensors)  # which no worker reads
     shutil.rmtree(short)

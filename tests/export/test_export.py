@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tracemalloc
 from dataclasses import asdict
 from pathlib import Path
@@ -255,6 +256,17 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_next_older_one_exported(
     assert said.out.startswith(f"written into {tmp_path}/out: the trained weights of step 2\n  model.safetensors  ")
     with pytest.raises(sf.CheckpointError, match="step-00000004 is damaged"):
         sf.load(tmp_path / "run").export(checkpoint=4)
+
+
+@pytest.mark.parametrize("beside", ["nothing", "a damaged one"])
+def test_a_checkpoint_that_a_kill_has_left_between_two_names_is_exported(beside: str, tmp_path: Path) -> None:
+    trained(tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "step-00000004"
+    newest.rename(newest.with_name(".replaced-step-00000004"))
+    if beside == "a damaged one":
+        shutil.copytree(newest.with_name(".replaced-step-00000004"), newest)
+        (newest / "manifest.json").unlink()
+    assert sf.load(tmp_path / "run").export().step == 4
 
 
 def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path: Path) -> None:

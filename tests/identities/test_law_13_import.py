@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fresh_interpreters import EVERYTHING
+from surefoot.cli.main import VERBS
 
 PROBE = f"""
 {EVERYTHING}
@@ -47,7 +48,7 @@ ASKED = [
     ["-h"],
     ["--version"],
     ["train", "gpt", "--help"],
-    *([verb, "--help"] for verb in ("train", "plan", "resume", "evaluate", "predict", "compare")),
+    *([verb, "--help"] for verb in VERBS),
 ]
 
 
