@@ -99,7 +99,7 @@ class Layers:
     """Makes what watches a step, and reads it.
 
     trained: the parameters of each optimizer, as this rank holds them, by the name of its model.
-    local_times: as in `parallel.Ranks`. compiled: modules are then not looked at, for a hook in a graph makes it another one.
+    local_times: as in `Ranks`. compiled: modules are then not looked at, for a hook in a graph makes it another one.
     seen: which parameters have had a gradient in some watched step, over all sessions; added to.
     """
 

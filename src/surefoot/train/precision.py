@@ -65,7 +65,7 @@ class Precision:
     name: str
     device: torch.device
     loss_scale: LossScale | None = None
-    open: bool = False  # "auto", until a run begins: see `pace.settle_choices`
+    open: bool = False  # "auto", until a run begins: see `auto_precision.settle_choices`
     _plain: AbstractContextManager[None] = field(default_factory=nullcontext, repr=False)
 
     def settle(self, name: str) -> None:
