@@ -21,7 +21,7 @@ from surefoot.train.loop import Loss, Step, forward_backward, sole_or_all
 
 @dataclass(frozen=True)
 class Event:
-    """Something that was seen of a tensor: `what` and `name` as in `look.First`."""
+    """Something that was seen of a tensor: `what` and `name` as in `First`."""
 
     what: str
     name: str
