@@ -42,7 +42,7 @@ def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
     accuracies = [float(line.split()[1]) for line in shown.splitlines() if re.fullmatch(r"\d+ [\d.]+", line)]
     assert len(accuracies) == 30
     assert accuracies[-1] > 0.9
-    assert (tmp_path / "runs" / "first" / "metrics.jsonl").exists()
+    assert (tmp_path / "runs" / "digits" / "metrics.jsonl").exists()
 
     exec(code[0], dict(names))
     assert "is finished: all 71 steps are made" in capsys.readouterr().out

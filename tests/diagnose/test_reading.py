@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 import surefoot as sf
-from diagnose.histories import falling, train
+from diagnose.histories import falling, train, wobble
 from in_one import in_one
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.reading import described_in, history_in
@@ -72,6 +72,28 @@ def test_settings_are_those_that_the_newest_readable_checkpoint_notes(tmp_path: 
     described = described_in(run)
     assert (described.steps, described.workers, described.program) == (600, 2, "recipe")
     assert (described.processors, described.memory_bytes) == (3, 10**9)
+
+
+def test_a_run_that_a_script_made_is_diagnosed_with_its_own_workers_and_what_its_owner_can_type(tmp_path: Path) -> None:
+    waiting = {"waiting_s": lambda _: 0.4, "learning_rate": lambda _: 1e-3}
+    config = '[program]\nkind = "script"\n[run]\nlength = "600 steps"\n[run.schedule]\nshape = "constant"\nwarmup = 0\n'
+    run = run_in(tmp_path / "run", train(**waiting), config)
+    (run / "environment.json").write_text(json.dumps({"sittings": [{"processors": 8, "workers": 2}]}))
+    found = {finding.name: finding for finding in findings(history_in(run))}
+    assert "with 2 workers" in found["data-bound"].evidence[0]
+    assert "Run(workers=3) (now 2)" in found["data-bound"].try_
+    said = " ".join(part for finding in found.values() for part in finding.try_)
+    assert "start its script again with Run(length='...')" in said
+    assert "surefoot resume" not in said
+
+
+def test_longer_records_are_advised_only_where_they_are_short(tmp_path: Path) -> None:
+    for every, advised in ((10, True), (50, False)):
+        records = train(targets_per_s=lambda place: 100 + 60 * wobble(place))
+        for place, record in enumerate(records):
+            record["step"] = every * (place + 1)
+        found = {finding.name: finding for finding in findings(history_in(run_in(tmp_path / str(every), records)))}
+        assert any("log_every" in part for part in found["jittering-throughput"].try_) is advised
 
 
 @in_one

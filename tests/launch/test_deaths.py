@@ -55,6 +55,7 @@ def test_a_killed_rank_is_named_in_one_message(out: Path, tmp_path: Path) -> Non
     assert "what the ranks above 0 said" not in group.said
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_in_one_message_and_killed(out: Path, tmp_path: Path) -> None:
     with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out), silent_s=SILENT_S) as group:
         assert wait_until(lambda: steps_made(out) >= 4)

@@ -672,9 +672,7 @@ def with_spare() -> nn.Module:
     return net
 
 
-@pytest.mark.fast(
-    "freezes-says1", "unused-1 parameter gets no gradient, and other processes would wait for it: hidden.spare"
-)
+@pytest.mark.fast("unused-1 parameter gets no gradient, and other processes would wait for it: hidden.spare")
 @pytest.mark.parametrize(
     ("what", "says"),
     [

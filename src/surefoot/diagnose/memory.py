@@ -78,7 +78,7 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
             "look for what your loss, data set and loop append to",
             described.typed("save_every", "5 min")
             if serious
-            else "surefoot resume goes on after an end by lack of memory, to the same bits",
+            else f"{described.go_on()}  # after an end by lack of memory, to the same bits",
         ),
         step=int(first_step),
         numbers=numbers,

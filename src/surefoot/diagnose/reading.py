@@ -36,7 +36,7 @@ def described_in(run: Path) -> Described:
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
     return Described(
         made=files.config.of_script if files.state is None else files.state.described,
-        written={} if script else files.config.flat,
+        written={"workers": last.get("workers")} if script else files.config.flat,
         program=str(files.config.program.get("kind", "script")),
         kinds=kinds_of_models({} if files.state is None else files.state.architecture),
         standing=standing_of(run),

@@ -119,6 +119,14 @@ class Described:
         in_script = "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
         return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
+    def go_on(self, length: str = "") -> str:
+        """What to type to go on with the run, or to make it longer; a script is started again."""
+        return (
+            "start its script again" + (f" with Run(length={length!r})" if length else "")
+            if self.program == "script"
+            else f"surefoot resume {self.name}" + (f' --length "{length}"' if length else "")
+        )
+
     def replay(self, step: int | str) -> str:
         if self.program == "script":
             return f"print(surefoot.load(run).replay({step})) where this run is built"

@@ -51,7 +51,7 @@ def ended_early(history: History) -> Verdict:
             "a time limit shorter than the run" if asked or how is None else "",
         ),
         try_=(
-            f"surefoot resume {described.name}  # goes on to the same bits",
+            f"{described.go_on()}  # goes on to the same bits",
             f"for a run of this length, another: {described.typed('length', f'{made} steps')}" if made else "",
         ),
         step=made,
@@ -98,15 +98,14 @@ def still_improving(history: History) -> Verdict:
         f"{split}/loss improved by {max(gained, 0):.1%} over the last fifth of the run",
     )
     longer = f"{2 * (described.steps or history.step)} steps"
-    go_on = f'surefoot resume {described.name} --length "{longer}"  #'
     tries = (
         f"a new run: {described.typed('length', longer)}",
         f"{described.typed('schedule.name', 'wsd')}: such a run, resumed from before its cool-down, is made longer exactly",
     )
     if described.shape in EXACT:
-        tries = (f"{go_on} goes on exactly, with its schedule ({described.shape})", "")
+        tries = (f"{described.go_on(longer)}  # goes on exactly, with its schedule ({described.shape})", "")
     elif described.shape == "wsd":
-        tries = (f"{go_on} from a checkpoint before the cool-down (--keep-every keeps them)", "")
+        tries = (f"{described.go_on(longer)}  # from a checkpoint before the cool-down (--keep-every keeps them)", "")
     return wrong(
         "note",
         f"The run still improved when it ended: {split}/loss by {gained:.1%} over its last fifth.",
@@ -138,7 +137,7 @@ def high_rate_at_end(history: History) -> Verdict:
         ),
         causes=("a schedule that does not fall, or falls over more steps than were made",),
         try_=(
-            f'surefoot resume {described.name} --length "..."  # where it is to go on'
+            f"{described.go_on('...')}  # where it is to go on"
             if described.shape in EXACT
             else "the run that the schedule was made for",
             described.typed("schedule.name", "wsd"),

@@ -32,7 +32,7 @@ _GONE = 0.1  # of all steps: a finding that was gone for longer is said again
 @dataclass
 class _Said:
     severity: int
-    gone_since: int | None = None  # the step after which it was first not found any more
+    gone_since: float = math.inf  # the step after which it was first not found any more
 
 
 class Remarks:
@@ -110,19 +110,16 @@ class Remarks:
         new = None
         for finding in found:
             severity, before = SEVERITIES.index(finding.severity), self.said.get(finding.name)
-            if before is not None and severity >= before.severity and not self._long_gone(before, step):
-                before.gone_since = None
+            within = _GONE * max(step, self.described.steps or 0)
+            if before is not None and severity >= before.severity and step - before.gone_since <= within:
+                before.gone_since = math.inf
             elif finding.severity != "note" and new is None:
                 new = finding
                 self.said[finding.name] = _Said(severity)
         for name in self.said.keys() - {finding.name for finding in found}:
-            if self.said[name].gone_since is None:
-                self.said[name].gone_since = step
+            self.said[name].gone_since = min(step, self.said[name].gone_since)
         if new is not None:
             self.say(in_a_line(new, command=self.command))
-
-    def _long_gone(self, said: _Said, step: int) -> bool:
-        return said.gone_since is not None and step - said.gone_since > _GONE * max(step, self.described.steps or 0)
 
     def _asked(self) -> tuple[int, list[Finding]]:
         begun, history = self.now(), self.collected.history(self.described)

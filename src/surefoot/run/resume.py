@@ -62,7 +62,13 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.world.is_main:
-        about = {"step": parts.state.step, "machine": parts.machine(), **environment(), "data": parts.described["data"]}
+        about = {
+            "step": parts.state.step,
+            "machine": parts.machine(),
+            **environment(),
+            "data": parts.described["data"],
+            "workers": parts.settings.workers,
+        }
         parts.directory.add_sitting(about | ({"accepted_changes": accepted} if accepted else {}))
     return now
 

@@ -45,6 +45,7 @@ class Session(TypedDict, total=False):
     command: list[str]
     directory: str
     git_commit: str | None
+    workers: int
 
 
 @dataclass(frozen=True)
