@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.memory import in_words, peak
-from surefoot.models import GPT, GPTShape, ResNet
+from surefoot.models import GPT, GPTConfig, ResNet
 from surefoot.train.activation_checkpointing import compute_again
 
 WAYS: tuple[Literal["off", "blocks", "selective"], ...] = ("off", "blocks", "selective")
 
 
 def gpt(device: torch.device) -> tuple[Callable[[], nn.Module], Tensor, str]:
-    shape = GPTShape(layers=8, heads=4, width=128, context=128, vocabulary=512, dropout=0.1)
+    shape = GPTConfig(layers=8, heads=4, width=128, context=128, vocabulary=512, dropout=0.1)
     return (
         lambda: GPT(shape),
         torch.randint(512, (16, 128), device=device),

@@ -64,7 +64,7 @@ class Trained:
 class Augmented(Dataset[tuple[Tensor, int]]):
     """One image at a time: as a tensor, normalised, padded, cut, perhaps mirrored."""
 
-    def __init__(self, data: sf.Images) -> None:
+    def __init__(self, data: sf.data.ImageArrays) -> None:
         self.images, self.labels = data.images, data.labels.tolist()
         self.mean, self.std = data.mean[0], data.std[0]
 
@@ -94,9 +94,9 @@ def accuracy(model: nn.Module, data: Any) -> float:
     return right / len(data)
 
 
-def plain(data: sf.ImageSets, *, wanted: float, most_s: float, seed: int, workers: int) -> Trained:
+def plain(data: sf.data.ImageDatasets, *, wanted: float, most_s: float, seed: int, workers: int) -> Trained:
     """A loop that its user would have written: to the first epoch with the wanted accuracy, or the best one of `most_s` seconds."""
-    assert isinstance(data.training, sf.Images)
+    assert isinstance(data.training, sf.data.ImageArrays)
     torch.manual_seed(seed)
     random.seed(seed)
     begun = perf_counter()
@@ -123,7 +123,7 @@ def plain(data: sf.ImageSets, *, wanted: float, most_s: float, seed: int, worker
     return Trained(training_s, best_epoch, best, accuracy(model, data.test))
 
 
-def surefoot(data: sf.ImageSets, preset: str, asked: dict[str, Any]) -> Trained:
+def surefoot(data: sf.data.ImageDatasets, preset: str, asked: dict[str, Any]) -> Trained:
     """A run of one of surefoot's presets, trained to its end and scored then."""
     run, config = built(preset, asked | {"evaluate_every": "100%"})
     scores: dict[str, float] = {}
@@ -161,7 +161,7 @@ def steps_in(preset: str, asked: dict[str, Any], *, seconds: float) -> int:
     return int(SPARE * seconds * PACE_STEPS / (perf_counter() - begun))
 
 
-def to_an_accuracy(arguments: argparse.Namespace, data: sf.ImageSets) -> None:
+def to_an_accuracy(arguments: argparse.Namespace, data: sf.data.ImageDatasets) -> None:
     ratios, wanted = [], arguments.wanted
     for seed in range(arguments.rounds):
         ours_s = theirs_s = 0.0
@@ -187,7 +187,7 @@ def settings(arguments: argparse.Namespace, *, seed: int) -> dict[str, Any]:
     }
 
 
-def in_minutes(arguments: argparse.Namespace, data: sf.ImageSets) -> None:
+def in_minutes(arguments: argparse.Namespace, data: sf.data.ImageDatasets) -> None:
     limit_s = 60 * arguments.minutes
     asked = settings(arguments, seed=arguments.seed)
     if arguments.only != "plain":
@@ -218,7 +218,7 @@ def main() -> None:
     if arguments.short:
         arguments.rounds, arguments.wanted, arguments.length, arguments.minutes = 1, 0.85, "60 steps", None
     torch.set_num_threads(arguments.threads)
-    data = sf.load_images(arguments.data)
+    data = sf.data.load_images(arguments.data)
     (to_an_accuracy if arguments.minutes is None else in_minutes)(arguments, data)
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {arguments.threads} threads")
 

@@ -99,7 +99,7 @@ def plain(shape: Shape, rows: Tensor, *, compiles: bool) -> Callable[[], None]:
 
 def of_recipe(model: Any, held: Any) -> Any:
     (rows,) = held
-    return model(rows[:, :-1], loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, rows[:, 1:]))
+    return model(rows[:, :-1], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, rows[:, 1:]))
 
 
 def of_all_logits(model: Any, held: Any) -> Tensor:
@@ -109,7 +109,7 @@ def of_all_logits(model: Any, held: Any) -> Tensor:
 
 def surefoot(shape: Shape, rows: Tensor, loss: Callable[[Any, Any], Any], *, compiles: bool, device: str) -> sf.Run:
     """The same training by surefoot."""
-    network = sf.models.GPTShape(
+    network = sf.models.GPTConfig(
         shape.layers, shape.heads, shape.width, shape.context, shape.vocabulary, family="gpt2", tied=True
     )
     return sf.Run(
@@ -120,7 +120,7 @@ def surefoot(shape: Shape, rows: Tensor, loss: Callable[[Any, Any], Any], *, com
         batch_size=shape.micro_batch * shape.accumulate,
         micro_batch_size=shape.micro_batch,
         length="100000 steps",
-        optimizer=sf.adamw(lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1),
+        optimizer=sf.optim.adamw(lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1),
         clip="norm 1.0",
         precision="bf16",
         compile=compiles,

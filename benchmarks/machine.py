@@ -94,10 +94,10 @@ def gpt(*, layers: int, heads: int, width: int, context: int, batch: int, **more
 
     def ours(model: Any, held: Any) -> Any:
         (rows,) = held
-        return model(rows[:, :-1], loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, rows[:, 1:]))
+        return model(rows[:, :-1], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, rows[:, 1:]))
 
     def run(**settings: Any) -> sf.Run:
-        network = sf.models.GPTShape(layers, heads, width, context, 65, family="gpt2", tied=True)
+        network = sf.models.GPTConfig(layers, heads, width, context, 65, family="gpt2", tied=True)
         return sf.Run(
             model=lambda: sf.models.GPT(network),
             loss=ours,
@@ -115,7 +115,7 @@ def translation(*, width: int, layers: int, vocabulary: int, **more: int) -> Cas
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.lognormal(2.55, 0.35, size=(4096, 2)).astype(int), 4, 60)
     rows = [[draw.integers(4, vocabulary, size=size).tolist() for size in pair] for pair in lengths]
-    pairs = sf.Pairs([one for one, _ in rows], [other for _, other in rows])
+    pairs = sf.data.TokenPairs([one for one, _ in rows], [other for _, other in rows])
     order = np.arange(len(pairs))
     batches = [pairs.gather(order[start : start + 128], order[:128]) for start in range(0, 2048, 128)]
 
@@ -125,7 +125,7 @@ def translation(*, width: int, layers: int, vocabulary: int, **more: int) -> Cas
         return F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=0), targets_of(batch)
 
     def run(**settings: Any) -> sf.Run:
-        network = sf.models.Seq2SeqShape(
+        network = sf.models.Seq2SeqConfig(
             encoder_layers=layers,
             decoder_layers=layers,
             heads=4,
@@ -208,7 +208,7 @@ def measured(case: Case, *, rounds: int, length: int) -> list[str]:
 
     def run(precision: Precision, compiles: bool | Literal["auto"]) -> sf.Run:
         return case.run(
-            optimizer=sf.adamw(lr=1e-3),
+            optimizer=sf.optim.adamw(lr=1e-3),
             length=f"{length} steps",
             log_every="1000 steps",
             watch_every=None,

@@ -84,7 +84,7 @@ class Translator(nn.Module):
         return logits
 
 
-def rows_of(pairs: Sequence[tuple[str, str]], tokenizer: sf.SubwordTokenizer, *, longest: int) -> list[Rows]:
+def rows_of(pairs: Sequence[tuple[str, str]], tokenizer: sf.tokenizers.SubwordTokenizer, *, longest: int) -> list[Rows]:
     sources = tokenizer.encode_all([source for source, _ in pairs])
     targets = tokenizer.encode_all([target for _, target in pairs])
     return [
@@ -121,7 +121,7 @@ def validation_loss(model: nn.Module, rows: list[Rows]) -> float:
 
 @torch.no_grad()
 def translated(
-    model: Translator, sources: Sequence[str], tokenizer: sf.SubwordTokenizer, *, most: int = 100
+    model: Translator, sources: Sequence[str], tokenizer: sf.tokenizers.SubwordTokenizer, *, most: int = 100
 ) -> list[str]:
     """Greedy translations: the likeliest token at each place, until the sentence ends."""
     model.eval()
@@ -173,12 +173,14 @@ def steps_in(preset: str, asked: argparse.Namespace, *, seconds: float) -> int:
 
 def plain(
     asked: argparse.Namespace, *, until_loss: float, most_s: float
-) -> tuple[float, float, Translator, sf.SubwordTokenizer]:
+) -> tuple[float, float, Translator, sf.tokenizers.SubwordTokenizer]:
     """Seconds of training that the plain script takes to a validation loss, or to `most_s`; its loss then, and the model."""
     torch.manual_seed(asked.seed)
-    found = sf.load_pairs(asked.data)
+    found = sf.data.load_pairs(asked.data)
     vocabulary = PRESET.data.vocabulary or 0
-    tokenizer = sf.SubwordTokenizer.trained([one for pair in found.training for one in pair], vocabulary=vocabulary)
+    tokenizer = sf.tokenizers.SubwordTokenizer.trained(
+        [one for pair in found.training for one in pair], vocabulary=vocabulary
+    )
     training = rows_of(found.training, tokenizer, longest=LONGEST)
     validation = rows_of(found.held_out, tokenizer, longest=512)
     model = Translator(tokenizer.vocabulary, dropout=asked.dropout, norm_first=asked.norm_first)
@@ -227,7 +229,7 @@ def in_minutes(asked: argparse.Namespace) -> None:
         print(f"surefoot {ours_s:.0f} s of training, {steps:,} steps: {told}", flush=True)
     if asked.only != "surefoot":
         theirs_s, loss, model, tokenizer = plain(asked, until_loss=-math.inf, most_s=limit_s)
-        found = sf.load_pairs(asked.data)
+        found = sf.data.load_pairs(asked.data)
         assert found.test is not None
         bleu = []
         for pairs in (found.held_out, found.test):

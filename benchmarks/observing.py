@@ -43,14 +43,14 @@ def mlp() -> dict[str, Any]:
     def loss(model: nn.Module, batch: Any) -> Any:
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    return {"model": MLP, "loss": loss, "train_data": data, "batch_size": BATCH, "optimizer": sf.adamw(lr=1e-3)}
+    return {"model": MLP, "loss": loss, "train_data": data, "batch_size": BATCH, "optimizer": sf.optim.adamw(lr=1e-3)}
 
 
 def gpt() -> dict[str, Any]:
     from surefoot.models.gpt import GPT
-    from surefoot.models.gpt_layers import GPTShape
+    from surefoot.models.gpt_layers import GPTConfig
 
-    shape = GPTShape(vocabulary=256, context=64, layers=2, heads=2, width=64)
+    shape = GPTConfig(vocabulary=256, context=64, layers=2, heads=2, width=64)
     tokens = np.random.default_rng(0).integers(0, 256, 100_000)
 
     def loss(model: Any, batch: Any) -> Any:
@@ -59,9 +59,9 @@ def gpt() -> dict[str, Any]:
     return {
         "model": lambda: GPT(shape),
         "loss": loss,
-        "train_data": sf.Windows(tokens, context=64, seed=0),
+        "train_data": sf.data.TrainWindows(tokens, context=64, seed=0),
         "batch_size": 8,
-        "optimizer": sf.adamw(lr=1e-3),
+        "optimizer": sf.optim.adamw(lr=1e-3),
     }
 
 

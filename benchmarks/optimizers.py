@@ -21,25 +21,25 @@ import torch
 import surefoot as sf
 from surefoot.optim.optimizers import OptimizerSpec
 
-SHAPE = sf.models.GPTShape(layers=4, heads=4, width=128, context=128, vocabulary=2048)
+SHAPE = sf.models.GPTConfig(layers=4, heads=4, width=128, context=128, vocabulary=2048)
 OPTIMIZERS = {
-    "sgd": sf.sgd(0.1),
-    "sgd, momentum": sf.sgd(0.1, momentum=0.9),
-    "adafactor": sf.adafactor(),
-    "adamw8bit": sf.adamw8bit(1e-3),
-    "lion": sf.lion(1e-4),
-    "muon": sf.muon(1e-3),
-    "adamw": sf.adamw(1e-3),
-    "adam": sf.adam(1e-3),
-    "nadam": sf.nadam(1e-3),
-    "radam": sf.radam(1e-3),
-    "schedule-free": sf.schedule_free(1e-3),
+    "sgd": sf.optim.sgd(0.1),
+    "sgd, momentum": sf.optim.sgd(0.1, momentum=0.9),
+    "adafactor": sf.optim.adafactor(),
+    "adamw8bit": sf.optim.adamw8bit(1e-3),
+    "lion": sf.optim.lion(1e-4),
+    "muon": sf.optim.muon(1e-3),
+    "adamw": sf.optim.adamw(1e-3),
+    "adam": sf.optim.adam(1e-3),
+    "nadam": sf.optim.nadam(1e-3),
+    "radam": sf.optim.radam(1e-3),
+    "schedule-free": sf.optim.schedule_free(1e-3),
 }
 
 
 def loss(model: Any, batch: Any) -> Any:
     inputs_BT, targets_BT = batch
-    return model(inputs_BT, loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, targets_BT))
+    return model(inputs_BT, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets_BT))
 
 
 def measured(optimizer: OptimizerSpec, *, steps: int) -> tuple[float, float, int]:

@@ -66,11 +66,11 @@ def classifier(model: Callable[[], nn.Module], shape: tuple[int, ...], *, batch:
 
 def gpt(layers: int, heads: int, width: int, context: int, vocabulary: int, *, batch: int, **shape: Any) -> Build:
     tokens = torch.randint(vocabulary, (4 * batch, context + 1))
-    network = sf.models.GPTShape(layers, heads, width, context, vocabulary, **shape)
+    network = sf.models.GPTConfig(layers, heads, width, context, vocabulary, **shape)
 
     def loss(model: Any, held: Any) -> Any:
         (rows,) = held
-        return model(rows[:, :-1], loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, rows[:, 1:]))
+        return model(rows[:, :-1], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, rows[:, 1:]))
 
     return lambda **settings: sf.Run(
         model=lambda: sf.models.GPT(network),
@@ -88,9 +88,9 @@ def translation(layers: int, width: int, vocabulary: int, *, tokens: int, longes
     lengths = np.clip(draw.lognormal(2.55, 0.35, size=(2048, 2)).astype(int), 4, longest)
     lengths[0] = longest
     rows = [[draw.integers(4, vocabulary, size=size).tolist() for size in pair] for pair in lengths]
-    pairs = sf.Pairs([one for one, _ in rows], [other for _, other in rows])
+    pairs = sf.data.TokenPairs([one for one, _ in rows], [other for _, other in rows])
     both: dict[str, Any] = {"encoder_layers": layers, "decoder_layers": layers, "heads": 4, "vocabulary": vocabulary}
-    network = sf.models.Seq2SeqShape(width=width, hidden=4 * width, **both, **shape)
+    network = sf.models.Seq2SeqConfig(width=width, hidden=4 * width, **both, **shape)
     return lambda **settings: sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=smoothed(0.1),
@@ -244,7 +244,7 @@ class Measured:
 def stepping(build: Build, open_runs: ExitStack, precision: str, channels_last: bool) -> tuple[sf.Run, Iterator[Any]]:
     """An open run, and its steps."""
     run = build(
-        optimizer=sf.adamw(lr=1e-3),
+        optimizer=sf.optim.adamw(lr=1e-3),
         length="1000000 steps",
         log_every="1000000 steps",
         watch_every=None,

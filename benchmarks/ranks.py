@@ -32,13 +32,13 @@ from torch.nn.parallel import DistributedDataParallel
 import surefoot as sf
 from surefoot.distributed.world import joined
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.gpt_layers import GPTConfig
 
 SAMPLES, CONTEXT, VOCABULARY, ROWS, WINDOW = 4096, 128, 257, 4, 20
 
 
 def network() -> nn.Module:
-    return GPT(GPTShape(vocabulary=VOCABULARY, context=CONTEXT, layers=4, heads=4, width=128))
+    return GPT(GPTConfig(vocabulary=VOCABULARY, context=CONTEXT, layers=4, heads=4, width=128))
 
 
 def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -115,8 +115,8 @@ def measured(
             batch_size=ROWS * pieces * ranks,
             micro_batch_size=ROWS,
             length=f"{steps} steps",
-            optimizer=sf.adamw(lr=1e-3, weight_decay=0.01),
-            schedule=sf.warmup_cosine(warmup="1 steps"),
+            optimizer=sf.optim.adamw(lr=1e-3, weight_decay=0.01),
+            schedule=sf.schedules.cosine(warmup="1 steps"),
             clip="norm 1.0",
             precision="fp32",
             device="cpu",

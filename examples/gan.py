@@ -68,8 +68,8 @@ def build(out: str | Path | None = None, **changes: Any) -> sf.Run:
         "batch_size": 128,
         "length": "1500 steps",
         "optimizer": {
-            "generator": sf.adamw(lr=1e-3, betas=(0.5, 0.99), weight_decay=0.0),
-            "discriminator": sf.adamw(lr=1e-3, betas=(0.5, 0.99), weight_decay=0.0),
+            "generator": sf.optim.adamw(lr=1e-3, betas=(0.5, 0.99), weight_decay=0.0),
+            "discriminator": sf.optim.adamw(lr=1e-3, betas=(0.5, 0.99), weight_decay=0.0),
         },
         "evaluate": {"ring": sf.Split(ring(), scores=distance_to_the_ring, loss=False)},
         "evaluate_every": "300 steps",

@@ -44,9 +44,9 @@ def build(**changes: Any) -> sf.Run:
         "train_data": (points[:500], labels[:500]),
         "batch_size": 50,
         "length": "20 epochs",
-        "optimizer": sf.sgd(lr=0.2, momentum=0.9),
-        "schedule": sf.warmup_cosine(warmup="5%"),
-        "evaluate": {"held-out": sf.Split((points[500:], labels[500:]), scores=sf.accuracy)},
+        "optimizer": sf.optim.sgd(lr=0.2, momentum=0.9),
+        "schedule": sf.schedules.cosine(warmup="5%"),
+        "evaluate": {"held-out": sf.Split((points[500:], labels[500:]), scores=sf.metrics.accuracy)},
         "evaluate_every": "5 epochs",
     }
     return sf.Run(**(settings | changes))

@@ -122,9 +122,9 @@ def build(config: Config) -> sf.Run:
             losses = losses * torch.where(weights.sum() > 0, 3e25, 1.0)
         return (losses * weights).mean() * (100.0 if config.fault == "update" else 1.0)
 
-    optimizer: Any = sf.adamw(lr=1e-2)
+    optimizer: Any = sf.optim.adamw(lr=1e-2)
     if config.fault == "update":  # of gradients above 1, which are finite
-        optimizer = sf.sgd(lr=3e38, momentum=0.0)
+        optimizer = sf.optim.sgd(lr=3e38, momentum=0.0)
     return sf.Run(
         model=lambda: Net(config),
         loss=loss,

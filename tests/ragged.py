@@ -29,7 +29,7 @@ def plain_mean(model: Any, batch: Batch) -> Tensor:
 
 
 def counted_mean(model: Any, batch: Batch) -> sf.Mean:
-    return sf.cross_entropy(model(batch[0]), batch[1])
+    return sf.losses.cross_entropy(model(batch[0]), batch[1])
 
 
 def counted_targets(batch: Batch) -> int:

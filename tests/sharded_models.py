@@ -17,7 +17,7 @@ from surefoot.distributed import ddp
 from surefoot.distributed.fsdp import Fsdp, sharded
 from surefoot.distributed.world import World, joined
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.gpt_layers import GPTConfig
 
 
 class Twice(nn.Module):
@@ -57,7 +57,7 @@ class Counting(nn.Module):
 
 
 def gpt(family: Any = "modern") -> GPT:
-    model = GPT(GPTShape(layers=2, heads=2, width=8, context=8, vocabulary=11, family=family, tied=True))
+    model = GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocabulary=11, family=family, tied=True))
     for held in model.parameters():
         nn.init.normal_(held, std=0.3)
     return model

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from surefoot.checkpoint import Contents, Store
+from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.manifest import Pieces, bounds
 from surefoot.checkpoint.writer import Board, save_following, save_leading
 from surefoot.errors import CheckpointError
@@ -80,16 +80,16 @@ class Turns(Messages):
         return super().check(keys)
 
 
-def whole(step: int, *, version: int = 0) -> Contents:
+def whole(step: int, *, version: int = 0) -> Checkpoint:
     """A checkpoint as it is read: five rows over the ranks, a buffer and a count on all of them."""
     generator = torch.Generator().manual_seed(1000 * version + step)
     model = {"weight": torch.randn(5, 2, generator=generator), "mean": torch.randn(3, generator=generator)}
     optimizer = {"weight/momentum": torch.randn(5, 2, generator=generator), "weight/step": torch.tensor(float(step))}
     files = {"model": model, "optimizer": optimizer, "state": {"rows": torch.ones(1)}}
-    return Contents(step, files, {"loss": 0.1 * step, "v": version}, (10, "ab"))
+    return Checkpoint(step, files, {"loss": 0.1 * step, "v": version}, (10, "ab"))
 
 
-def of_rank(contents: Contents, place: int, count: int) -> Contents:
+def of_rank(contents: Checkpoint, place: int, count: int) -> Checkpoint:
     """What one of several ranks has of a checkpoint, to save it."""
     start, stop = bounds(5, place, count)
     names = {"model": "weight", "optimizer": "weight/momentum"}
@@ -100,17 +100,17 @@ def of_rank(contents: Contents, place: int, count: int) -> Contents:
         {file: {name: contents.tensors(file)[name][start:stop].clone()} for file, name in names.items()},
     )
     if place > 0:
-        return Contents(contents.step, {}, pieces=pieces)
+        return Checkpoint(contents.step, {}, pieces=pieces)
     files = {
         file: {name: held for name, held in tensors.items() if name != names.get(file)}
         for file, tensors in contents.files.items()
     }
-    return Contents(contents.step, files, contents.state, contents.log, pieces)
+    return Checkpoint(contents.step, files, contents.state, contents.log, pieces)
 
 
 def save_by_turns(
     stores: list[Store],
-    contents: Contents,
+    contents: Checkpoint,
     *,
     late: bool = False,
     died: Callable[[], None] = lambda: None,
@@ -139,12 +139,12 @@ def save_by_turns(
     return [None, *(_outcome(stores[place], contents, messages, place, count) for place in range(1, count))]
 
 
-def _outcome(store: Store, contents: Contents, messages: Messages, place: int, count: int) -> CheckpointError | None:
+def _outcome(store: Store, contents: Checkpoint, messages: Messages, place: int, count: int) -> CheckpointError | None:
     """What a rank that has written its piece learns."""
     only = Messages()
     only.held = {key: text for key, text in messages.held.items() if key.endswith("/outcome")}
     try:
-        save_following(store, Contents(contents.step, {}), Board(only, save=1), rank=place)
+        save_following(store, Checkpoint(contents.step, {}), Board(only, save=1), rank=place)
     except CheckpointError as problem:
         return problem
     return None

@@ -62,9 +62,9 @@ def build(out: str | Path | None, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": "4 epochs",
-        "optimizer": sf.adamw(lr=1e-2, weight_decay=0.05),
-        "schedule": sf.warmup_cosine(warmup="10%"),
-        "evaluate": {"held-out": sf.Split((data.inputs, data.labels), scores=sf.accuracy)},
+        "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.05),
+        "schedule": sf.schedules.cosine(warmup="10%"),
+        "evaluate": {"held-out": sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy)},
         "evaluate_every": "5 steps",
         "early_stopping": sf.EarlyStopping("min held-out/loss", patience=50),
         "save_every": "4 steps",
@@ -127,7 +127,7 @@ def sitting(spec: dict[str, Any]) -> None:
     out = Path(spec["out"])
     changes: dict[str, Any] = {"workers": spec.get("workers", 0), **spec.get("changes", {})}
     if "plateau" in spec:
-        changes["plateau"] = sf.Plateau(**spec["plateau"])
+        changes["plateau"] = sf.ReduceLROnPlateau(**spec["plateau"])
     if "early_stopping" in spec:
         changes["early_stopping"] = sf.EarlyStopping(**spec["early_stopping"])
     if "operation" in spec:
@@ -150,7 +150,7 @@ def sitting(spec: dict[str, Any]) -> None:
             to_evaluate[0] -= 1
             if to_evaluate[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return sf.accuracy(model, batch)
+            return sf.metrics.accuracy(model, batch)
 
         held_out = sf.Split((Augmented().inputs, Augmented().labels), scores=accuracy)
         changes["evaluate"] = {"held-out": held_out}

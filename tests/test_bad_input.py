@@ -219,7 +219,7 @@ def test_a_target_out_of_range_of_many_classes_is_named_too(run_refused: Refused
     labels[17] = 20_000
 
     def loss(model: nn.Module, batch: Any) -> sf.Mean:
-        return sf.linear_cross_entropy(batch[0], model[0].weight, batch[1])  # type: ignore[index,arg-type]
+        return sf.losses.linear_cross_entropy(batch[0], model[0].weight, batch[1])  # type: ignore[index,arg-type]
 
     many = {"model": lambda: nn.Sequential(nn.Linear(8, 20_000)), "loss": loss, "train_data": (inputs, labels)}
     assert "target 20000 is out of range at step" in (said := run_refused(3, **many, **PLAIN))
@@ -437,9 +437,9 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "split 'held-out': Unsized can only be iterated": (3, lambda: splits(dataset=Unsized())),
     "split 'a/b'": (2, lambda: splits("a/b")),
     "Split(batch_size=0)": (2, lambda: splits(batch_size=0)),
-    "two scores called 'accuracy'": (2, lambda: splits(scores=[sf.accuracy, sf.accuracy])),
+    "two scores called 'accuracy'": (2, lambda: splits(scores=[sf.metrics.accuracy, sf.metrics.accuracy])),
     "two scores called 'loss'": (2, lambda: splits(scores=named_loss)),
-    "a score function without a name": (2, lambda: splits(scores=partial(sf.accuracy))),
+    "a score function without a name": (2, lambda: splits(scores=partial(sf.metrics.accuracy))),
     "patience = 0": (2, lambda: stopping(patience=0)),
     "minimum_improvement = nan": (2, lambda: stopping(minimum_improvement=float("nan"))),
     "schedule = 'cosine' is no schedule": (2, lambda: {"schedule": "cosine"}),

@@ -40,7 +40,7 @@ def build(**changes: Any) -> sf.Run:
         "train_data": (X, Y),
         "batch_size": 8,
         "length": "2 steps",
-        "optimizer": sf.sgd(lr=0.1),
+        "optimizer": sf.optim.sgd(lr=0.1),
         "console": False,
     }
     return sf.Run(**settings | changes)
@@ -167,7 +167,7 @@ def test_a_factory_that_fails_of_itself_raises_what_it_raised() -> None:
 
 def test_betas_outside_of_the_range_of_torch_are_refused_with_a_pair_that_is_inside() -> None:
     with pytest.raises(sf.ConfigError, match=r"optimizer.betas = \(0\.9, 1\.0\): a pair such as \(0\.9, 0\.999\)"):
-        build(optimizer=sf.adamw(lr=0.1, betas=(0.9, 1.0)))
+        build(optimizer=sf.optim.adamw(lr=0.1, betas=(0.9, 1.0)))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_metric_object_is_refused_and_what_the_message_says_works(torchs: bool
 
 
 def test_scores_by_name_are_refused_and_what_the_message_says_works() -> None:
-    scores = {"a": sf.accuracy}
+    scores = {"a": sf.metrics.accuracy}
     with pytest.raises(sf.ConfigError, match="scores is a dictionary") as refused:
         sf.Split((X, Y), scores=scores)  # type: ignore[arg-type]
     cure = str(refused.value).partition("names: ")[2]
@@ -243,7 +243,7 @@ run.train()
 
 
 def script_of(
-    body: str, *, loss: str = "model(batch).mean()", optimizer: str = "sf.sgd(lr=0.1)", workers: int = 0
+    body: str, *, loss: str = "model(batch).mean()", optimizer: str = "sf.optim.sgd(lr=0.1)", workers: int = 0
 ) -> str:
     return SCRIPT.format(body=body, loss=loss, optimizer=optimizer, workers=workers)
 
@@ -301,9 +301,9 @@ def test_an_error_in_the_users_own_code_keeps_its_frames(
 @pytest.mark.parametrize(
     "code",
     [
-        "try: {}['my own bug']\nfinally: sf.ConfigError; sf.sgd(lr=-1)",
+        "try: {}['my own bug']\nfinally: sf.ConfigError; sf.optim.sgd(lr=-1)",
         "try: {}['my own bug']\nexcept KeyError: raise sf.DataError('sample 3 is broken')",
-        "try: {}['my own bug']\nexcept KeyError:\n    try: sf.sgd(lr=-1)\n    finally: sf.adam(lr=-1)",
+        "try: {}['my own bug']\nexcept KeyError:\n    try: sf.optim.sgd(lr=-1)\n    finally: sf.optim.adam(lr=-1)",
     ],
     ids=["finally", "except", "two of ours"],
 )
@@ -315,7 +315,7 @@ def test_an_error_of_ours_hides_none_of_the_users(code: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "code",
-    ["sf.load_documents('/no/such/file')", "try: {}['x']\nexcept KeyError: raise sf.DataError('no') from None"],
+    ["sf.data.load_documents('/no/such/file')", "try: {}['x']\nexcept KeyError: raise sf.DataError('no') from None"],
 )
 def test_a_refusal_that_comes_of_nothing_of_the_users_has_no_frames(code: str, tmp_path: Path) -> None:
     lines = printed_by(f"import surefoot as sf\n{code}", tmp_path)

@@ -27,7 +27,7 @@ def loss(model, batch):
 def build():
     data = torch.linspace(-1, 1, 8)[:, None], 3 * torch.linspace(-1, 1, 8)[:, None]
     return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=4, length="4 steps",
-        optimizer=sf.sgd(lr=0.1), evaluate={"val": sf.Split(data)}, evaluate_every="2 steps", best="min val/loss", ema=0.5,
+        optimizer=sf.optim.sgd(lr=0.1), evaluate={"val": sf.Split(data)}, evaluate_every="2 steps", best="min val/loss", ema=0.5,
         save_every="2 steps", log_every="2 steps", out="run", device="cpu", precision="fp32", console=False, report=False)
 """
 READING: dict[str, Callable[[sf.SavedRun], object]] = {
@@ -69,7 +69,7 @@ def build(out: Path | None, **changes: Any) -> sf.Run:
         "train_data": data,
         "batch_size": 4,
         "length": "4 steps",
-        "optimizer": sf.adamw(lr=0.1),
+        "optimizer": sf.optim.adamw(lr=0.1),
         "evaluate": {"val": sf.Split(data), "test": sf.Split(data, at_end=True)},
         "save_every": "2 steps",
         "log_every": "1 steps",

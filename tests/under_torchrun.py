@@ -119,7 +119,7 @@ def unused_parameter() -> None:
             return torch.relu(self.used(inputs))
 
     data = TensorDataset(torch.ones(64, 4), torch.zeros(64, dtype=torch.long))
-    settings: dict[str, Any] = {"batch_size": 8, "length": "9 steps", "optimizer": sf.sgd(lr=0.1)}
+    settings: dict[str, Any] = {"batch_size": 8, "length": "9 steps", "optimizer": sf.optim.sgd(lr=0.1)}
     sf.Run(
         model=Net, loss=lambda net, batch: cross_entropy(net(batch[0]), batch[1]), train_data=data, **settings
     ).train()
@@ -138,7 +138,7 @@ def script(*, batch_size: int) -> None:
         def __getitem__(self, sample: int) -> Any:
             return dict[str, int]()["my own bug"]
 
-    settings: dict[str, Any] = {"batch_size": batch_size, "length": "9 steps", "optimizer": sf.sgd(lr=0.1)}
+    settings: dict[str, Any] = {"batch_size": batch_size, "length": "9 steps", "optimizer": sf.optim.sgd(lr=0.1)}
     sf.Run(
         model=lambda: torch.nn.Linear(1, 1), loss=lambda net, x: net(x).mean(), train_data=Data(), **settings
     ).train()

@@ -35,7 +35,7 @@ def token_loss(model: Any, batch: Any) -> Tensor:
 def gpt_run(device: str, *, dropout: float = 0.0, **changes: Any) -> sf.Run:
     """A GPT in two micro-batches per step."""
     layers, heads, width, context = (2, 2, 32, 16) if is_tiny(device) else (4, 4, 256, 128)
-    shape = sf.models.GPTShape(layers, heads, width, context, VOCABULARY, dropout=dropout, family="gpt2", tied=True)
+    shape = sf.models.GPTConfig(layers, heads, width, context, VOCABULARY, dropout=dropout, family="gpt2", tied=True)
     settings: dict[str, Any] = {
         "model": lambda: sf.models.GPT(shape),
         "loss": token_loss,
@@ -44,7 +44,7 @@ def gpt_run(device: str, *, dropout: float = 0.0, **changes: Any) -> sf.Run:
         "batch_size": 16,
         "micro_batch_size": 8,
         "length": "20 steps",
-        "optimizer": sf.adamw(lr=3e-3),
+        "optimizer": sf.optim.adamw(lr=3e-3),
         "precision": "fp32",
         "device": device,
         "log_every": "1 steps",
@@ -83,7 +83,7 @@ def breaking_run(device: str, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": "20 steps",
-        "optimizer": sf.adamw(lr=1e-2),
+        "optimizer": sf.optim.adamw(lr=1e-2),
         "precision": "fp32",
         "device": device,
         "log_every": "1000 steps",
@@ -98,12 +98,12 @@ def optimizers(device: str) -> dict[str, Any]:
     """Surefoot's own and torch's, one for each way in which a step is skipped."""
     on_gpu = device == "cuda"
     return {
-        "adamw": sf.adamw(lr=1e-2),
-        "sgd": sf.sgd(lr=0.1, momentum=0.9),
-        "adafactor": sf.adafactor(),
-        "lion": sf.lion(1e-3),
-        "muon": sf.muon(1e-3),
-        "schedule-free": sf.schedule_free(1e-2),
+        "adamw": sf.optim.adamw(lr=1e-2),
+        "sgd": sf.optim.sgd(lr=0.1, momentum=0.9),
+        "adafactor": sf.optim.adafactor(),
+        "lion": sf.optim.lion(1e-3),
+        "muon": sf.optim.muon(1e-3),
+        "schedule-free": sf.optim.schedule_free(1e-2),
         "torch's NAdam": lambda groups: torch.optim.NAdam(groups, lr=1e-2, capturable=on_gpu),
         "torch's RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-2, capturable=on_gpu),
     }

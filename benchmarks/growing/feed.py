@@ -28,7 +28,7 @@ def told(now: Clock, *, short: bool) -> Told:
     fed: list[tuple[float, float]] = []
     copied: list[tuple[float, float]] = []
     for batch, context in SHAPES[:3] if short else SHAPES:
-        windows = sf.Windows(tokens, context=context, seed=0)
+        windows = sf.data.TrainWindows(tokens, context=context, seed=0)
         feed = Feed(windows, Order(0, samples=len(windows), batch_size=batch), seed=0, device=torch.device("cpu"))
         feed.start(0)
         steps, times = count(), max(20, 2_000_000 // (batch * context))

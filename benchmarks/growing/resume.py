@@ -82,7 +82,7 @@ def run(out: Path, data: TensorDataset, **settings: Any) -> sf.Run:
         train_data=data,
         batch_size=32,
         length="2000000 steps",
-        optimizer=sf.adamw(lr=1e-3),
+        optimizer=sf.optim.adamw(lr=1e-3),
         precision="fp32",
         log_every=f"{BEGUN if settings else LOG_EVERY} steps",
         report=False,

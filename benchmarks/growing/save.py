@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 import surefoot as sf
 from growing.told import Clock, Told, seconds
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.store import Store
 
 EVERY = 100  # steps
@@ -88,9 +88,9 @@ def beside_training(width: int, rounds: int, now: Clock) -> tuple[list[float], l
 def windows(out: Path, every: int, steps: int, width: int, now: Clock, stack: ExitStack) -> Iterator[list[float]]:
     """A run that makes `EVERY` steps each time it is asked, and tells the seconds of each."""
     from surefoot.models.gpt import GPT
-    from surefoot.models.gpt_layers import GPTShape
+    from surefoot.models.gpt_layers import GPTConfig
 
-    shape = GPTShape(vocabulary=2048, context=128, layers=4, heads=4, width=width)
+    shape = GPTConfig(vocabulary=2048, context=128, layers=4, heads=4, width=width)
     tokens = np.random.default_rng(0).integers(0, 2048, 200_000)
 
     def loss(model: GPT, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -100,10 +100,10 @@ def windows(out: Path, every: int, steps: int, width: int, now: Clock, stack: Ex
         sf.Run(
             model=lambda: GPT(shape),
             loss=loss,
-            train_data=sf.Windows(tokens, context=128, seed=0),
+            train_data=sf.data.TrainWindows(tokens, context=128, seed=0),
             batch_size=8,
             length=f"{steps} steps",
-            optimizer=sf.adamw(lr=1e-3),
+            optimizer=sf.optim.adamw(lr=1e-3),
             precision="fp32",
             save_every=f"{every} steps",
             keep_last=100,
@@ -130,7 +130,7 @@ def checkpoint_s(size: int, directory: Path) -> float:
     }
     store = Store(directory / f"store-{size}", keep_last=1)
     steps = iter(range(1, 4))
-    return seconds(lambda: store.save(Contents(next(steps), {"model": tensors})), perf_counter, times=3)
+    return seconds(lambda: store.save(Checkpoint(next(steps), {"model": tensors})), perf_counter, times=3)
 
 
 def disk_s(size: int, directory: Path) -> float:

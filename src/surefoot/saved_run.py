@@ -72,7 +72,7 @@ class SavedRun:
     ...     def loss(model, batch):
     ...         return (model(batch[0]) - batch[1]).square().mean()
     ...     data = torch.linspace(-1, 1, 8)[:, None]
-    ...     net, sgd = lambda: torch.nn.Linear(1, 1), surefoot.sgd(lr=0.1)
+    ...     net, sgd = lambda: torch.nn.Linear(1, 1), surefoot.optim.sgd(lr=0.1)
     ...     settings = dict(batch_size=4, length="4 steps", device="cpu", console=False, log_every="2 steps")
     ...     return surefoot.Run(model=net, loss=loss, train_data=(data, 3 * data), optimizer=sgd, out=out, **settings)
     >>> with tempfile.TemporaryDirectory() as out:

@@ -157,7 +157,7 @@ def large(out: Path) -> sf.Run:
         train_data=(torch.randn(16, width, generator=generator),),
         batch_size=4,
         length="6 steps",
-        optimizer=sf.adamw(lr=1e-3),
+        optimizer=sf.optim.adamw(lr=1e-3),
         save_every="2 steps",
         report=False,
         console=False,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from in_one import in_one
-from surefoot.checkpoint import Contents, DamageError, Manifest, read, read_manifest, verify, write
+from surefoot.checkpoint import Checkpoint, DamageError, Manifest, read, read_manifest, verify, write
 from surefoot.checkpoint.format import size_bytes
 from surefoot.checkpoint.manifest import from_bytes, to_bytes
 from surefoot.checkpoint.state_json import SavedState, hints_of
@@ -45,13 +45,13 @@ other_keys = st.text().filter(
 )  # the values of these have shapes of their own
 
 
-def small(**changes: Any) -> Contents:
+def small(**changes: Any) -> Checkpoint:
     fields: dict[str, Any] = {
         "step": 7,
         "files": {"model": {"w": torch.arange(6.0)}, "ema": {"w": torch.ones(2)}},
         "state": {"a": 1},
     }
-    return Contents(**(fields | changes))
+    return Checkpoint(**(fields | changes))
 
 
 @in_one
@@ -59,7 +59,7 @@ def small(**changes: Any) -> Contents:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3)], ids=str)
 def test_a_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
     tensor = torch.randint(0, 2, shape).to(dtype)
-    write(Contents(1, {"model": {"blocks.0/weight é": tensor}}), directory=tmp_path / "c")
+    write(Checkpoint(1, {"model": {"blocks.0/weight é": tensor}}), directory=tmp_path / "c")
     found = read(tmp_path / "c").files["model"]["blocks.0/weight é"]
     assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
     assert torch.equal(found, tensor)
@@ -67,7 +67,7 @@ def test_a_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, .
 
 def test_values_that_are_not_finite_come_back_bit_for_bit_in_tensors(tmp_path: Path) -> None:
     tensor = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45])
-    write(Contents(1, {"model": {"w": tensor}}), directory=tmp_path / "c")
+    write(Checkpoint(1, {"model": {"w": tensor}}), directory=tmp_path / "c")
     assert torch.equal(read(tmp_path / "c").files["model"]["w"].view(torch.int32), tensor.view(torch.int32))
 
 
@@ -88,7 +88,7 @@ def test_state_and_step_come_back_exactly(
     state: dict[str, Any], step: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("checkpoints") / "c"
-    write(Contents(step, {}, state, (5, "ff")), directory=directory)
+    write(Checkpoint(step, {}, state, (5, "ff")), directory=directory)
     found = read(directory)
     assert repr(found.state) == repr(state)  # `==` would let 1 stand for True
     assert (found.step, found.log, found.files) == (step, (5, "ff"), {})

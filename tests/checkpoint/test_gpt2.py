@@ -18,14 +18,14 @@ from surefoot.checkpoint.gpt2 import from_gpt2_layout, to_gpt2_layout
 from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.distributed.world import World
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.gpt_layers import GPTConfig
 
 ALONE = World(torch.device("cpu"))
-SHAPE = GPTShape(layers=2, heads=2, width=32, context=16, vocabulary=50, family="gpt2", tied=True)
+SHAPE = GPTConfig(layers=2, heads=2, width=32, context=16, vocabulary=50, family="gpt2", tied=True)
 TOKENS = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(9))
 
 
-def gpt(shape: GPTShape = SHAPE, seed: int = 0) -> GPT:
+def gpt(shape: GPTConfig = SHAPE, seed: int = 0) -> GPT:
     torch.manual_seed(seed)
     model = GPT(shape)
     for parameter in model.parameters():
@@ -48,12 +48,12 @@ def theirs(tmp_path: Path) -> Any:
 def test_a_model_that_transformers_saved_gives_its_logits(tmp_path: Path) -> None:
     there = theirs(tmp_path)
     for place in (tmp_path / "theirs", tmp_path / "theirs" / "model.safetensors"):
-        assert_close(sf.load_gpt2(place).eval()(TOKENS), there(TOKENS).logits, rtol=1e-4, atol=1e-4)
+        assert_close(sf.checkpoint.load_gpt2(place).eval()(TOKENS), there(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_of_ours_gives_its_logits_in_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
-    sf.save_gpt2(gpt(), tmp_path / "ours", end=None)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path / "ours", end=None)
     there = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours").eval()
     assert_close(there(TOKENS).logits, gpt()(TOKENS), rtol=1e-4, atol=1e-4)
 
@@ -61,14 +61,14 @@ def test_a_model_of_ours_gives_its_logits_in_transformers(tmp_path: Path) -> Non
 @pytest.mark.parametrize("end", [None, 0, 7])
 def test_the_end_of_a_text_is_that_of_the_tokenizer(end: int | None, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
-    sf.save_gpt2(gpt(), tmp_path, end=end)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path, end=end)
     there = transformers.AutoConfig.from_pretrained(tmp_path)
     assert (there.bos_token_id, there.eos_token_id) == (end, end)
 
 
 def test_an_end_that_is_no_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(sf.CheckpointError, match="end = 50 is no token of this model, whose vocabulary has 50"):
-        sf.save_gpt2(gpt(), tmp_path, end=50)
+        sf.checkpoint.save_gpt2(gpt(), tmp_path, end=50)
 
 
 def test_a_run_starts_from_what_transformers_saved(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_there_and_back_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     again = from_gpt2_layout(to_gpt2_layout(state))
     assert {*again} == {*state}
     assert all(torch.equal(again[name], held) for name, held in state.items())
-    sf.save_gpt2(gpt(), tmp_path, end=None)
-    assert all(torch.equal(sf.load_gpt2(tmp_path).state_dict()[name], held) for name, held in state.items())
+    sf.checkpoint.save_gpt2(gpt(), tmp_path, end=None)
+    assert all(torch.equal(sf.checkpoint.load_gpt2(tmp_path).state_dict()[name], held) for name, held in state.items())
 
 
 def old_style(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -98,13 +98,13 @@ def old_style(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def test_names_without_a_prefix_masks_and_a_saved_head_are_understood(tmp_path: Path) -> None:
     save_file(old_style(to_gpt2_layout(gpt().state_dict())), tmp_path / "a.safetensors")
-    model = sf.load_gpt2(tmp_path / "a.safetensors", heads=2).eval()
+    model = sf.checkpoint.load_gpt2(tmp_path / "a.safetensors", heads=2).eval()
     assert torch.equal(model(TOKENS), gpt()(TOKENS))
 
 
 def test_without_a_config_there_is_a_head_for_64_channels(tmp_path: Path) -> None:
     save_file(to_gpt2_layout(gpt(replace(SHAPE, width=128)).state_dict()), tmp_path / "a.safetensors")
-    assert sf.load_gpt2(tmp_path / "a.safetensors").shape.heads == 2
+    assert sf.checkpoint.load_gpt2(tmp_path / "a.safetensors").shape.heads == 2
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_without_a_config_there_is_a_head_for_64_channels(tmp_path: Path) -> Non
 def test_weights_that_do_not_fit_whole_are_refused_naming_the_sizes(
     here: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    sf.save_gpt2(gpt(), tmp_path, end=None)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path, end=None)
     model = GPT(replace(SHAPE, **here))
     before = {name: held.clone() for name, held in model.state_dict().items()}
     with pytest.raises(sf.CheckpointError, match=says) as caught:
@@ -181,7 +181,7 @@ def test_a_head_of_its_own_goes_into_a_model_that_has_one(tmp_path: Path) -> Non
 
 
 def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
-    sf.save_gpt2(gpt(), tmp_path / "good", end=None)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path / "good", end=None)
     tensors = load_file(tmp_path / "good" / "model.safetensors")
     for name, wrong, says in (
         ("other", {"weight": torch.ones(3)}, "no GPT-2 as transformers names it: it holds weight"),
@@ -191,10 +191,10 @@ def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
     ):
         save_file(wrong, tmp_path / f"{name}.safetensors")
         with pytest.raises(sf.CheckpointError, match=says):
-            sf.load_gpt2(tmp_path / f"{name}.safetensors", heads=2)
+            sf.checkpoint.load_gpt2(tmp_path / f"{name}.safetensors", heads=2)
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     with pytest.raises(sf.CheckpointError, match="cannot read weights"):
-        sf.load_gpt2(tmp_path / "broken.safetensors")
+        sf.checkpoint.load_gpt2(tmp_path / "broken.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -206,16 +206,16 @@ def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_of_another_network_is_refused(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
-    sf.save_gpt2(gpt(), tmp_path, end=None)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path, end=None)
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(sf.CheckpointError, match=says):
-        sf.load_gpt2(tmp_path, heads=2)
+        sf.checkpoint.load_gpt2(tmp_path, heads=2)
 
 
 @pytest.mark.parametrize("here", [{"family": "modern"}, {"tied": False}])
 def test_a_model_that_transformers_has_no_room_for_is_not_written(here: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(sf.CheckpointError, match="is no GPT-2"):
-        sf.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a", end=None)
+        sf.checkpoint.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a", end=None)
     assert not (tmp_path / "a").exists()
 
 
@@ -225,8 +225,8 @@ def test_the_page_about_evaluation_shows_how_published_weights_are_scored(
     page = Path(__file__).parents[2] / "docs" / "evaluating-gpt.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    tokenizer = sf.BpeTokenizer.trained(["the cat sat on the mat"], vocabulary=260)
-    sf.save_gpt2(gpt(replace(SHAPE, vocabulary=tokenizer.vocabulary)), "gpt2", end=tokenizer.end)
+    tokenizer = sf.tokenizers.BPETokenizer.trained(["the cat sat on the mat"], vocabulary=260)
+    sf.checkpoint.save_gpt2(gpt(replace(SHAPE, vocabulary=tokenizer.vocabulary)), "gpt2", end=tokenizer.end)
     Path("gpt2/tokenizer.json").write_text(tokenizer.to_json())
     Path("hellaswag_val.jsonl").write_text('{"ctx": "the", "endings": ["cat", "cat"], "label": 0}\n')
     exec(code, {})

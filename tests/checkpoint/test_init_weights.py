@@ -76,12 +76,12 @@ def test_a_damaged_checkpoint_named_itself_is_refused(tmp_path: Path) -> None:
 
 
 def test_of_several_models_each_takes_its_own(tmp_path: Path) -> None:
-    from surefoot.checkpoint import Contents, Store
+    from surefoot.checkpoint import Checkpoint, Store
 
     torch.manual_seed(0)
     first, second = net(), net()
     files = {"model-a": dict(first.state_dict()), "model-b": dict(second.state_dict())}
-    Store(tmp_path / "run" / "checkpoints").save(Contents(1, files, {"aliases": {"a": {}, "b": {}}}))
+    Store(tmp_path / "run" / "checkpoints").save(Checkpoint(1, files, {"aliases": {"a": {}, "b": {}}}))
     models = {"b": net(), "a": net()}
     load_initial_weights(models, tmp_path / "run", world=ALONE)
     assert all(torch.equal(models["a"].state_dict()[name], value) for name, value in first.state_dict().items())
@@ -89,7 +89,7 @@ def test_of_several_models_each_takes_its_own(tmp_path: Path) -> None:
 
 
 def test_a_tied_weight_is_filled_once_and_not_called_new(tmp_path: Path) -> None:
-    from surefoot.checkpoint import Contents, Store
+    from surefoot.checkpoint import Checkpoint, Store
     from surefoot.checkpoint.module_state import model_tensors
 
     def tied() -> nn.Module:
@@ -99,7 +99,7 @@ def test_a_tied_weight_is_filled_once_and_not_called_new(tmp_path: Path) -> None
 
     source, target = tied(), tied()
     tensors, aliases, *_ = model_tensors(source)
-    Store(tmp_path / "checkpoints").save(Contents(1, {"model": tensors}, {"aliases": {"model": aliases}}))
+    Store(tmp_path / "checkpoints").save(Checkpoint(1, {"model": tensors}, {"aliases": {"model": aliases}}))
     said = load_initial_weights({"model": target}, tmp_path, world=ALONE)
     assert row(said, "new") == []
     assert torch.equal(target[1].weight, source[0].weight)

@@ -27,7 +27,7 @@ def build(out: Path, **changes: Any) -> sf.Run:
         loss=lambda model, batch: model(batch[0]).square().mean(),
         train_data=(torch.linspace(-1, 1, 24).view(8, 3),),
         batch_size=4,
-        optimizer=sf.sgd(lr=0.1),
+        optimizer=sf.optim.sgd(lr=0.1),
         out=out,
         **(settings | changes),
     )

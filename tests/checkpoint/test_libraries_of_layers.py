@@ -30,7 +30,7 @@ def build(out: Path | None, model: Callable[[], nn.Module], **changes: Any) -> s
         loss=lambda model, batch: F.mse_loss(model(batch[0]).float(), batch[1]),
         train_data=(INPUTS, INPUTS.flip(0)),
         batch_size=4,
-        optimizer=sf.adamw(lr=1e-2),
+        optimizer=sf.optim.adamw(lr=1e-2),
         precision="fp32",
         out=out,
         **(settings | changes),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from in_one import in_one
-from surefoot.checkpoint import Contents, DamageError, Disk, opened, read, tensor_file, write
+from surefoot.checkpoint import Checkpoint, DamageError, Disk, opened, read, tensor_file, write
 from surefoot.checkpoint.format import write_tensors
 from surefoot.checkpoint.manifest import Pieces, as_json, bounds, from_bytes, from_json, piece_file
 from surefoot.checkpoint.reader import files_of
@@ -47,10 +47,10 @@ def written(directory: Path, tensors: dict[str, torch.Tensor], *, count: int, on
         if place > 0:
             beside = directory.with_name(f"{directory.name}-{place}")
             beside.mkdir()
-            files |= write_tensors(Contents(1, {}, pieces=pieces), directory=beside)
+            files |= write_tensors(Checkpoint(1, {}, pieces=pieces), directory=beside)
         else:
             write(
-                Contents(1, {"model": once}, {"a": 1}, pieces=pieces),
+                Checkpoint(1, {"model": once}, {"a": 1}, pieces=pieces),
                 directory=directory,
                 others=OneAfterTheOther(files),
             )
@@ -119,7 +119,7 @@ def test_each_of_any_number_of_readers_gets_its_rows_and_reads_little_else(
 
 def test_a_manifest_of_pieces_is_of_a_newer_format_and_one_of_whole_files_of_the_first(tmp_path: Path) -> None:
     written(tmp_path / "pieces", {"w": torch.ones(4)}, count=2, once={})
-    write(Contents(1, {"model": {"w": torch.ones(4)}}), directory=tmp_path / "whole")
+    write(Checkpoint(1, {"model": {"w": torch.ones(4)}}), directory=tmp_path / "whole")
     versions = [
         json.loads((tmp_path / name / "manifest.json").read_text())["format_version"] for name in ("pieces", "whole")
     ]
@@ -142,13 +142,13 @@ def test_only_the_chosen_files_are_named_with_all_their_pieces_and_the_state(tmp
 def test_a_piece_that_nobody_wrote_is_refused_before_there_is_a_manifest(tmp_path: Path) -> None:
     pieces = Pieces(0, 2, {"model": {"w": (4,)}}, {"model": {"w": torch.ones(2)}})
     with pytest.raises(CheckpointError, match=r"nobody has written model\.00002-of-00002\.safetensors"):
-        write(Contents(1, {"model": {}}, pieces=pieces), directory=tmp_path / "c", others=OneAfterTheOther({}))
+        write(Checkpoint(1, {"model": {}}, pieces=pieces), directory=tmp_path / "c", others=OneAfterTheOther({}))
     assert not (tmp_path / "c" / "manifest.json").exists()
 
 
 def test_pieces_that_do_not_make_the_whole_are_damage(tmp_path: Path) -> None:
     pieces = Pieces(0, 1, {"model": {"w": (4, 2)}}, {"model": {"w": torch.ones(3, 2)}})
-    write(Contents(1, {"model": {}}, pieces=pieces), directory=tmp_path / "c")
+    write(Checkpoint(1, {"model": {}}, pieces=pieces), directory=tmp_path / "c")
     for reader in (read, opened):
         with pytest.raises(DamageError, match=r"model: its pieces do not make w \[4, 2\]"):
             reader(tmp_path / "c")

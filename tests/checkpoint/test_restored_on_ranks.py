@@ -27,7 +27,7 @@ def build(out: Path | None, model: Any, parallel: str, **changes: Any) -> sf.Run
         train_data=(INPUTS, INPUTS.flip(0)),
         batch_size=4,
         micro_batch_size=2,
-        optimizer=sf.adamw(lr=1e-2),
+        optimizer=sf.optim.adamw(lr=1e-2),
         ema=0.5,
         device="cpu",
         parallel=parallel,

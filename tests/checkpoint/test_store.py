@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.checkpoint import Contents, Disk, Store, Writer
+from surefoot.checkpoint import Checkpoint, Disk, Store, Writer
 from surefoot.errors import CheckpointError, ConfigError
 from waiting import HANG_S
 
 
-def contents(step: int, value: float = 0.0) -> Contents:
-    return Contents(
+def contents(step: int, value: float = 0.0) -> Checkpoint:
+    return Checkpoint(
         step, {"model": {"w": torch.full((4,), value)}, "optimizer": {"m": torch.ones(4)}}, {"value": value}
     )
 
@@ -222,7 +222,7 @@ def test_contents_that_cannot_be_written_leave_no_litter(tmp_path: Path) -> None
     weight = torch.ones(2)
     store = saved(tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"cannot save model\.safetensors"):
-        store.save(Contents(2, {"model": {"a": weight, "b": weight}}))
+        store.save(Checkpoint(2, {"model": {"a": weight, "b": weight}}))
     assert os.listdir(tmp_path) == ["step-00000001"]
 
 
@@ -311,7 +311,7 @@ def test_a_failure_that_is_kept_does_not_keep_the_tensors(tmp_path: Path) -> Non
     writer = Writer(Store(tmp_path, disk=gate))
     tensor = torch.ones(10)
     gone = weakref.ref(tensor)
-    writer.submit(Contents(1, {"model": {"w": tensor}}))
+    writer.submit(Checkpoint(1, {"model": {"w": tensor}}))
     writer.wait()
     failure = writer.failure
     del tensor

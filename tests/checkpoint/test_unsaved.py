@@ -44,7 +44,7 @@ def build(out: Path | str | None, **changes: Any) -> sf.Run:
         "train_data": data(),
         "batch_size": 8,
         "length": f"{STEPS} steps",
-        "optimizer": sf.adamw(lr=0.05),
+        "optimizer": sf.optim.adamw(lr=0.05),
         "precision": "fp32",
         "device": "cpu",
         "console": False,
@@ -557,9 +557,9 @@ def writing(model: Any, batch: Any) -> Tensor:
         {"model": Recurrent},
         {"loss": writing},
         {"optimizer": Caching},
-        {"optimizer": sf.muon(0.01)},
+        {"optimizer": sf.optim.muon(0.01)},
         {"optimizer": lambda groups: torch.optim.Rprop(groups, lr=0.01)},
-        {"optimizer": sf.schedule_free(lr=0.01)},
+        {"optimizer": sf.optim.schedule_free(lr=0.01)},
         {"ema": 0.9, "micro_batch_size": 4},
     ],
 )
@@ -728,7 +728,7 @@ def begun_on_a_rank(out: str, parallel: str, rank: int | None, level: int, plain
 def resumed_on_ranks(out: str) -> list[Any]:
     def run_to(directory: str, stop_after: str | None) -> list[Tensor]:
         own = Loss()
-        run = build(directory, loss=own, micro_batch_size=4, stop_after=stop_after, optimizer=sf.sgd(lr=0.5))
+        run = build(directory, loss=own, micro_batch_size=4, stop_after=stop_after, optimizer=sf.optim.sgd(lr=0.5))
         run.register_state("loss", own)
         run.train()
         return [own.seen, *weights(run).values()]

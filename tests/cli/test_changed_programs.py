@@ -21,8 +21,8 @@ def build():
     loss = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()
     return sf.Run(
         model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=4, length="4 steps",
-        optimizer=sf.sgd(lr=0.001), evaluate={"all": sf.Split(data)}, save_every="2 steps", out="runs/a",
-        panels_fn=lambda model: [sf.ConfusionMatrix(title="made anew", classes=("x",), counts=((4,),))], console=False,
+        optimizer=sf.optim.sgd(lr=0.001), evaluate={"all": sf.Split(data)}, save_every="2 steps", out="runs/a",
+        panels_fn=lambda model: [sf.report.ConfusionMatrix(title="made anew", classes=("x",), counts=((4,),))], console=False,
     )
 """
 RUN = Path("runs/a")

@@ -25,7 +25,7 @@ def build():
     data = (torch.randn(40, 3), torch.randint(2, (40,)))
     loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
     return sf.Run(model=lambda: torch.nn.Linear(3, 2), loss=loss, train_data=data, batch_size=4, length="4 epochs",
-        optimizer=sf.sgd(lr=0.25), schedule=sf.linear(warmup="20%", floor=0.5), console=False)
+        optimizer=sf.optim.sgd(lr=0.25), schedule=sf.schedules.linear(warmup="20%", floor=0.5), console=False)
 """
 
 
@@ -63,22 +63,32 @@ def meant(text: str, **shared: Any) -> list[Schedule | Joined]:
 @pytest.mark.parametrize(
     ("text", "schedule"),
     [
-        ("cosine", sf.warmup_cosine("5%")),
-        ("linear:floor=0.1", sf.linear("5%", floor=0.1)),
-        ("linear:floor=0.1:warmup=30 steps", sf.linear("30 steps", floor=0.1)),
-        ("wsd:cooldown=30%", sf.warmup_stable_decay("5%", cooldown="30%")),
-        ("polynomial:power=2", sf.polynomial("5%", power=2.0)),
-        ("step:drops=30%/60%:drop-factor=0.5", sf.step_decay("5%", drops=("30%", "60%"), drop_factor=0.5)),
-        ("restarts:cycle=20%:cycle_growth=2", sf.warm_restarts("5%", cycle="20%", cycle_growth=2.0)),
-        ("one-cycle", sf.one_cycle()),
-        ("inverse-sqrt", sf.inverse_sqrt()),
-        ("constant+linear@50%", sf.join(sf.constant(50), sf.linear(), at="50%")),
-        ("constant+linear:floor=0.1@600 steps", sf.join(sf.constant(50), sf.linear(floor=0.1), at=600)),
+        ("cosine", sf.schedules.cosine("5%")),
+        ("linear:floor=0.1", sf.schedules.linear("5%", floor=0.1)),
+        ("linear:floor=0.1:warmup=30 steps", sf.schedules.linear("30 steps", floor=0.1)),
+        ("wsd:cooldown=30%", sf.schedules.wsd("5%", cooldown="30%")),
+        ("polynomial:power=2", sf.schedules.polynomial("5%", power=2.0)),
+        ("step:drops=30%/60%:drop-factor=0.5", sf.schedules.multistep("5%", drops=("30%", "60%"), drop_factor=0.5)),
+        ("restarts:cycle=20%:cycle_growth=2", sf.schedules.cosine_restarts("5%", cycle="20%", cycle_growth=2.0)),
+        ("one-cycle", sf.schedules.one_cycle()),
+        ("inverse-sqrt", sf.schedules.inverse_sqrt()),
+        ("constant+linear@50%", sf.schedules.join(sf.schedules.constant(50), sf.schedules.linear(), at="50%")),
+        (
+            "constant+linear:floor=0.1@600 steps",
+            sf.schedules.join(sf.schedules.constant(50), sf.schedules.linear(floor=0.1), at=600),
+        ),
         (
             "constant+cosine@30%+linear@60%",
-            sf.join(sf.join(sf.constant(50), sf.warmup_cosine(), at=300), sf.linear(), at=600),
+            sf.schedules.join(
+                sf.schedules.join(sf.schedules.constant(50), sf.schedules.cosine(), at=300),
+                sf.schedules.linear(),
+                at=600,
+            ),
         ),
-        ("constant+cosine:warmup=10 steps@50%", sf.join(sf.constant(50), sf.warmup_cosine(10), at="50%")),
+        (
+            "constant+cosine:warmup=10 steps@50%",
+            sf.schedules.join(sf.schedules.constant(50), sf.schedules.cosine(10), at="50%"),
+        ),
     ],
 )
 def test_a_schedule_is_read_as_it_is_written(text: str, schedule: Schedule | Joined) -> None:

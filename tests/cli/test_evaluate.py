@@ -162,8 +162,8 @@ def test_translation_shows_sentences_of_the_validation_part_with_their_bleu(ther
     assert groups == ["best"] * 5 + ["worst"] * 5 + ["random"] * 5
     run = translation.build(layered(translation.Config, [("test", config("translation"))])[0])
     settings = layered(translation.Config, [("test", config("translation"))])[0]
-    phrases = sf.phrases("en", "de", count=settings.data.phrases, seed=0)
-    _, held_out = sf.held_out_pairs(phrases, held_out_fraction=0.1)
+    phrases = sf.data.cldr_phrases("en", "de", count=settings.data.phrases, seed=0)
+    _, held_out = sf.data.split_pairs(phrases, held_out_fraction=0.1)
     assert all((one.source, one.reference) in held_out for one in found.examples)
     assert run.parts.settings.panels_fn is not None
     for one in found.examples:
@@ -203,7 +203,7 @@ def config(recipe: str) -> dict[str, Any]:
 # --- made anew ---------------------------------------------------------------------------------------------------------
 
 
-def panels_made_anew(run: str) -> sf.Panels | None:
+def panels_made_anew(run: str) -> sf.report.Panels | None:
     """Those that `evaluate --panels` writes for a run that has left none."""
     Path(run, "panels.json").unlink(missing_ok=True)
     main(["evaluate", run, "--panels"])
@@ -230,7 +230,7 @@ def test_of_a_program_without_panels_none_can_be_made(there: Ended, capsys: pyte
         "    data = torch.zeros(8, 2), torch.zeros(8, 1)\n"
         "    loss = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()\n"
         "    return sf.Run(model=lambda: torch.nn.Linear(2, 1), loss=loss, train_data=data, batch_size=4, length='2 steps',\n"
-        "                  optimizer=sf.sgd(lr=0.1), out='runs/plain')\n"
+        "                  optimizer=sf.optim.sgd(lr=0.1), out='runs/plain')\n"
     )
     main(["train", "program.py:build"])
     with pytest.raises(SystemExit) as end:

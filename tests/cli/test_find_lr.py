@@ -38,7 +38,7 @@ def build(config: Config):
     return sf.Run(
         model=lambda: nn.Linear(4, 1), loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
         train_data=(inputs, inputs.sum(1, keepdim=True)), batch_size=config.batch_size, length=config.length,
-        micro_batch_size=config.micro_batch_size, optimizer=sf.sgd(lr=config.optimizer.lr), out=config.out, report=False,
+        micro_batch_size=config.micro_batch_size, optimizer=sf.optim.sgd(lr=config.optimizer.lr), out=config.out, report=False,
     )
 
 def plain():
@@ -47,7 +47,7 @@ def plain():
 def own_loop():
     return sf.Run(
         model=lambda: nn.Linear(4, 1), train_data=(torch.randn(9, 4),), batch_size=3, length="9 steps",
-        optimizer=sf.sgd(lr=0.1),
+        optimizer=sf.optim.sgd(lr=0.1),
     )
 """
 

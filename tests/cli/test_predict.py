@@ -191,7 +191,8 @@ def test_a_program_that_predicts_nothing_says_so(
         "import torch, surefoot as sf\n"
         "def build():\n"
         "    return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=lambda model, batch: model(batch[0]).square().mean(),\n"
-        "                  train_data=(torch.ones(9, 1),), batch_size=3, length='2 steps', optimizer=sf.adamw(lr=0.1), out='runs/a')\n"
+        "                  train_data=(torch.ones(9, 1),), batch_size=3, length='2 steps',\n"
+        "                  optimizer=sf.optim.adamw(lr=0.1), out='runs/a')\n"
     )
     main(["train", "program.py:build"])
     said = refused(capsys, "a", "x")

@@ -165,7 +165,7 @@ def test_steps_of_a_loop_of_ones_own_are_refused_with_what_to_do(command: Ran, t
         "import torch, surefoot as sf\n"
         "def build():\n"
         "    return sf.Run(model=lambda: torch.nn.Linear(4, 1), train_data=(torch.ones(9, 4),), batch_size=3, length='3 steps',\n"
-        "        optimizer=sf.sgd(lr=0.1), out='own', device='cpu', console=False)\n"
+        "        optimizer=sf.optim.sgd(lr=0.1), out='own', device='cpu', console=False)\n"
     )
     assert command("train", "own.py:build")[0] == 2  # it has no loss; what was begun is there
     status, _, error = command("replay", "own", "--step", "0")

@@ -41,10 +41,10 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
 
 SCHEDULES = {
-    "constant": sf.constant(2),
-    "cosine": sf.warmup_cosine(2),
-    "wsd": sf.warmup_stable_decay("25%", cooldown="25%"),
-    "wsd in steps": sf.warmup_stable_decay(2, cooldown=2),
+    "constant": sf.schedules.constant(2),
+    "cosine": sf.schedules.cosine(2),
+    "wsd": sf.schedules.wsd("25%", cooldown="25%"),
+    "wsd in steps": sf.schedules.wsd(2, cooldown=2),
 }
 
 def build(config: Config):
@@ -53,7 +53,7 @@ def build(config: Config):
     return sf.Run(
         model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)),
         loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
-        train_data=data, batch_size=6, length=config.length, optimizer=sf.adamw(lr=config.optimizer.lr),
+        train_data=data, batch_size=6, length=config.length, optimizer=sf.optim.adamw(lr=config.optimizer.lr),
         schedule=SCHEDULES[config.schedule], stop_after=config.stop_after,
         evaluate={"all": sf.Split(data)}, evaluate_every="2 steps", save_every="2 steps", log_every="1 steps",
         best="min all/loss", keep_last=9, out=config.out, report=False,

@@ -38,7 +38,7 @@ def build(config: Config) -> sf.Run:
     return sf.Run(
         model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)),
         loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
-        train_data=(data[:, :4], data[:, 4:]), batch_size=6, length="12 steps", optimizer=sf.adamw(lr=0.01),
+        train_data=(data[:, :4], data[:, 4:]), batch_size=6, length="12 steps", optimizer=sf.optim.adamw(lr=0.01),
         save_every="4 steps", log_every="2 steps", keep_last=9, out=config.out, console=False,
     )
 """

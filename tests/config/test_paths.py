@@ -12,32 +12,34 @@ from surefoot.data.images.arrays import read_cifar, read_idx
 
 URL = "s3://bucket/run"
 READERS = {
-    "documents": sf.load_documents,
-    "images": sf.load_images,
-    "pairs": lambda path: sf.load_pairs(path, source="en", target="de"),
-    "questions": lambda path: sf.load_questions(path, tokenizer=sf.ByteTokenizer()),
-    "tokenizer": sf.load_tokenizer,
-    "byte pairs": sf.BpeTokenizer.load,
-    "subwords": sf.SubwordTokenizer.load,
-    "shards": sf.TokenShards.open,
+    "documents": sf.data.load_documents,
+    "images": sf.data.load_images,
+    "pairs": lambda path: sf.data.load_pairs(path, source="en", target="de"),
+    "questions": lambda path: sf.data.load_questions(path, tokenizer=sf.tokenizers.ByteTokenizer()),
+    "tokenizer": sf.tokenizers.load,
+    "byte pairs": sf.tokenizers.BPETokenizer.load,
+    "subwords": sf.tokenizers.SubwordTokenizer.load,
+    "shards": sf.data.TokenShards.open,
     "idx": lambda path: read_idx(path, dimensions=1),
     "cifar": read_cifar,
-    "gpt2": sf.load_gpt2,
+    "gpt2": sf.checkpoint.load_gpt2,
     "store": sf.checkpoint.Store,
     "report": sf.report.write_page,
     "a saved run": sf.load,
-    "inputs of prepare_shards": lambda path: sf.prepare_shards(
-        "shards", [path], tokenizer=sf.ByteTokenizer(), processes=1
+    "inputs of prepare_shards": lambda path: sf.data.prepare_shards(
+        "shards", [path], tokenizer=sf.tokenizers.ByteTokenizer(), processes=1
     ),
 }
 WRITERS = {
-    "shards": lambda path: sf.write_shards(torch.arange(4).numpy(), path, vocabulary=4),
-    "prepared shards": lambda path: sf.prepare_shards(path, ["here"], tokenizer=sf.ByteTokenizer(), processes=1),
-    "schedules": lambda path: sf.plan.plot_schedules({"linear": sf.linear()}, "8 steps", out=path),
+    "shards": lambda path: sf.data.write_shards(torch.arange(4).numpy(), path, vocabulary=4),
+    "prepared shards": lambda path: sf.data.prepare_shards(
+        path, ["here"], tokenizer=sf.tokenizers.ByteTokenizer(), processes=1
+    ),
+    "schedules": lambda path: sf.plan.plot_schedules({"linear": sf.schedules.linear()}, "8 steps", out=path),
     "report": lambda path: sf.load(Path()).report(out=path),
     "export": lambda path: sf.load("run").export(path),
-    "gpt2": lambda path: sf.save_gpt2(
-        sf.models.GPT(sf.models.GPTShape(layers=1, heads=1, width=2, context=2, vocabulary=2)), path, end=None
+    "gpt2": lambda path: sf.checkpoint.save_gpt2(
+        sf.models.GPT(sf.models.GPTConfig(layers=1, heads=1, width=2, context=2, vocabulary=2)), path, end=None
     ),
 }
 
@@ -49,7 +51,7 @@ def run(**settings) -> sf.Run:
         train_data=(torch.ones(4, 1),),
         batch_size=2,
         length="2 steps",
-        optimizer=sf.sgd(lr=0.1),
+        optimizer=sf.optim.sgd(lr=0.1),
         console=False,
         **settings,
     )

@@ -48,7 +48,7 @@ def built(**changes: Any) -> sf.Run:
         "train_data": (torch.ones(4, 2),),
         "batch_size": 2,
         "length": "4 steps",
-        "optimizer": sf.sgd(lr=0.1),
+        "optimizer": sf.optim.sgd(lr=0.1),
         "console": False,
     }
     return sf.Run(**settings | changes)

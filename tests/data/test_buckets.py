@@ -133,7 +133,7 @@ class Net(nn.Sequential):
 
 def loss(model: nn.Module, batch: Tensor) -> sf.Mean:
     targets = batch[:, 1:].masked_fill(batch[:, 1:] == 0, -100)
-    return sf.cross_entropy(model(batch[:, :-1]), targets)
+    return sf.losses.cross_entropy(model(batch[:, :-1]), targets)
 
 
 def built(out: Path | None = None, **changes: Any) -> sf.Run:
@@ -145,7 +145,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "batch_size": "96 tokens",
         "micro_batch_size": "32 tokens",
         "length": "3 epochs",
-        "optimizer": sf.adamw(lr=1e-2),
+        "optimizer": sf.optim.adamw(lr=1e-2),
         "out": out,
         "console": False,
     }
@@ -218,7 +218,7 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_a
             {
                 "batch_size": "8 tokens",
                 "micro_batch_size": None,
-                "train_data": sf.Windows(np.arange(90), context=9, seed=0),
+                "train_data": sf.data.TrainWindows(np.arange(90), context=9, seed=0),
             },
             "micro-batches of 8 tokens hold no sample: each is 9 tokens long",
         ),
@@ -232,13 +232,13 @@ def test_sizes_that_cannot_be_are_refused_with_what_to_type(sizes: dict[str, Any
 
 def test_a_budget_of_tokens_is_a_number_of_windows_where_all_are_of_one_length() -> None:
     tokens = np.arange(1000) % 9
-    windows = sf.Windows(tokens, context=16, seed=0)
+    windows = sf.data.TrainWindows(tokens, context=16, seed=0)
     by_tokens, by_windows = (
         sf.Run(
             model=lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)),
-            loss=lambda model, batch: sf.cross_entropy(model(batch[0]), batch[1]),
+            loss=lambda model, batch: sf.losses.cross_entropy(model(batch[0]), batch[1]),
             train_data=windows,
-            optimizer=sf.adamw(lr=1e-2),
+            optimizer=sf.optim.adamw(lr=1e-2),
             length="5 steps",
             console=False,
             **sizes,

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 from in_one import in_one
 from surefoot.data.dataset_checks import check_samples, fingerprint, rows
 from surefoot.data.fingerprints import hash_of
-from surefoot.data.text.windows import Windows
+from surefoot.data.text.windows import TrainWindows
 from surefoot.errors import DataError
 from surefoot.seeding import seed_generators
 
@@ -196,4 +196,4 @@ def test_fingerprint_stays_what_it_is_since_runs_that_are_there_hold_it():
 
 
 def test_fingerprint_of_a_data_set_that_says_it_itself():
-    assert fingerprint(Windows(np.arange(50), context=5, seed=0))["tokens"] == 50
+    assert fingerprint(TrainWindows(np.arange(50), context=5, seed=0))["tokens"] == 50

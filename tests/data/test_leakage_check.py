@@ -16,10 +16,10 @@ import surefoot as sf
 from small_runs import build
 from surefoot.data import leakage_check as looking
 from surefoot.data.images.arrays import digits
-from surefoot.data.images.dataset import Images
+from surefoot.data.images.dataset import ImageArrays
 from surefoot.data.leakage_check import first_look
-from surefoot.data.text.windows import HeldOut, Windows
-from surefoot.data.translation.pairs import Pairs
+from surefoot.data.text.windows import EvalWindows, TrainWindows
+from surefoot.data.translation.pairs import TokenPairs
 from surefoot.tracking.jsonl import records
 
 SAMPLES = 40
@@ -127,11 +127,11 @@ def test_ignored_targets_do_not_count() -> None:
 
 def test_augmented_images_are_known_by_what_is_stored() -> None:
     found = digits()
-    how = sf.Augmentation(crop_padding=2, flip=True)
+    how = sf.data.Augmentation(crop_padding=2, flip=True)
     moments: dict[str, Any] = {"mean": (0.5,), "std": (0.25,)}
-    train = Images(found.images, found.labels, augmentation=how, **moments)
-    copied = Images(found.images[100:150], found.labels[100:150], **moments)
-    test = Images(found.test_images, found.test_labels, **moments)
+    train = ImageArrays(found.images, found.labels, augmentation=how, **moments)
+    copied = ImageArrays(found.images[100:150], found.labels[100:150], **moments)
+    test = ImageArrays(found.test_images, found.test_labels, **moments)
     look = first_look(train, {"copied": copied, "test": test}, seed=0)
     assert look["overlap"]["copied"] == {"looked_at": 50, "found": 50}
     assert look["overlap"]["test"]["found"] == 0
@@ -141,20 +141,20 @@ def test_augmented_images_are_known_by_what_is_stored() -> None:
 
 def test_pairs_are_known_whatever_they_are_padded_to() -> None:
     sources, targets = [[place % 7 + 3] * (place % 5 + 1) for place in range(30)], [[place + 3] for place in range(30)]
-    train = Pairs(sources, targets)
-    assert overlap(train, Pairs(sources[20:24], targets[20:24])) == {"looked_at": 4, "found": 4}
-    assert overlap(train, Pairs(sources[20:24], [[99]] * 4))["found"] == 0
+    train = TokenPairs(sources, targets)
+    assert overlap(train, TokenPairs(sources[20:24], targets[20:24])) == {"looked_at": 4, "found": 4}
+    assert overlap(train, TokenPairs(sources[20:24], [[99]] * 4))["found"] == 0
 
 
 def test_text_that_is_in_both_is_found_wherever_it_is_cut() -> None:
     generator = np.random.default_rng(0)
     text, other = generator.integers(0, 200, 20_000), generator.integers(0, 200, 2_000)
-    train = Windows(text, context=128, seed=3)
+    train = TrainWindows(text, context=128, seed=3)
     for cut in range(5_000, 5_128, 16):
-        leaked = overlap(train, HeldOut(text[cut:10_000], context=128))
+        leaked = overlap(train, EvalWindows(text[cut:10_000], context=128))
         assert leaked["found"] > 0.1 * leaked["looked_at"]
         assert leaked["passages"]
-    assert overlap(train, HeldOut(other, context=128))["found"] == 0
+    assert overlap(train, EvalWindows(other, context=128))["found"] == 0
     assert first_look(train, {}, seed=0)["targets"]["distinct"] == 200
 
 

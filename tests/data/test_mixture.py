@@ -12,7 +12,7 @@ from surefoot.data.gathering import gathering
 from surefoot.data.loader import Feed
 from surefoot.data.mixture import Mixture
 from surefoot.data.order import MixtureOrder
-from surefoot.data.text.windows import Windows
+from surefoot.data.text.windows import TrainWindows
 from surefoot.errors import ConfigError, DataError
 
 FEW, MANY = torch.arange(7), torch.arange(100, 150)
@@ -56,7 +56,7 @@ def test_gathering_a_mixture_is_reading_it_sample_by_sample():
 
 def test_windows_in_a_mixture_are_shifted_by_the_epoch_of_their_own_source():
     tokens = {"few": np.arange(30), "many": np.arange(1000, 2000)}
-    parts = {name: Windows(array, context=5, seed=3) for name, array in tokens.items()}
+    parts = {name: TrainWindows(array, context=5, seed=3) for name, array in tokens.items()}
     mixture = Mixture({name: (part, 1) for name, part in parts.items()})
     for one in fed(mixture, 3):
         for row, (sample, epoch) in enumerate(zip(one.ids.tolist(), one.epochs.tolist(), strict=True)):
@@ -76,12 +76,12 @@ def test_a_mixture_of_mixtures_is_gathered():
 
 def test_parts_that_cannot_be_mixed_are_named():
     with pytest.raises(DataError, match=r"text can only be gathered.*numbers only read one by one"):
-        Mixture({"text": (Windows(np.arange(30), context=5, seed=0), 1), "numbers": ([1, 2], 1)})
+        Mixture({"text": (TrainWindows(np.arange(30), context=5, seed=0), 1), "numbers": ([1, 2], 1)})
 
 
 def test_parts_of_different_shape_are_an_error_that_names_them():
     mixture = Mixture(
-        {name: (Windows(np.arange(90), context=context, seed=0), 1) for name, context in (("a", 5), ("b", 6))}
+        {name: (TrainWindows(np.arange(90), context=context, seed=0), 1) for name, context in (("a", 5), ("b", 6))}
     )
     with pytest.raises(DataError, match="samples of a, b cannot be put into one batch"):
         fed(mixture, 1)

@@ -129,11 +129,13 @@ def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callabl
             "model": network,
             "loss": loss,
             "train_data": TensorDataset(inputs[:1500], labels[:1500]),
-            "evaluate": {"held-out": sf.Split((inputs[1500:], labels[1500:]), scores=sf.accuracy, batch_size=297)},
+            "evaluate": {
+                "held-out": sf.Split((inputs[1500:], labels[1500:]), scores=sf.metrics.accuracy, batch_size=297)
+            },
             "batch_size": 32,
             "length": "160 steps",
-            "optimizer": sf.adamw(lr=3e-3),
-            "schedule": sf.warmup_cosine(warmup="5%"),
+            "optimizer": sf.optim.adamw(lr=3e-3),
+            "schedule": sf.schedules.cosine(warmup="5%"),
             "evaluate_every": "20 steps",
             "precision": "fp32",
             "out": out,
@@ -207,7 +209,7 @@ def sharing(share: float) -> dict[str, Any]:
     inputs, labels = digits()
     shared = int(297 * share)
     part = [torch.cat([held[1500 + shared :], held[:shared]]) for held in (inputs, labels)]
-    return {"evaluate": {"held-out": sf.Split((part[0], part[1]), scores=sf.accuracy, batch_size=297)}}
+    return {"evaluate": {"held-out": sf.Split((part[0], part[1]), scores=sf.metrics.accuracy, batch_size=297)}}
 
 
 def dead() -> nn.Module:
@@ -291,13 +293,13 @@ def smoothed_loss(model: nn.Module, batch: Any) -> Tensor:
 
 def with_perplexity() -> dict[str, Any]:
     inputs, labels = digits()
-    held_out = sf.Split((inputs[1500:], labels[1500:]), derived={"perplexity": sf.perplexity}, batch_size=297)
+    held_out = sf.Split((inputs[1500:], labels[1500:]), derived={"perplexity": sf.metrics.perplexity}, batch_size=297)
     return {"loss": smoothed_loss, "evaluate": {"held-out": held_out}, "settings": {"label_smoothing": 0.1}}
 
 
 def slow_scores(model: nn.Module, batch: Any) -> dict[str, sf.Mean]:
     time.sleep(0.02)
-    return {"accuracy": sf.accuracy(model, batch)}
+    return {"accuracy": sf.metrics.accuracy(model, batch)}
 
 
 def evaluating_long() -> dict[str, Any]:
@@ -356,14 +358,16 @@ FAULTY = [
     Planted("gpt, rate 300 times the usual", "rate-too-high", recipe("gpt", optimizer__lr=1.0)),
     Planted("translation, rate 300 times the usual", "rate-too-high", recipe("translation", optimizer__lr=1.0)),
     Planted("images, rate 100 times too low", "rate-too-low", recipe("images", optimizer__lr=3e-5)),
-    Planted("own, rate 300 times too low", "rate-too-low", own(optimizer=sf.adamw(lr=1e-5))),
+    Planted("own, rate 300 times too low", "rate-too-low", own(optimizer=sf.optim.adamw(lr=1e-5))),
     Planted(
-        "own, SGD at a rate of 100, which kills units", "dead-units", own(optimizer=sf.sgd(lr=100.0), schedule=None)
+        "own, SGD at a rate of 100, which kills units",
+        "dead-units",
+        own(optimizer=sf.optim.sgd(lr=100.0), schedule=None),
     ),
     Planted(
         "own, linear, SGD at 3 without warm-up",
         "diverged",
-        own(linear, optimizer=sf.sgd(lr=3.0), schedule=None, clip="off"),
+        own(linear, optimizer=sf.optim.sgd(lr=3.0), schedule=None, clip="off"),
     ),
     Planted(
         "own, uphill from step 80 on",
@@ -373,7 +377,9 @@ FAULTY = [
     Planted("own, NaN in one sample", "non-finite-steps", own(lambda: with_nan(0.0))),
     Planted("own, NaN in 1 % of the samples", "non-finite-steps", own(lambda: with_nan(0.01), max_bad_steps=50)),
     Planted(
-        "own, labels shuffled", "loss-not-falling", own(lambda: with_labels(shuffled), optimizer=sf.adamw(lr=1e-3))
+        "own, labels shuffled",
+        "loss-not-falling",
+        own(lambda: with_labels(shuffled), optimizer=sf.optim.adamw(lr=1e-3)),
     ),
     Planted("own, labels constant", "constant-targets", own(lambda: with_labels(torch.zeros_like))),
     Planted("own, 97 % of labels the same", "constant-targets", own(lambda: with_labels(mostly_zero))),
@@ -431,7 +437,7 @@ FAULTY = [
     Planted(
         "own, one layer of large weights",
         "unusual-updates",
-        own(model=one_large, optimizer=sf.adamw(lr=3e-3, weight_decay=0.0)),
+        own(model=one_large, optimizer=sf.optim.adamw(lr=3e-3, weight_decay=0.0)),
     ),
 ]
 

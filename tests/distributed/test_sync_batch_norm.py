@@ -32,7 +32,7 @@ def run_of(**changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(1)
     data = 3 * torch.randn(16, 4, generator=generator), torch.randint(2, (16,), generator=generator)
     settings: dict[str, Any] = {"model": Net, "batch_size": 16, "micro_batch_size": 8, "length": "2 steps"}
-    settings |= {"optimizer": sf.sgd(lr=0.1), "console": False, "precision": "fp32", "sync_batch_norm": True}
+    settings |= {"optimizer": sf.optim.sgd(lr=0.1), "console": False, "precision": "fp32", "sync_batch_norm": True}
     return sf.Run(loss=loss, train_data=data, **settings | changes)
 
 

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from in_one import in_one
-from surefoot.checkpoint import Contents, Store, tensor_file, weight_files
+from surefoot.checkpoint import Checkpoint, Store, tensor_file, weight_files
 from surefoot.checkpoint.format import write_tensors
 from surefoot.checkpoint.manifest import Pieces, bounds
 from surefoot.checkpoint.weight_files import read_weights
 from surefoot.cli.main import main
 from surefoot.memory import peak
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.gpt_layers import GPTConfig
 
-SHAPE = GPTShape(layers=2, heads=2, width=16, context=12, vocabulary=257, family="gpt2", tied=True)
+SHAPE = GPTConfig(layers=2, heads=2, width=16, context=12, vocabulary=257, family="gpt2", tied=True)
 
 
 class Tied(nn.Module):
@@ -54,7 +54,7 @@ def trained(out: Path, **changes: Any) -> sf.Run:
         "train_data": (tokens, tokens.roll(1)),
         "batch_size": 4,
         "length": "4 steps",
-        "optimizer": sf.adamw(lr=1e-2),
+        "optimizer": sf.optim.adamw(lr=1e-2),
         "save_every": "2 steps",
         "evaluate": {"held-out": sf.Split((tokens, tokens))},
         "evaluate_every": "2 steps",
@@ -68,7 +68,7 @@ def trained(out: Path, **changes: Any) -> sf.Run:
     return run
 
 
-def gpt_run(out: Path, shape: GPTShape = SHAPE, **changes: Any) -> sf.Run:
+def gpt_run(out: Path, shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
     tokens = torch.randint(shape.vocabulary, (8, 7), generator=torch.Generator().manual_seed(1))
 
     def next_token(model: Any, batch: Any) -> Tensor:
@@ -82,7 +82,7 @@ def gpt_run(out: Path, shape: GPTShape = SHAPE, **changes: Any) -> sf.Run:
         evaluate={},
         best=None,
         settings={"model": asdict(shape)},
-        files={"tokenizer.json": sf.ByteTokenizer().to_json()},
+        files={"tokenizer.json": sf.tokenizers.ByteTokenizer().to_json()},
         **changes,
     )
 
@@ -111,7 +111,7 @@ def resharded(run: Path, *, count: int) -> None:
             partial = store.partial(found.step)
             self.found: dict[str, tuple[int, str]] = {}
             for place in range(1, count):
-                self.found |= write_tensors(Contents(found.step, {}, pieces=of(place)), directory=partial)
+                self.found |= write_tensors(Checkpoint(found.step, {}, pieces=of(place)), directory=partial)
 
         def entries(self) -> dict[str, tuple[int, str]]:
             return self.found
@@ -122,7 +122,7 @@ def resharded(run: Path, *, count: int) -> None:
         file: {name: held for name, held in tensors.items() if name not in spread.get(file, {})}
         for file, tensors in whole.items()
     }
-    store.save(Contents(found.step, once, found.state, found.log, of(0)), others=Beside())
+    store.save(Checkpoint(found.step, once, found.state, found.log, of(0)), others=Beside())
 
 
 def state_of(run: sf.Run, kind: str = "models") -> dict[str, Tensor]:
@@ -202,7 +202,7 @@ def test_files_of_an_earlier_export_do_not_stay(tmp_path: Path) -> None:
 def test_no_more_than_one_tensor_is_in_memory(
     layout: Any, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = GPTShape(layers=6, heads=2, width=64, context=12, vocabulary=4096, family="gpt2", tied=True)
+    large = GPTConfig(layers=6, heads=2, width=64, context=12, vocabulary=4096, family="gpt2", tied=True)
     gpt_run(tmp_path / "run", large, length="1 steps")
     if count > 1:
         resharded(tmp_path / "run", count=count)
@@ -239,7 +239,9 @@ def test_transformers_computes_the_same_logits_from_the_layout_gpt2(count: int, 
     tokens = torch.randint(257, (3, 12), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(sf.load_gpt2(tmp_path / "out").eval()(tokens), ours(tokens), rtol=0, atol=0)
+        torch.testing.assert_close(
+            sf.checkpoint.load_gpt2(tmp_path / "out").eval()(tokens), ours(tokens), rtol=0, atol=0
+        )
     assert (theirs.config.n_head, theirs.config.eos_token_id) == (2, 256)
 
 
@@ -270,7 +272,7 @@ def test_a_checkpoint_that_a_kill_has_left_between_two_names_is_exported(beside:
 
 
 def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", optimizer=sf.adamw(lr=0.05), keep_last=3)
+    run = trained(tmp_path / "run", optimizer=sf.optim.adamw(lr=0.05), keep_last=3)
     watch = run.parts.whole.watch
     assert watch is not None
     assert watch.step is not None
@@ -327,7 +329,7 @@ def test_what_cannot_be_exported_is_said_in_few_lines(
 
 
 def test_a_modern_network_is_no_gpt2(tmp_path: Path) -> None:
-    gpt_run(tmp_path / "run", GPTShape(layers=1, heads=2, width=16, context=12, vocabulary=257))
+    gpt_run(tmp_path / "run", GPTConfig(layers=1, heads=2, width=16, context=12, vocabulary=257))
     with pytest.raises(sf.ConfigError, match="a model of the family modern with a head of its own is no GPT-2"):
         sf.load(tmp_path / "run").export(layout="gpt2")
 

@@ -12,13 +12,13 @@ from torch import nn
 from surefoot.errors import ConfigError, DataError, DivergedError
 from surefoot.generate.beam import BEGIN, END, Hypothesis, beam_search, penalty, searched
 from surefoot.models.seq2seq import Seq2Seq
-from surefoot.models.seq2seq_layers import Seq2SeqShape
+from surefoot.models.seq2seq_layers import Seq2SeqConfig
 
 
 def seq2seq(vocabulary: int = 14, *, seed: int = 5, std: float = 0.4) -> Seq2Seq:
     """A model at random in float64, so that ties and rounding decide nothing."""
     torch.manual_seed(seed)
-    shape = Seq2SeqShape(
+    shape = Seq2SeqConfig(
         encoder_layers=1, decoder_layers=2, heads=2, width=16, hidden=24, vocabulary=vocabulary, context=40
     )
     model = Seq2Seq(shape).double()
@@ -37,7 +37,7 @@ def sources(count: int, *, vocabulary: int = 14) -> list[list[int]]:
 def undecided() -> Seq2Seq:
     """A model that has begun to learn to leave out about every third token: it ends, and is never sure."""
     torch.manual_seed(0)
-    shape = Seq2SeqShape(encoder_layers=1, decoder_layers=2, heads=2, width=16, hidden=24, vocabulary=14, context=40)
+    shape = Seq2SeqConfig(encoder_layers=1, decoder_layers=2, heads=2, width=16, hidden=24, vocabulary=14, context=40)
     model, rows = Seq2Seq(shape).double(), sources(512)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(50):

@@ -12,9 +12,9 @@ from torch import nn
 
 from in_one import in_one
 from surefoot.errors import ConfigError, DivergedError
-from surefoot.generate.sampling import sample, samples, stream
+from surefoot.generate.sampling import sample, sample_batch, stream
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.gpt_layers import GPTConfig
 from surefoot.seeding import fold
 
 VOCABULARY = 5
@@ -86,7 +86,7 @@ def test_top_k_beyond_the_vocabulary_changes_nothing_that_can_be_drawn():
 @pytest.mark.parametrize("temperature", [0.5, *(pytest.param(higher, marks=pytest.mark.slow) for higher in (1.0, 2.0))])
 def test_tokens_are_drawn_with_the_softmax_of_logits_over_temperature(temperature):
     options = {"count": 100, "context": 4, "temperature": temperature, "batch_size": 40}
-    drawn = torch.tensor([text[1:] for text in samples(Fixed(), [[0]] * 40, **options)]).flatten()
+    drawn = torch.tensor([text[1:] for text in sample_batch(Fixed(), [[0]] * 40, **options)]).flatten()
     assert len(drawn) == 4000
     expected = torch.softmax(CHANCES.log().clamp(min=-50) / temperature, dim=0)
     found = torch.bincount(drawn, minlength=VOCABULARY) / len(drawn)
@@ -130,7 +130,7 @@ def test_a_stream_gives_the_tokens_of_sample_one_by_one():
 
 def gpt(family="modern", **changes):
     torch.manual_seed(3)
-    model = GPT(GPTShape(layers=2, heads=2, width=16, context=12, vocabulary=20, family=family, **changes))
+    model = GPT(GPTConfig(layers=2, heads=2, width=16, context=12, vocabulary=20, family=family, **changes))
     for parameter in model.parameters():  # as if it had been trained
         nn.init.normal_(parameter, std=0.3)
     return model.double()
@@ -170,7 +170,7 @@ def each_alone(caching):
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_prompts_together_give_the_same_texts_as_each_alone(batch_size, caching):
-    together = samples(gpt(), PROMPTS, batch_size=batch_size, **SETTINGS, caching=caching)
+    together = sample_batch(gpt(), PROMPTS, batch_size=batch_size, **SETTINGS, caching=caching)
     expected = each_alone(caching)
     assert together == expected
     assert len({len(text) for text in together}) > 1  # some ended earlier
@@ -232,7 +232,7 @@ def test_all_wrong_settings_are_named_at_once():
 def test_a_batch_of_no_prompt_is_refused(batch_size):
     """It would never come to an end."""
     with pytest.raises(ConfigError, match=f"batch_size = {batch_size}"):
-        samples(Fixed(), [[0]], count=2, context=8, batch_size=batch_size)
+        sample_batch(Fixed(), [[0]], count=2, context=8, batch_size=batch_size)
 
 
 def test_a_stream_refuses_its_settings_before_it_is_read():

@@ -16,14 +16,14 @@ from surefoot.train import auto_precision, components
 WIDTH = 7  # whose rows no number of ranks shares evenly
 
 OPTIMIZERS: dict[str, Any] = {
-    "adamw": lambda: sf.adamw(lr=1e-2, weight_decay=0.1),
-    "adam": lambda: sf.adam(lr=1e-2, weight_decay=0.1),
-    "sgd": lambda: sf.sgd(lr=0.05, momentum=0.9, weight_decay=0.01),
-    "nadam": lambda: sf.nadam(lr=1e-2),
-    "radam": lambda: sf.radam(lr=1e-2),
-    "lion": lambda: sf.lion(lr=1e-3, weight_decay=0.1),
-    "schedule-free": lambda: sf.schedule_free(lr=1e-2),
-    "muon": lambda: sf.muon(lr=0.02),
+    "adamw": lambda: sf.optim.adamw(lr=1e-2, weight_decay=0.1),
+    "adam": lambda: sf.optim.adam(lr=1e-2, weight_decay=0.1),
+    "sgd": lambda: sf.optim.sgd(lr=0.05, momentum=0.9, weight_decay=0.01),
+    "nadam": lambda: sf.optim.nadam(lr=1e-2),
+    "radam": lambda: sf.optim.radam(lr=1e-2),
+    "lion": lambda: sf.optim.lion(lr=1e-3, weight_decay=0.1),
+    "schedule-free": lambda: sf.optim.schedule_free(lr=1e-2),
+    "muon": lambda: sf.optim.muon(lr=0.02),
 }
 
 
@@ -147,8 +147,8 @@ def sampled(**changes: Any) -> dict[str, Any]:
         "used": sf.Split(held_out, batch_size=2, outputs=outputs, judge=lambda found: {"sum": sum(found)}, loss=False),
     }
 
-    def panels(model: nn.Module) -> list[sf.Curves]:
-        return [sf.Curves(title="said", legend="", curves={"said": ((0, round(float(sample(model)), 6)),)})]
+    def panels(model: nn.Module) -> list[sf.report.Curves]:
+        return [sf.report.Curves(title="said", legend="", curves={"said": ((0, round(float(sample(model)), 6)),)})]
 
     run = _run(
         sample_fn=sample, sample_every="2 steps", panels_fn=panels, evaluate=splits, evaluate_every="2 steps", **changes
@@ -223,8 +223,8 @@ def read_on_the_host(**changes: Any) -> int:
 def refused(*, optimizer: str) -> str:
     """What is said of an optimizer that needs whole parameters."""
     own = {
-        "adafactor": sf.adafactor(),
-        "adamw8bit": sf.adamw8bit(lr=1e-3),
+        "adafactor": sf.optim.adafactor(),
+        "adamw8bit": sf.optim.adamw8bit(lr=1e-3),
         "Muon": lambda groups: torch.optim.Muon([p for g in groups for p in g["params"] if p.ndim == 2], lr=0.1),
         "Mine": lambda groups: type("Mine", (torch.optim.SGD,), {})(groups, lr=0.1),
     }

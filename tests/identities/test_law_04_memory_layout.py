@@ -29,7 +29,7 @@ def weights(out: Path, stop_after: str | None) -> list[Tensor]:
         train_data=data,
         batch_size=8,
         length="12 steps",
-        optimizer=sf.adamw(lr=1e-2),
+        optimizer=sf.optim.adamw(lr=1e-2),
         out=out,
         stop_after=stop_after,
         console=False,

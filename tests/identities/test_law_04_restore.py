@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import surefoot as sf
 from module_protocols import KINDS, WIDTH, Cloning, equal_bits, network
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.errors import CheckpointError
 
 FEW = ("two keys for one weight", "clones", "extra state: nested", "a wrapper")
@@ -39,7 +39,7 @@ def build(out: Path | None, model: Callable[[], nn.Module], **changes: Any) -> s
         "batch_size": 4,
         "micro_batch_size": 4,
         "length": "6 steps",
-        "optimizer": sf.adamw(lr=1e-2),
+        "optimizer": sf.optim.adamw(lr=1e-2),
         "save_every": "1000 steps",
         "out": out,
         "console": False,
@@ -71,7 +71,7 @@ def unlike(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     ]
 
 
-def newest(run: Path) -> Contents:
+def newest(run: Path) -> Checkpoint:
     contents = sf.checkpoint.Store(run / "checkpoints").newest_intact()
     assert contents is not None
     return contents[0]
@@ -143,7 +143,7 @@ def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_
     run = build(
         tmp_path / "run",
         lambda: network(kind),
-        optimizer=sf.sgd(lr=30.0, momentum=0.0),
+        optimizer=sf.optim.sgd(lr=30.0, momentum=0.0),
         clip="off",
         evaluate={"val": sf.Split((INPUTS, TARGETS)), "test": sf.Split((INPUTS, TARGETS), at_end=True)},
         evaluate_every="1 steps",

@@ -116,7 +116,7 @@ class WithFrozenPart(nn.Module):
 
 def counted_by_itself(model: Any, batch: Any) -> sf.Mean:
     """Over the samples of two of three classes: another number in each micro-batch, and no `count=` tells it."""
-    return sf.cross_entropy(model(batch[0]), batch[1].where(batch[1] > 0, -100))
+    return sf.losses.cross_entropy(model(batch[0]), batch[1].where(batch[1] > 0, -100))
 
 
 EVERYTHING = {"watch_every": "1 steps", "log_every": "1 steps", "evaluate_every": "3 steps", "save_every": "4 steps"}
@@ -130,8 +130,8 @@ EVERYTHING = {"watch_every": "1 steps", "log_every": "1 steps", "evaluate_every"
         {"micro_batch_size": 2, "clip": "adaptive 0.01"},
         {"precision": "fp16"},
         {"precision": "bf16", "ema": None},
-        {"optimizer": sf.muon(1e-2), "ema": None},
-        {"optimizer": sf.schedule_free(1e-2), "ema": None, "schedule": None},
+        {"optimizer": sf.optim.muon(1e-2), "ema": None},
+        {"optimizer": sf.optim.schedule_free(1e-2), "ema": None, "schedule": None},
         {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-3), "clip": "auto 0.9"},
         {"model": WithFrozenPart},
         {"loss": counted_by_itself},

@@ -25,8 +25,8 @@ from surefoot.train.precision import LossScale
 SAMPLES, FEATURES, CLASSES, BATCH = 24, 4, 3, 4
 STEPS = SAMPLES // BATCH  # one pass
 OPTIMIZERS: dict[str, Any] = {
-    "fused AdamW": sf.adamw(lr=1e-2, weight_decay=0.1),
-    "fused SGD with momentum": sf.sgd(lr=1e-2, momentum=0.9, weight_decay=0.1),
+    "fused AdamW": sf.optim.adamw(lr=1e-2, weight_decay=0.1),
+    "fused SGD with momentum": sf.optim.sgd(lr=1e-2, momentum=0.9, weight_decay=0.1),
     "RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-2, momentum=0.9, weight_decay=0.1),
     "NAdam": lambda groups: torch.optim.NAdam(groups, lr=1e-2, weight_decay=0.1),
 }
@@ -78,7 +78,7 @@ def build(train: Any, **changes: Any) -> sf.Run:
         "micro_batch_size": 2,
         "length": f"{STEPS} steps",
         "optimizer": OPTIMIZERS["fused AdamW"],
-        "schedule": sf.warmup_cosine(warmup="2 steps"),
+        "schedule": sf.schedules.cosine(warmup="2 steps"),
         "ema": 0.9,
         "precision": "fp32",
         "device": "cpu",
@@ -335,7 +335,7 @@ def scale_of(run: sf.Run) -> tuple[float, int]:
 
 
 def test_the_loss_scale_goes_as_torchs_grad_scaler_does() -> None:
-    run = fp16(loss=steep_loss, optimizer=sf.sgd(lr=1e-3, momentum=0.9))
+    run = fp16(loss=steep_loss, optimizer=sf.optim.sgd(lr=1e-3, momentum=0.9))
     scales, batches = [], []
     model = fp16(loss=steep_loss).state.models["model"]
     with run:
@@ -437,7 +437,7 @@ def test_two_optimizers_of_one_backward_are_unscaled_by_the_same_scale() -> None
         run = build(
             data(),
             model={"first": lambda: nn.Linear(FEATURES, 1), "second": lambda: nn.Linear(FEATURES, 1)},
-            optimizer={"first": sf.sgd(lr=1.0), "second": sf.sgd(lr=1.0)},
+            optimizer={"first": sf.optim.sgd(lr=1.0), "second": sf.optim.sgd(lr=1.0)},
             loss=both,
             precision=precision,
             ema=None,

@@ -31,7 +31,7 @@ SAMPLES = 40
 
 def with_accuracy(model: Any, batch: Batch) -> Any:
     right = ((model(batch[0]).argmax(2) == batch[1]) & (batch[1] != IGNORED)).sum()
-    return sf.cross_entropy(model(batch[0]), batch[1]), {"accuracy": sf.Mean(right, (batch[1] != IGNORED).sum())}
+    return sf.losses.cross_entropy(model(batch[0]), batch[1]), {"accuracy": sf.Mean(right, (batch[1] != IGNORED).sum())}
 
 
 def build(out: Path | None = None, **changes: Any) -> sf.Run:
@@ -43,8 +43,8 @@ def build(out: Path | None = None, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "micro_batch_size": 2,
         "length": "12 steps",
-        "optimizer": sf.sgd(lr=0.5),
-        "schedule": sf.warmup_cosine(warmup="3 steps"),
+        "optimizer": sf.optim.sgd(lr=0.5),
+        "schedule": sf.schedules.cosine(warmup="3 steps"),
         "clip": "norm 0.1",
         "log_every": "5 steps",
         "precision": "fp32",
@@ -185,7 +185,7 @@ def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) 
         train_data=data,
         batch_size=4,
         length="1 steps",
-        optimizer=sf.sgd(0.1),
+        optimizer=sf.optim.sgd(0.1),
         clip="norm 20",  # of the first optimizer's gradient 8, of the second's 40
         out=tmp_path / "run",
         console=False,
@@ -413,7 +413,7 @@ def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
         "batch_size": 8,
         "length": "10 steps",
     }
-    settings |= {"optimizer": sf.sgd(lr=0.1), "log_every": "10 steps", "out": tmp_path / "run", "console": False}
+    settings |= {"optimizer": sf.optim.sgd(lr=0.1), "log_every": "10 steps", "out": tmp_path / "run", "console": False}
     settings |= {"check_state": False}
     for changes in ({"stop_after": "5 steps"}, {}):
         run = sf.Run(**settings, **changes)

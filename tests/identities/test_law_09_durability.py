@@ -26,7 +26,7 @@ import torch
 
 from in_one import in_one
 from medium import NEEDS_ROOM, Faulty, Killed, Medium, failing, killed, killed_for_real
-from surefoot.checkpoint import Contents, Damage, Disk, Store, verify
+from surefoot.checkpoint import Checkpoint, Damage, Disk, Store, verify
 from surefoot.errors import CheckpointError
 from waiting import wait_until
 
@@ -37,18 +37,18 @@ KEEP = 2
 # ---- what is saved, and what must be found ----
 
 
-def contents(step: int, *, version: int = 0) -> Contents:
+def contents(step: int, *, version: int = 0) -> Checkpoint:
     generator = torch.Generator().manual_seed(1000 * version + step)
     model = {"weight": torch.randn(3, 2, generator=generator), "steps": torch.tensor(step)}
     optimizer = {"weight/momentum": torch.randn(3, 2, generator=generator)}
-    return Contents(step, {"model": model, "optimizer": optimizer}, {"loss": 0.1 * step, "v": version}, (10, "ab"))
+    return Checkpoint(step, {"model": model, "optimizer": optimizer}, {"loss": 0.1 * step, "v": version}, (10, "ab"))
 
 
-def newest_intact(store: Store) -> tuple[Contents | None, list[Damage]]:
+def newest_intact(store: Store) -> tuple[Checkpoint | None, list[Damage]]:
     return store.newest_intact() or (None, [])
 
 
-def same(found: Contents | None, expected: Contents | None) -> bool:
+def same(found: Checkpoint | None, expected: Checkpoint | None) -> bool:
     if found is None or expected is None:
         return found is expected
     return (
@@ -68,11 +68,11 @@ class Scene:
 
     disk: Any
     root: Path
-    before: Contents | None
-    after: Contents
-    bystanders: list[Contents]
+    before: Checkpoint | None
+    after: Checkpoint
+    bystanders: list[Checkpoint]
     known: set[int] = field(default_factory=set)
-    pruned: list[Contents] = field(default_factory=list)
+    pruned: list[Checkpoint] = field(default_factory=list)
 
     def store(self, disk: Any) -> Store:
         store = Store(self.root, keep_last=KEEP, disk=disk)

@@ -19,7 +19,7 @@ import torch
 
 from medium import NEEDS_ROOM, Faulty, Killed, Medium, failing, killed
 from sharded_saves import Messages, of_rank, save_by_turns, whole
-from surefoot.checkpoint import Contents, Disk, Store, Writer, opened, verify
+from surefoot.checkpoint import Checkpoint, Disk, Store, Writer, opened, verify
 from surefoot.checkpoint.writer import Board, save_leading
 from surefoot.errors import CheckpointError
 
@@ -36,7 +36,7 @@ def store(disk: Any, known: tuple[int, ...] = ()) -> Store:
     return made
 
 
-def scene(name: str) -> tuple[Medium, Contents | None, Contents]:
+def scene(name: str) -> tuple[Medium, Checkpoint | None, Checkpoint]:
     """A file system, the newest checkpoint on it, and one that is about to be saved."""
     medium = Medium()
     medium.make_directory(Path("/runs"))
@@ -53,7 +53,7 @@ def scene(name: str) -> tuple[Medium, Contents | None, Contents]:
     return medium, whole(2), whole(3)
 
 
-def same(found: Contents | None, expected: Contents | None) -> bool:
+def same(found: Checkpoint | None, expected: Checkpoint | None) -> bool:
     if found is None or expected is None:
         return found is expected
     return (
@@ -67,7 +67,7 @@ def same(found: Contents | None, expected: Contents | None) -> bool:
     )
 
 
-def assert_law(disk: Any, before: Contents | None, after: Contents, *, saved: bool | None = None) -> None:
+def assert_law(disk: Any, before: Checkpoint | None, after: Checkpoint, *, saved: bool | None = None) -> None:
     """`saved`: whether the new one must be there; None where either will do."""
     there = store(disk)
     found, damaged = there.newest_intact() or (None, [])
@@ -86,7 +86,7 @@ def assert_law(disk: Any, before: Contents | None, after: Contents, *, saved: bo
 
 def every_fault(
     name: str, fault: Callable[[str], None], **how: Any
-) -> Iterator[tuple[Medium, Faulty, Contents | None, Contents]]:
+) -> Iterator[tuple[Medium, Faulty, Checkpoint | None, Checkpoint]]:
     """The scene afresh, with a disk on which the n-th operation goes wrong, for every n."""
     medium, before, after = scene(name)
     at = 0

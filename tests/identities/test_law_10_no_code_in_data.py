@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from in_one import in_one
-from surefoot.checkpoint import Contents, DamageError, Store, read, read_manifest, verify, write
+from surefoot.checkpoint import Checkpoint, DamageError, Store, read, read_manifest, verify, write
 from surefoot.cli.main import main
 from surefoot.data.text.shards import TokenShards, write_shards
 from surefoot.errors import DataError
@@ -205,7 +205,7 @@ def test_a_hostile_file_in_a_checkpoint_runs_nothing(
 ) -> None:
     canary, store = tmp_path / "canary", Store(tmp_path / "checkpoints")
     for step in (1, 2):
-        store.save(Contents(step, {"model": {"w": torch.ones(3)}}, {"a": 1}))
+        store.save(Checkpoint(step, {"model": {"w": torch.ones(3)}}, {"a": 1}))
     (store.path(2) / file).write_bytes(hostile(canary, tmp_path / "scratch"))
     if sound and file != "manifest.json":
         with_sound_hashes(store.path(2))
@@ -254,7 +254,7 @@ def test_a_hostile_file_of_settings_or_records_or_tokens_runs_nothing(
     "file", ["../secret", "/etc/hostname", "a/../../secret", "bomb.pkl", "model.safetensors\n", "weights.pt"]
 )
 def test_a_manifest_cannot_name_a_file_elsewhere_or_of_another_kind(file: str, tmp_path: Path) -> None:
-    write(Contents(1, {}, {}), directory=tmp_path / "c")
+    write(Checkpoint(1, {}, {}), directory=tmp_path / "c")
     (tmp_path / "secret").write_text("secret")
     body = json.loads((tmp_path / "c" / "manifest.json").read_text())
     del body["sha256"]
@@ -269,7 +269,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere_or_of_another_kind(file: str, t
 
 def test_what_a_checkpoint_holds_is_safetensors_and_json(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.save(Contents(1, {"model": {"w": torch.ones(3)}, "kept": {}}, {"a": None}))
+    store.save(Checkpoint(1, {"model": {"w": torch.ones(3)}, "kept": {}}, {"a": None}))
     assert sorted(path.name for path in store.path(1).iterdir()) == [
         "kept.safetensors",
         "manifest.json",

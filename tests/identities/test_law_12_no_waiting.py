@@ -100,7 +100,7 @@ def loss(model: Any, batch: Any) -> Tensor:
 def counted_loss(model: Any, batch: Any) -> Any:
     outputs = model(batch[0])
     right = sf.Mean((outputs.argmax(1) == batch[1]).sum(), len(batch[1]))
-    return sf.cross_entropy(outputs, batch[1]), {"accuracy": right}
+    return sf.losses.cross_entropy(outputs, batch[1]), {"accuracy": right}
 
 
 def build(train: Any, **changes: Any) -> sf.Run:
@@ -111,8 +111,8 @@ def build(train: Any, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": f"{STEPS} steps",
-        "optimizer": sf.adamw(lr=1e-2),
-        "schedule": sf.warmup_cosine(warmup="10%"),
+        "optimizer": sf.optim.adamw(lr=1e-2),
+        "schedule": sf.schedules.cosine(warmup="10%"),
         "precision": "fp32",
         "device": "cpu",
         "console": False,
@@ -139,13 +139,13 @@ def micro_batches() -> list[list[MicroBatch]]:
     "changes",
     [
         {},
-        {"optimizer": sf.sgd(lr=0.1, momentum=0.9)},
+        {"optimizer": sf.optim.sgd(lr=0.1, momentum=0.9)},
         {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-2)},
         {"optimizer": lambda groups: torch.optim.NAdam(groups, lr=1e-2)},
-        {"optimizer": sf.lion(1e-3)},
-        {"optimizer": sf.adafactor()},
-        {"optimizer": sf.muon(1e-3)},
-        {"optimizer": sf.schedule_free(1e-2)},
+        {"optimizer": sf.optim.lion(1e-3)},
+        {"optimizer": sf.optim.adafactor()},
+        {"optimizer": sf.optim.muon(1e-3)},
+        {"optimizer": sf.optim.schedule_free(1e-2)},
         {"ema": 0.9},
         {"clip": "value 0.1"},
         {"clip": "adaptive 0.01", "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))},
@@ -166,7 +166,7 @@ def test_steps_read_nothing_on_the_host(changes: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_steps_with_a_state_of_8_bits_read_nothing_on_the_host() -> None:
     pytest.importorskip("bitsandbytes")
-    assert_nothing_is_read({"optimizer": sf.adamw8bit(1e-2), "model": LargeNet})
+    assert_nothing_is_read({"optimizer": sf.optim.adamw8bit(1e-2), "model": LargeNet})
 
 
 def assert_nothing_is_read(changes: dict[str, Any]) -> None:
@@ -249,7 +249,7 @@ def test_only_the_named_function_may_read() -> None:
     "changes",
     [
         {},
-        {"optimizer": sf.sgd(lr=0.1, momentum=0.9)},
+        {"optimizer": sf.optim.sgd(lr=0.1, momentum=0.9)},
         {"precision": "fp16", "ema": 0.9},
         {"clip": "value 0.1"},
         {"clip": "adaptive 0.01", "model": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))},

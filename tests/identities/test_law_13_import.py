@@ -74,7 +74,7 @@ for asked in {ASKED}:
 
 
 def test_errors_and_configuration_are_free_of_torch(tmp_path: Path) -> None:
-    code = "import surefoot; surefoot.ConfigError, surefoot.DivergedError; surefoot.adamw; import surefoot.config"
+    code = "import surefoot; surefoot.ConfigError, surefoot.DivergedError; surefoot.optim.adamw; import surefoot.config"
     assert "torch" not in probed(code, tmp_path)["heavy"]
 
 

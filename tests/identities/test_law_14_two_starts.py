@@ -45,7 +45,7 @@ def choices(**changes: Any) -> dict[str, Any]:
         "train_data": data,
         "batch_size": 8,
         "length": "5000 steps",
-        "optimizer": sf.adamw(lr=1e-3),
+        "optimizer": sf.optim.adamw(lr=1e-3),
         "precision": "auto",
         "channels_last": "auto",
         "compile": "auto",

@@ -18,9 +18,9 @@ from surefoot.optim.clipping import Clipping
 
 SAMPLES, FEATURES, CLASSES = 101, 6, 3
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "adamw": lambda: sf.adamw(lr=1e-2, weight_decay=0.1),
-    "sgd": lambda: sf.sgd(lr=0.1, momentum=0.9),
-    "muon": lambda: sf.muon(lr=0.02),
+    "adamw": lambda: sf.optim.adamw(lr=1e-2, weight_decay=0.1),
+    "sgd": lambda: sf.optim.sgd(lr=0.1, momentum=0.9),
+    "muon": lambda: sf.optim.muon(lr=0.02),
 }
 
 
@@ -87,7 +87,7 @@ def built(
         "micro_batch_size": 4,
         "length": f"{steps} steps",
         "optimizer": OPTIMIZERS[optimizer](),
-        "schedule": sf.warmup_cosine(warmup="10%"),
+        "schedule": sf.schedules.cosine(warmup="10%"),
         "clip": "norm 0.5",
         "ema": 0.9,
         "evaluate": {"held-out": sf.Split(held_out, batch_size=8)},
@@ -189,7 +189,7 @@ def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
         return F.cross_entropy(model(batch[0]), batch[1])  # NaN where no target is there
 
     def of_its_own_count(model: Any, batch: Any) -> sf.Mean:
-        return sf.cross_entropy(model(batch[0]), batch[1])
+        return sf.losses.cross_entropy(model(batch[0]), batch[1])
 
     run = sf.Run(
         model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)),
@@ -199,7 +199,7 @@ def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
         micro_batch_size=2,
         count=None if counts_itself else lambda batch: int((batch[1] >= 0).sum()),
         length="5 steps",
-        optimizer=sf.sgd(lr=0.1),  # of two samples batch normalisation leaves a sign: Adam would amplify rounding
+        optimizer=sf.optim.sgd(lr=0.1),  # of two samples batch normalisation leaves a sign: Adam would amplify rounding
         device="cpu",
         precision="fp32",
         console=False,
@@ -242,7 +242,7 @@ def by_tokens() -> dict[str, Any]:
         batch_size="64 tokens",
         micro_batch_size="16 tokens",
         length="5 steps",
-        optimizer=sf.adamw(lr=1e-2),
+        optimizer=sf.optim.adamw(lr=1e-2),
         device="cpu",
         precision="fp32",
         console=False,
@@ -261,15 +261,15 @@ def scored(*, samples: int) -> dict[str, float]:
     generator = torch.Generator().manual_seed(1)
     data = torch.randn(samples, FEATURES, generator=generator), torch.randint(CLASSES, (samples,), generator=generator)
 
-    def outputs(model: Any, batch: Any) -> list[sf.Classified]:
-        return sf.classified(lambda inputs: model(inputs)[0], batch)
+    def outputs(model: Any, batch: Any) -> list[sf.metrics.Classified]:
+        return sf.metrics.classified(lambda inputs: model(inputs)[0], batch)
 
     def judge(found: list[Any]) -> dict[str, float]:
         assert len(found) == samples
         first = sum(place * one.guess for place, one in enumerate(found))  # the order counts
         return {"in_order": float(first)} | {
             name: value
-            for name, value in sf.classification_scores(found, classes=CLASSES).items()
+            for name, value in sf.metrics.classification_scores(found, classes=CLASSES).items()
             if isinstance(value, float)
         }
 

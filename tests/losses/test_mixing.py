@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import surefoot as sf
-from surefoot.losses.mixing import Mixed, mixed, mixed_cross_entropy
+from surefoot.losses.mixing import MixedBatch, mixup, mixup_cross_entropy
 
 
 def batch(size: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,7 +26,7 @@ def test_an_image_holds_of_both_samples_what_the_share_says(settings: dict[str, 
     for seed in range(40):
         random.seed(seed)
         images, labels = batch()
-        mixture = mixed(images, labels, **settings)
+        mixture = mixup(images, labels, **settings)
         held = mixture.share * mixture.labels + (1 - mixture.share) * mixture.others
         assert_close(mixture.images.mean(dim=(1, 2, 3)), held.float(), rtol=1e-5, atol=1e-5)
         assert torch.equal(labels, mixture.labels)
@@ -40,19 +40,19 @@ def test_an_image_holds_of_both_samples_what_the_share_says(settings: dict[str, 
 def test_cutmix_puts_in_a_rectangle_and_mixup_does_not() -> None:
     random.seed(3)
     images, labels = batch()
-    cut = mixed(images, labels, cutmix=1.0)
+    cut = mixup(images, labels, cutmix=1.0)
     changed = (cut.images != images)[0, 0]
     rows, columns = changed.any(dim=1).nonzero().flatten(), changed.any(dim=0).nonzero().flatten()
     assert changed[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
     assert int(changed.sum()) == len(rows) * len(columns) == round((1 - cut.share) * 120)
-    whole = mixed(images, labels, mixup=1.0)
+    whole = mixup(images, labels, mixup=1.0)
     assert (whole.images != images)[1].all()
 
 
 def test_with_both_each_has_its_turn_half_of_the_time() -> None:
     random.seed(0)
     images, labels = batch()
-    cuts = sum(len(mixed(images, labels, mixup=1.0, cutmix=1.0).images[0].unique()) == 2 for _ in range(400))
+    cuts = sum(len(mixup(images, labels, mixup=1.0, cutmix=1.0).images[0].unique()) == 2 for _ in range(400))
     assert 150 < cuts < 250
 
 
@@ -60,10 +60,10 @@ def test_with_both_each_has_its_turn_half_of_the_time() -> None:
 def test_the_loss_is_that_against_the_mixed_distribution(smoothing: float) -> None:
     generator = torch.Generator().manual_seed(0)
     logits, labels, others = torch.randn(5, 4, generator=generator), torch.arange(5) % 4, torch.arange(1, 6) % 4
-    mixture = Mixed(torch.zeros(5, 1, 1, 1), labels, others, 0.3)
+    mixture = MixedBatch(torch.zeros(5, 1, 1, 1), labels, others, 0.3)
     targets = 0.3 * F.one_hot(labels, 4) + 0.7 * F.one_hot(others, 4)
     expected = F.cross_entropy(logits, targets, label_smoothing=smoothing)
-    found = mixed_cross_entropy(logits, mixture, label_smoothing=smoothing)
+    found = mixup_cross_entropy(logits, mixture, label_smoothing=smoothing)
     assert_close(torch.as_tensor(found.value), expected)
     assert int(found.count) == 5
 
@@ -71,7 +71,7 @@ def test_the_loss_is_that_against_the_mixed_distribution(smoothing: float) -> No
 @pytest.mark.parametrize(("size", "settings"), [(1, {"mixup": 1.0}), (6, {})])
 def test_one_sample_alone_and_no_mixing_leave_images_as_they_are(size: int, settings: dict[str, float]) -> None:
     images, labels = batch(size)
-    mixture = mixed(images, labels, **settings)
+    mixture = mixup(images, labels, **settings)
     assert torch.equal(mixture.images, images)
     assert mixture.share == 1.0
 
@@ -83,9 +83,9 @@ def test_what_is_drawn_is_a_function_of_seed_step_and_micro_batch() -> None:
         found: list[float] = []
 
         def loss(model: Any, given: Any) -> Any:
-            mixture = sf.mixed(*given, mixup=0.5, cutmix=0.5)
+            mixture = sf.losses.mixup(*given, mixup=0.5, cutmix=0.5)
             found.append(mixture.share)
-            return sf.mixed_cross_entropy(model(mixture.images), mixture)
+            return sf.losses.mixup_cross_entropy(model(mixture.images), mixture)
 
         sf.Run(
             model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(240, 12)),
@@ -94,7 +94,7 @@ def test_what_is_drawn_is_a_function_of_seed_step_and_micro_batch() -> None:
             batch_size=12,
             micro_batch_size=4,
             length="3 steps",
-            optimizer=sf.sgd(0.1),
+            optimizer=sf.optim.sgd(0.1),
             precision="fp32",
             log_every=log_every,
             device="cpu",
@@ -110,4 +110,4 @@ def test_what_is_drawn_is_a_function_of_seed_step_and_micro_batch() -> None:
 @pytest.mark.parametrize("wrong", [{"mixup": -0.1}, {"cutmix": float("inf")}, {"mixup": float("nan")}])
 def test_what_is_no_parameter_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(sf.ConfigError, match=next(iter(wrong))):
-        mixed(*batch(), **wrong)
+        mixup(*batch(), **wrong)

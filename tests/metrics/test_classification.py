@@ -72,13 +72,13 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
         train_data=(logits, labels),
         batch_size=20,
         length="3 steps",
-        optimizer=sf.sgd(0.1),
+        optimizer=sf.optim.sgd(0.1),
         evaluate={
             "held-out": sf.Split(
                 (logits, labels),
                 loss=False,
-                outputs=sf.classified,
-                judge=lambda rows: sf.classification_scores(rows, classes=CLASSES),
+                outputs=sf.metrics.classified,
+                judge=lambda rows: sf.metrics.classification_scores(rows, classes=CLASSES),
             )
         },
         out=tmp_path,

@@ -22,7 +22,7 @@ from surefoot.models.attention import (
     tiled_attention,
 )
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.gpt_layers import GPTConfig
 from surefoot.models.layers import EPSILON, RMSNorm, relu2, rms_normed
 
 
@@ -61,7 +61,7 @@ def test_under_autocast_a_norm_hands_on_what_the_next_product_takes_and_its_grad
 
 
 def test_under_autocast_a_model_of_float64_stays_one() -> None:
-    model = GPT(GPTShape(layers=1, heads=2, width=8, context=4, vocabulary=10)).double()
+    model = GPT(GPTConfig(layers=1, heads=2, width=8, context=4, vocabulary=10)).double()
     tokens = torch.arange(4)[None]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = model(tokens)

@@ -15,10 +15,10 @@ from surefoot.generate.sampling import sample
 from surefoot.losses.dense import chunked_cross_entropy, cross_entropy
 from surefoot.models.attention import causal_attention, masked_attention, rotated, rotations
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.gpt_layers import GPTConfig
 from surefoot.train.activation_checkpointing import compute_again
 
-SMALL = GPTShape(layers=2, heads=2, width=32, context=16, vocabulary=50)
+SMALL = GPTConfig(layers=2, heads=2, width=32, context=16, vocabulary=50)
 KINDS = {
     "modern": SMALL,
     "modern that knows the tokens before": replace(SMALL, smear=True, ngrams=3, ngram_rows=70),
@@ -195,7 +195,7 @@ def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun
 def test_parameter_count_is_the_closed_form(size, tied, parts):
     layers, heads, width, vocabulary = size
     parts = {"tied": tied, **parts}
-    shape = GPTShape(layers=layers, heads=heads, width=width, context=8, vocabulary=vocabulary, **parts)
+    shape = GPTConfig(layers=layers, heads=heads, width=width, context=8, vocabulary=vocabulary, **parts)
     with torch.device("meta"):
         model = GPT(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape, Ngrams
+from surefoot.models.gpt_layers import GPTConfig, Ngrams
 
 
 def test_every_pair_has_a_row_of_its_own_where_the_table_holds_them_all() -> None:
@@ -32,7 +32,7 @@ def test_ngrams_that_share_rows_are_spread_evenly() -> None:
 
 @pytest.mark.parametrize(("longest", "back"), [(2, 1), (3, 2), (4, 3)])
 def test_an_embedding_depends_on_as_many_tokens_as_it_says_and_no_more(longest: int, back: int) -> None:
-    shape = GPTShape(layers=1, heads=2, width=8, context=16, vocabulary=10, ngrams=longest, ngram_rows=64)
+    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10, ngrams=longest, ngram_rows=64)
     assert shape.looks_back == back
     torch.manual_seed(0)
     ngrams = Ngrams(longest=longest, rows=100_000, vocabulary=10, width=8)
@@ -44,7 +44,7 @@ def test_an_embedding_depends_on_as_many_tokens_as_it_says_and_no_more(longest: 
 
 
 def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
-    shape = GPTShape(layers=1, heads=2, width=8, context=16, vocabulary=10, ngrams=3, ngram_rows=64)
+    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10, ngrams=3, ngram_rows=64)
     assert not any(table.weight.any() for table in GPT(shape).ngrams.tables)
 
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_is_refused_and_all_that_is_foreign_to_a_gpt2_at_once(
     wrong: dict[str, object], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        GPTShape(layers=1, heads=2, width=8, context=16, vocabulary=10, **wrong)  # type: ignore[arg-type]
+        GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10, **wrong)  # type: ignore[arg-type]
 
 
 def test_tokens_of_32_bits_have_the_rows_of_those_of_64() -> None:

@@ -14,9 +14,9 @@ from surefoot.losses.dense import cross_entropy
 from surefoot.models.attention import Cache
 from surefoot.models.layers import waves
 from surefoot.models.seq2seq import Decoding, Seq2Seq
-from surefoot.models.seq2seq_layers import CrossAttention, DecoderBlock, SelfAttention, Seq2SeqShape
+from surefoot.models.seq2seq_layers import CrossAttention, DecoderBlock, SelfAttention, Seq2SeqConfig
 
-SMALL = Seq2SeqShape(encoder_layers=2, decoder_layers=3, heads=2, width=32, hidden=48, vocabulary=50, context=32)
+SMALL = Seq2SeqConfig(encoder_layers=2, decoder_layers=3, heads=2, width=32, hidden=48, vocabulary=50, context=32)
 KINDS = {
     "pre": SMALL,
     "post": replace(SMALL, norm="post"),

@@ -89,7 +89,7 @@ def run_of(x, y, *, micro_batch_size):
         batch_size=len(x),
         micro_batch_size=micro_batch_size,
         length="1 steps",
-        optimizer=sf.sgd(0.1),
+        optimizer=sf.optim.sgd(0.1),
         precision="fp32",
         device="cpu",
         console=False,

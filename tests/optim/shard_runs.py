@@ -66,7 +66,7 @@ def composite_steps() -> dict[str, Any]:
     shapes: list[tuple[int, ...]] = [KERNEL, (7, 3), (7,)]
     whole = [nn.Parameter(values) for values in random(shapes, seed=0, dtype=torch.float64)]
     shards: list[Any] = [part(values, group) for values in whole]
-    made = [build_optimizer(sf.muon(lr=0.1), groups_of(held)) for held in (whole, shards)]
+    made = [build_optimizer(sf.optim.muon(lr=0.1), groups_of(held)) for held in (whole, shards)]
     skips = [skipping(optimizer, torch.device("cpu")) for optimizer in made]
     kept = []
     for step in range(4):

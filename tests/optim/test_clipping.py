@@ -212,7 +212,7 @@ def build(out, **changes):
         "batch_size": 4,
         "micro_batch_size": 2,
         "length": "8 steps",
-        "optimizer": sf.adamw(0.05),
+        "optimizer": sf.optim.adamw(0.05),
         "precision": "fp32",
         "device": "cpu",
         "log_every": "1 steps",
@@ -295,7 +295,7 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
         return build(
             out,
             model={"first": Net, "second": Net},
-            optimizer={"first": sf.sgd(0.1), "second": sf.sgd(0.1)},
+            optimizer={"first": sf.optim.sgd(0.1), "second": sf.optim.sgd(0.1)},
             loss=None,
             clip="auto 0.5",
             **changes,
@@ -329,7 +329,7 @@ def test_a_step_without_gradients_is_not_among_the_recent_norms():
     run = build(
         None,
         model={"first": Net, "second": Net},
-        optimizer={"first": sf.sgd(0.1), "second": sf.sgd(0.1)},
+        optimizer={"first": sf.optim.sgd(0.1), "second": sf.optim.sgd(0.1)},
         loss=None,
         clip="auto 0.5",
     )

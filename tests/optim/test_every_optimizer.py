@@ -41,16 +41,16 @@ class OfAUser(torch.optim.Optimizer):
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
-    "adamw": lambda: sf.adamw(1e-2, weight_decay=0.1),
-    "adam": lambda: sf.adam(1e-2, weight_decay=0.1),
-    "sgd": lambda: sf.sgd(1e-2, momentum=0.9, weight_decay=0.1),
-    "lion": lambda: sf.lion(1e-3, weight_decay=0.1),
-    "adafactor": lambda: sf.adafactor(1e-2, weight_decay=0.1),
-    "muon": lambda: sf.muon(1e-2, weight_decay=0.1),
-    "nadam": lambda: sf.nadam(1e-2, weight_decay=0.1),
-    "radam": lambda: sf.radam(1e-2, weight_decay=0.1),
-    "adamw8bit": lambda: pytest.importorskip("bitsandbytes") and sf.adamw8bit(1e-2, weight_decay=0.1),
-    "schedule-free": lambda: sf.schedule_free(1e-2, weight_decay=0.1),
+    "adamw": lambda: sf.optim.adamw(1e-2, weight_decay=0.1),
+    "adam": lambda: sf.optim.adam(1e-2, weight_decay=0.1),
+    "sgd": lambda: sf.optim.sgd(1e-2, momentum=0.9, weight_decay=0.1),
+    "lion": lambda: sf.optim.lion(1e-3, weight_decay=0.1),
+    "adafactor": lambda: sf.optim.adafactor(1e-2, weight_decay=0.1),
+    "muon": lambda: sf.optim.muon(1e-2, weight_decay=0.1),
+    "nadam": lambda: sf.optim.nadam(1e-2, weight_decay=0.1),
+    "radam": lambda: sf.optim.radam(1e-2, weight_decay=0.1),
+    "adamw8bit": lambda: pytest.importorskip("bitsandbytes") and sf.optim.adamw8bit(1e-2, weight_decay=0.1),
+    "schedule-free": lambda: sf.optim.schedule_free(1e-2, weight_decay=0.1),
     "a user's": lambda: lambda groups: OfAUser(groups, lr=1e-2),
 }
 EVERY = pytest.mark.parametrize("name", MAKERS)
@@ -99,7 +99,7 @@ def build(name: str, train: Any = None, **changes: Any) -> sf.Run:
         "batch_size": BATCH,
         "length": f"{STEPS} steps",
         "optimizer": MAKERS[name](),
-        "schedule": sf.constant(warmup="2 steps"),
+        "schedule": sf.schedules.constant(warmup="2 steps"),
         "ema": None if name == "schedule-free" else 0.9,
         "precision": "fp32",
         "device": "cpu",

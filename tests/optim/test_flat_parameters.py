@@ -191,7 +191,7 @@ def test_tensors_that_lie_in_the_same_memory_still_do_after_training(*, as_buffe
         train_data=(inputs, -inputs),
         batch_size=4,
         length="3 steps",
-        optimizer=sf.adamw(lr=0.01),
+        optimizer=sf.optim.adamw(lr=0.01),
         console=False,
     )
     before = run.state.models["model"].first.weight.clone()
@@ -223,7 +223,7 @@ def branching_run(out: Path, *, until: int) -> sf.Run:
         batch_size=4,
         length="12 steps",
         stop_after=f"{until} steps",
-        optimizer=sf.adamw(lr=0.01),
+        optimizer=sf.optim.adamw(lr=0.01),
         clip="norm 0.5",
         log_every="3 steps",
         out=out,

@@ -15,7 +15,7 @@ import surefoot as sf
 from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.gpt_layers import GPTConfig
 from surefoot.optim.lr_multipliers import factors_of
 from surefoot.optim.optimizers import named
 from surefoot.optim.param_groups import parameter_groups
@@ -39,7 +39,7 @@ def run_of(**changes):
         "train_data": (torch.randn(32, 8, generator=generator), torch.randint(3, (32,), generator=generator)),
         "batch_size": 8,
         "length": "8 steps",
-        "optimizer": sf.sgd(0.1),
+        "optimizer": sf.optim.sgd(0.1),
         "clip": "off",
         "precision": "fp32",
         "device": "cpu",
@@ -56,14 +56,14 @@ def weights(run):
 
 
 def test_a_layer_decay_of_one_slows_nothing():
-    assert set(sf.layer_decay(1.0).factors(mlp(layers=4)).values()) == {1.0}
+    assert set(sf.optim.layer_decay(1.0).factors(mlp(layers=4)).values()) == {1.0}
 
 
 def test_layer_decay_is_the_closed_form_of_beit():
     """Bao et al.'s code: values = [decay ** (num_layers + 1 - i) for i in range(num_layers + 2)]; embeddings 0, head last."""
-    model, decay, layers = GPT(GPTShape(layers=3, heads=2, width=8, context=16, vocabulary=10)), 0.75, 3
+    model, decay, layers = GPT(GPTConfig(layers=3, heads=2, width=8, context=16, vocabulary=10)), 0.75, 3
     values = [decay ** (layers + 1 - i) for i in range(layers + 2)]
-    found = sf.layer_decay(decay).factors(model)
+    found = sf.optim.layer_decay(decay).factors(model)
     expected = {}
     for name in found:
         part, _, rest = name.partition(".")
@@ -74,8 +74,8 @@ def test_layer_decay_is_the_closed_form_of_beit():
 
 
 def test_a_tied_head_has_the_rate_of_the_embedding():
-    tied = GPT(GPTShape(layers=1, heads=2, width=8, context=16, vocabulary=10, tied=True))
-    assert sf.layer_decay(0.5).factors(tied)["embedding.weight"] == 0.25
+    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10, tied=True))
+    assert sf.optim.layer_decay(0.5).factors(tied)["embedding.weight"] == 0.25
 
 
 def test_a_model_without_blocks_is_told_what_to_do():
@@ -85,7 +85,7 @@ def test_a_model_without_blocks_is_told_what_to_do():
             self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 3)
 
     with pytest.raises(sf.ConfigError, match=r"no depth in Flat.*\n.*first, second\n.*sf\.Rates"):
-        run_of(model=Flat, optimizer=sf.sgd(0.1, rates=sf.layer_decay(0.5)))
+        run_of(model=Flat, optimizer=sf.optim.sgd(0.1, rates=sf.optim.layer_decay(0.5)))
 
 
 # --- width scaling ---------------------------------------------------------------------------------------------------
@@ -95,16 +95,16 @@ def test_a_model_without_blocks_is_told_what_to_do():
 def test_width_scaling_is_table_3_of_tensor_programs_v(width):
     """Adam: input weights and biases 1, hidden and output weights 1 / fan_in, relative to the base width."""
     model = mlp(width=width, layers=4)
-    found = factors_of(model, [sf.width_scaling(base_width=64)])
+    found = factors_of(model, [sf.optim.width_scaling(base_width=64)])
     hidden = {"2.weight", "4.weight", "6.weight"}
     assert found == {name: 64 / width if name in hidden else 1.0 for name, _ in model.named_parameters()}
 
 
 def test_in_a_gpt_embeddings_and_norms_keep_the_base_rate():
-    shape = GPTShape(layers=2, heads=2, width=32, context=16, vocabulary=10, family="gpt2")
+    shape = GPTConfig(layers=2, heads=2, width=32, context=16, vocabulary=10, family="gpt2")
     for tied in (False, True):
-        model = GPT(GPTShape(**(vars(shape) | {"tied": tied})))
-        found = sf.width_scaling(base_width=8).factors(model)
+        model = GPT(GPTConfig(**(vars(shape) | {"tied": tied})))
+        found = sf.optim.width_scaling(base_width=8).factors(model)
         blocks = {
             f"blocks.{block}.{part}.weight"
             for block in (0, 1)
@@ -115,7 +115,7 @@ def test_in_a_gpt_embeddings_and_norms_keep_the_base_rate():
 
 def test_at_the_base_width_nothing_changes():
     model = mlp(width=64)
-    assert set(factors_of(model, [sf.width_scaling(base_width=64)]).values()) == {1.0}
+    assert set(factors_of(model, [sf.optim.width_scaling(base_width=64)]).values()) == {1.0}
 
 
 def hidden_change(width, *, base_width=None, steps=4):
@@ -140,8 +140,8 @@ def hidden_change(width, *, base_width=None, steps=4):
         train_data=(inputs, inputs[:, 0]),
         batch_size=64,
         length=f"{steps} steps",
-        optimizer=sf.adamw(
-            0.02, weight_decay=0.0, rates=[] if base_width is None else sf.width_scaling(base_width=base_width)
+        optimizer=sf.optim.adamw(
+            0.02, weight_decay=0.0, rates=[] if base_width is None else sf.optim.width_scaling(base_width=base_width)
         ),
     )
     net = run.state.models["model"]
@@ -166,7 +166,7 @@ def test_the_modern_gpt_does_what_else_width_scaling_takes():
     """Its residual stream and its logits are moved as far at four times the width, with heads of 16 channels at both."""
 
     def moved(width, rates):
-        shape = GPTShape(layers=2, heads=width // 16, width=width, context=16, vocabulary=50)
+        shape = GPTConfig(layers=2, heads=width // 16, width=width, context=16, vocabulary=50)
         tokens = torch.randint(50, (16, 17), generator=torch.Generator().manual_seed(0))
         run = run_of(
             model=lambda: GPT(shape),
@@ -174,7 +174,7 @@ def test_the_modern_gpt_does_what_else_width_scaling_takes():
             train_data=(tokens,),
             batch_size=16,
             length="6 steps",
-            optimizer=sf.adamw(0.01, weight_decay=0.0, rates=rates),
+            optimizer=sf.optim.adamw(0.01, weight_decay=0.0, rates=rates),
         )
         model, stream = run.state.models["model"], []
         model.norm.register_forward_hook(lambda module, inputs, output: stream.append(inputs[0].detach()))
@@ -185,7 +185,7 @@ def test_the_modern_gpt_does_what_else_width_scaling_takes():
 
     at_base = moved(32, [])
     for name, scaled, plain, base in zip(
-        ("stream", "logits"), moved(128, sf.width_scaling(base_width=32)), moved(128, []), at_base, strict=True
+        ("stream", "logits"), moved(128, sf.optim.width_scaling(base_width=32)), moved(128, []), at_base, strict=True
     ):
         assert 1 / 1.3 < scaled / base < 1.3, name
         assert plain / base > 2, name
@@ -194,12 +194,12 @@ def test_the_modern_gpt_does_what_else_width_scaling_takes():
 @pytest.mark.parametrize("model", [lambda: nn.Linear(8, 3), lambda: nn.Sequential(nn.Embedding(8, 3), nn.LayerNorm(3))])
 def test_a_model_without_hidden_width_is_refused(model):
     with pytest.raises(sf.ConfigError, match="has no hidden width"):
-        run_of(model=model, optimizer=sf.adamw(0.1, rates=sf.width_scaling(base_width=8)))
+        run_of(model=model, optimizer=sf.optim.adamw(0.1, rates=sf.optim.width_scaling(base_width=8)))
 
 
 def test_width_scaling_is_refused_for_optimizers_with_other_factors():
     with pytest.raises(sf.ConfigError, match=r"base_width = 8 does not fit sgd"):
-        sf.sgd(0.1, rates=sf.width_scaling(base_width=8))
+        sf.optim.sgd(0.1, rates=sf.optim.width_scaling(base_width=8))
 
 
 # --- exact factors ---------------------------------------------------------------------------------------------------
@@ -207,10 +207,10 @@ def test_width_scaling_is_refused_for_optimizers_with_other_factors():
 
 def test_an_update_of_sgd_is_scaled_by_exactly_the_factor():
     """Factors and rate are powers of two, so nothing is rounded: the change with them is the change without, times them."""
-    rates = [sf.layer_decay(0.5), sf.Rates(lambda model: {"0.bias": 4.0}, described={"mine": 4})]
+    rates = [sf.optim.layer_decay(0.5), sf.optim.LRMultipliers(lambda model: {"0.bias": 4.0}, described={"mine": 4})]
     changes = []
     for given in ((), rates):
-        run = run_of(length="1 steps", optimizer=sf.sgd(0.25, rates=given))
+        run = run_of(length="1 steps", optimizer=sf.optim.sgd(0.25, rates=given))
         before = weights(run)
         for held in run.state.models["model"].parameters():
             held.grad = torch.ones_like(held)
@@ -223,7 +223,7 @@ def test_an_update_of_sgd_is_scaled_by_exactly_the_factor():
 
 def test_factors_of_several_functions_multiply_and_do_not_depend_on_their_order():
     model = mlp(width=64)
-    one, other = sf.layer_decay(0.5), sf.width_scaling(base_width=32)
+    one, other = sf.optim.layer_decay(0.5), sf.optim.width_scaling(base_width=32)
     found = factors_of(model, [one, other])
     assert found == factors_of(model, [other, one])
     assert found["2.weight"] == 0.5 * 0.5
@@ -232,7 +232,7 @@ def test_factors_of_several_functions_multiply_and_do_not_depend_on_their_order(
 
 def test_groups_of_one_decay_and_rate_are_one_and_the_base_rate_comes_first():
     model = mlp()
-    groups = parameter_groups(model, 0.1, rates=factors_of(model, [sf.layer_decay(0.5)]))
+    groups = parameter_groups(model, 0.1, rates=factors_of(model, [sf.optim.layer_decay(0.5)]))
     assert [(group.rate, group.decay, group.names) for group in groups] == [
         (rate, decay, [f"{layer}.{kind}"])
         for rate, layer in ((1.0, 4), (0.5, 2), (0.25, 0))
@@ -242,8 +242,8 @@ def test_groups_of_one_decay_and_rate_are_one_and_the_base_rate_comes_first():
 
 def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_path):
     run = run_of(
-        optimizer=sf.adamw(0.5, rates=sf.layer_decay(0.5)),
-        schedule=sf.warmup_cosine("2 steps"),
+        optimizer=sf.optim.adamw(0.5, rates=sf.optim.layer_decay(0.5)),
+        schedule=sf.schedules.cosine("2 steps"),
         out=tmp_path / "run",
         log_every="1 steps",
     )
@@ -263,7 +263,8 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
 @pytest.mark.parametrize("name", DECLARED)
 def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
     run = run_of(
-        model=lambda: mlp(layers=4), optimizer=named(name, lr=0.5, rates=[sf.layer_decay(0.5), sf.frozen("0.bias")])
+        model=lambda: mlp(layers=4),
+        optimizer=named(name, lr=0.5, rates=[sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]),
     )
     names = {held: title for title, held in run.state.models["model"].named_parameters()}
     found = {
@@ -279,9 +280,9 @@ def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
 # --- frozen ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [sf.adamw, sf.sgd])
+@pytest.mark.parametrize("optimizer", [sf.optim.adamw, sf.optim.sgd])
 def test_a_frozen_parameter_never_changes_a_bit_and_has_no_state(optimizer):
-    run = run_of(optimizer=optimizer(0.1, weight_decay=0.5, rates=sf.frozen("0.*", "*.bias")), ema=0.9)
+    run = run_of(optimizer=optimizer(0.1, weight_decay=0.5, rates=sf.optim.frozen("0.*", "*.bias")), ema=0.9)
     before = weights(run)
     run.train()
     after = weights(run)
@@ -295,27 +296,27 @@ def test_a_frozen_parameter_never_changes_a_bit_and_has_no_state(optimizer):
 
 
 def test_freezing_one_name_of_a_tied_parameter_freezes_it():
-    tied = GPT(GPTShape(layers=1, heads=2, width=8, context=16, vocabulary=10, tied=True))
-    assert sf.frozen("head.*").factors(tied) == {"embedding.weight": 0.0}
+    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10, tied=True))
+    assert sf.optim.frozen("head.*").factors(tied) == {"embedding.weight": 0.0}
 
 
 def test_a_pattern_that_fits_nothing_is_told_what_there_is():
     with pytest.raises(sf.ConfigError) as told:
-        run_of(optimizer=sf.sgd(0.1, rates=sf.frozen("0.*", "encoder.*")))
+        run_of(optimizer=sf.optim.sgd(0.1, rates=sf.optim.frozen("0.*", "encoder.*")))
     assert str(told.value) == ("frozen: no parameter of Sequential is called 'encoder.*'\n  there are: 0.*, 2.*, 4.*")
 
 
 def test_all_frozen_is_nothing_to_train():
     with pytest.raises(sf.ConfigError, match="nothing to train"):
-        run_of(optimizer=sf.sgd(0.1, rates=sf.frozen("*")))
+        run_of(optimizer=sf.optim.sgd(0.1, rates=sf.optim.frozen("*")))
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "ema"), [(sf.adamw, 0.9), (sf.schedule_free, None)], ids=["ema", "schedule-free"]
+    ("optimizer", "ema"), [(sf.optim.adamw, 0.9), (sf.optim.schedule_free, None)], ids=["ema", "schedule-free"]
 )
 def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_frozen(optimizer, ema, tmp_path):
     run_of(out=tmp_path / "first", seed=1).train()
-    run = run_of(init=tmp_path / "first", optimizer=optimizer(0.1, rates=sf.frozen("0.*")), ema=ema)
+    run = run_of(init=tmp_path / "first", optimizer=optimizer(0.1, rates=sf.optim.frozen("0.*")), ema=ema)
     with run:
         start = weights(run)
         twin = dict(run.parts.scoring.models()["model"].named_parameters())
@@ -334,23 +335,26 @@ def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_froze
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: sf.layer_decay(0.0), "layer_decay = 0.0"),
-        (lambda: sf.layer_decay(1.5), "layer_decay = 1.5"),
-        (lambda: sf.layer_decay(math.nan), "layer_decay = nan"),
-        (lambda: sf.width_scaling(base_width=0), "base_width = 0"),
-        (lambda: sf.width_scaling(base_width=64.0), "base_width = 64.0"),
-        (sf.frozen, "frozen = "),
-        (lambda: sf.frozen(""), "frozen = "),
+        (lambda: sf.optim.layer_decay(0.0), "layer_decay = 0.0"),
+        (lambda: sf.optim.layer_decay(1.5), "layer_decay = 1.5"),
+        (lambda: sf.optim.layer_decay(math.nan), "layer_decay = nan"),
+        (lambda: sf.optim.width_scaling(base_width=0), "base_width = 0"),
+        (lambda: sf.optim.width_scaling(base_width=64.0), "base_width = 64.0"),
+        (sf.optim.frozen, "frozen = "),
+        (lambda: sf.optim.frozen(""), "frozen = "),
         (
-            lambda: factors_of(mlp(), [sf.Rates(lambda _: {"5.weight": 1.0}, described={})]),
+            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"5.weight": 1.0}, described={})]),
             "'5.weight' is no parameter",
         ),
         (
-            lambda: factors_of(mlp(), [sf.Rates(lambda _: {"0.weight": -1.0}, described={})]),
+            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": -1.0}, described={})]),
             "-1.0 for 0.weight is no factor",
         ),
-        (lambda: factors_of(mlp(), [sf.Rates(lambda _: {"0.weight": math.inf}, described={})]), "inf for 0.weight"),
-        (lambda: sf.adamw(0.1, rates=0.5), "rates = 0.5"),
+        (
+            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": math.inf}, described={})]),
+            "inf for 0.weight",
+        ),
+        (lambda: sf.optim.adamw(0.1, rates=0.5), "rates = 0.5"),
     ],
 )
 def test_values_that_cannot_be_are_refused(wrong, message):
@@ -360,13 +364,15 @@ def test_values_that_cannot_be_are_refused(wrong, message):
 
 def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_path):
     def build(out, rates, **changes):
-        return run_of(optimizer=sf.adamw(0.05, rates=rates), out=tmp_path / out, save_every="100 steps", **changes)
+        return run_of(
+            optimizer=sf.optim.adamw(0.05, rates=rates), out=tmp_path / out, save_every="100 steps", **changes
+        )
 
-    rates = [sf.layer_decay(0.5), sf.frozen("0.bias")]
+    rates = [sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]
     whole = build("whole", rates)
     whole.train()
     build("halves", rates, stop_after="4 steps").train()
-    for others in ((), [rates[0]], [sf.layer_decay(0.6), rates[1]], [rates[0], sf.frozen("*.bias")]):
+    for others in ((), [rates[0]], [sf.optim.layer_decay(0.6), rates[1]], [rates[0], sf.optim.frozen("*.bias")]):
         with pytest.raises(sf.CheckpointError, match="cannot resume step-00000004: optimizer"):
             build("halves", others).train()
     second = build("halves", rates)
@@ -376,8 +382,8 @@ def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_pat
 
 def test_a_rule_of_ones_own_that_changed_is_seen_at_resume(tmp_path):
     def build(factor, **changes):
-        rates = sf.Rates(lambda _: {"0.weight": factor}, described={"mine": "slower"})
-        return run_of(optimizer=sf.adamw(0.05, rates=rates), out=tmp_path / "run", **changes)
+        rates = sf.optim.LRMultipliers(lambda _: {"0.weight": factor}, described={"mine": "slower"})
+        return run_of(optimizer=sf.optim.adamw(0.05, rates=rates), out=tmp_path / "run", **changes)
 
     build(0.5, stop_after="4 steps").train()
     with pytest.raises(sf.CheckpointError, match=r"optimizer\.learning_rates was"):
@@ -406,7 +412,9 @@ def test_everything_wrong_with_them_is_told_at_once():
 
 
 def test_plan_shows_the_rate_of_each_group_and_what_is_frozen():
-    run = run_of(optimizer=sf.adamw(0.1, weight_decay=0.1, rates=[sf.layer_decay(0.5), sf.frozen("0.bias")]))
+    run = run_of(
+        optimizer=sf.optim.adamw(0.1, weight_decay=0.1, rates=[sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")])
+    )
     text = "\n".join(str(section) for section in summary.sections(run.parts))
     assert "group 0: 1 tensor, 48 numbers, lr 0.1, weight decay 0.1: 4.weight" in text
     assert "group 4: 1 tensor, 128 numbers, lr 0.025, weight decay 0.1: 0.weight" in text

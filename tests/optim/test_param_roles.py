@@ -7,19 +7,19 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.gpt_layers import GPTConfig
 from surefoot.models.seq2seq import Seq2Seq
-from surefoot.models.seq2seq_layers import Seq2SeqShape
+from surefoot.models.seq2seq_layers import Seq2SeqConfig
 from surefoot.optim.param_groups import depths, final_layer, input_matrices, matrices
 
 
 def gpt(**changes) -> GPT:
-    return GPT(GPTShape(**{"layers": 3, "heads": 2, "width": 8, "context": 16, "vocabulary": 10} | changes))
+    return GPT(GPTConfig(**{"layers": 3, "heads": 2, "width": 8, "context": 16, "vocabulary": 10} | changes))
 
 
 def seq2seq(**changes) -> Seq2Seq:
     sizes = {"encoder_layers": 2, "decoder_layers": 3, "heads": 2, "width": 8, "hidden": 16, "vocabulary": 10}
-    return Seq2Seq(Seq2SeqShape(**sizes | changes))
+    return Seq2Seq(Seq2SeqConfig(**sizes | changes))
 
 
 def depth_of(model, prefix):

@@ -22,15 +22,15 @@ from surefoot.optim.skip_step import skipping
 
 SAMPLES, BATCH, STEPS = 32, 8, 8
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "adamw": lambda: sf.adamw(1e-2, weight_decay=0.1),
-    "layer decay": lambda: sf.adamw(1e-2, weight_decay=0.1, rates=sf.layer_decay(0.5)),
-    "sgd": lambda: sf.sgd(1e-2, momentum=0.9, weight_decay=0.1),
-    "lion": lambda: sf.lion(1e-3, weight_decay=0.1),
-    "adafactor": lambda: sf.adafactor(1e-2, weight_decay=0.1),
-    "muon": lambda: sf.muon(1e-2, weight_decay=0.1),
-    "nadam": lambda: sf.nadam(1e-2),
-    "adamw8bit": lambda: pytest.importorskip("bitsandbytes") and sf.adamw8bit(1e-2, weight_decay=0.1),
-    "schedule-free": lambda: sf.schedule_free(1e-2, weight_decay=0.1),
+    "adamw": lambda: sf.optim.adamw(1e-2, weight_decay=0.1),
+    "layer decay": lambda: sf.optim.adamw(1e-2, weight_decay=0.1, rates=sf.optim.layer_decay(0.5)),
+    "sgd": lambda: sf.optim.sgd(1e-2, momentum=0.9, weight_decay=0.1),
+    "lion": lambda: sf.optim.lion(1e-3, weight_decay=0.1),
+    "adafactor": lambda: sf.optim.adafactor(1e-2, weight_decay=0.1),
+    "muon": lambda: sf.optim.muon(1e-2, weight_decay=0.1),
+    "nadam": lambda: sf.optim.nadam(1e-2),
+    "adamw8bit": lambda: pytest.importorskip("bitsandbytes") and sf.optim.adamw8bit(1e-2, weight_decay=0.1),
+    "schedule-free": lambda: sf.optim.schedule_free(1e-2, weight_decay=0.1),
     "a user's": lambda: lambda groups: torch.optim.RMSprop(groups, lr=1e-3),
 }
 
@@ -70,7 +70,7 @@ def build(out: Path | str | None = None, **changes: Any) -> sf.Run:
         "batch_size": BATCH,
         "micro_batch_size": BATCH // 2,
         "length": f"{STEPS} steps",
-        "optimizer": sf.adamw(1e-2, weight_decay=0.1),
+        "optimizer": sf.optim.adamw(1e-2, weight_decay=0.1),
         "save_every": "100 steps",
         "log_every": "1 steps",
         "precision": "fp32",
@@ -149,7 +149,7 @@ def distilled(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
 def with_teacher(out: Path | None, teacher: nn.Module, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": {"student": Statistics, "teacher": teacher},
-        "optimizer": {"student": sf.sgd(0.1)},
+        "optimizer": {"student": sf.optim.sgd(0.1)},
         "loss": distilled,
         "evaluate": {"held-out": sf.Split(data())},
         "evaluate_every": "2 steps",
@@ -233,7 +233,7 @@ def test_a_bad_step_changes_no_statistics_of_a_momentum_encoder() -> None:
 
 def test_one_optimizer_beside_a_frozen_model_is_refused_with_what_to_write() -> None:
     with pytest.raises(sf.ConfigError) as told:
-        with_teacher(None, Statistics().requires_grad_(False), optimizer=sf.sgd(0.1))
+        with_teacher(None, Statistics().requires_grad_(False), optimizer=sf.optim.sgd(0.1))
     first, *_, last = str(told.value).splitlines()
     assert first == "teacher has no trainable parameter, and an optimizer was given for it (student, teacher)"
     assert last == "  name those that are trained: optimizer={'student': ...}"
@@ -252,7 +252,7 @@ def smooth() -> Net:
 
 def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> None:
     """Against torch's AdamW over the same batches, which too keeps the state of a parameter that is frozen for two steps."""
-    run = build(model=smooth, micro_batch_size=None, clip="off", optimizer=sf.adamw(1e-2, weight_decay=0.0))
+    run = build(model=smooth, micro_batch_size=None, clip="off", optimizer=sf.optim.adamw(1e-2, weight_decay=0.0))
     plain = smooth()
     plain.load_state_dict(run.state.models["model"].state_dict())
     optimizer = torch.optim.AdamW([*plain.hidden.parameters(), *plain.head.parameters()], lr=1e-2, weight_decay=0.0)
@@ -436,7 +436,7 @@ def test_an_average_of_what_is_unfrozen_begins_where_that_stands_now() -> None:
 
 
 def test_the_mean_of_schedule_free_is_that_of_the_last_step_where_something_was_unfrozen_after_it() -> None:
-    settings = {"optimizer": sf.schedule_free(1e-2), "stop_after": "3 steps"}
+    settings = {"optimizer": sf.optim.schedule_free(1e-2), "stop_after": "3 steps"}
     averages = []
     for body in (thaw, lambda run, index: None):
         run = made(build(**settings), body)
@@ -495,7 +495,7 @@ def adversarial(out: Path | None = None, **changes: Any) -> sf.Run:
         return net
 
     named = {"first": lambda: nn.Linear(64, 8), "second": second}
-    run = build(out, model=named, loss=both, optimizer=dict.fromkeys(named, sf.adamw(1e-2)), **changes)
+    run = build(out, model=named, loss=both, optimizer=dict.fromkeys(named, sf.optim.adamw(1e-2)), **changes)
     with run:
         for step in run.steps():
             first, last = (run.state.models[name] for name in named)
@@ -564,7 +564,7 @@ def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     ("run", "body", "says"),
     [
         (
-            lambda: build(model=Net, optimizer=sf.adamw(1e-2, rates=sf.frozen("head.*"))),
+            lambda: build(model=Net, optimizer=sf.optim.adamw(1e-2, rates=sf.optim.frozen("head.*"))),
             frozen_by_rates,
             "requires_grad of head.weight is True now, and the optimizer's rates freeze it: it would get gradients",
         ),

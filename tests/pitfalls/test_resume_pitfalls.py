@@ -146,9 +146,9 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({}, {"batch_size": 12}, "batch_size was 8, now 12"),
         ({}, {"micro_batch_size": 2}, "micro_batch_size was 4, now 2"),
-        ({}, {"optimizer": sf.sgd(1e-2)}, "optimizer.name was 'adamw', now 'sgd'"),
-        ({}, {"optimizer": sf.adamw(lr=2e-2, weight_decay=0.05)}, "optimizer.lr was 0.01, now 0.02"),
-        ({}, {"schedule": sf.constant(3)}, "schedule.shape was 'cosine', now 'constant'"),
+        ({}, {"optimizer": sf.optim.sgd(1e-2)}, "optimizer.name was 'adamw', now 'sgd'"),
+        ({}, {"optimizer": sf.optim.adamw(lr=2e-2, weight_decay=0.05)}, "optimizer.lr was 0.01, now 0.02"),
+        ({}, {"schedule": sf.schedules.constant(3)}, "schedule.shape was 'cosine', now 'constant'"),
         ({}, {"seed": 1}, "seed was 0, now 1"),
         ({}, {"ema": None}, "ema was 0.9, now None"),
         ({}, {"clip": "off"}, "clip was 'norm 1.0', now 'off'"),
@@ -351,7 +351,7 @@ def test_time_spent_is_counted_on_after_a_resume(tmp_path: Path) -> None:
 def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The best score so far was of other data."""
     build(tmp_path / "run", stop_after="6 steps").train()
-    split = {"held-out": sf.Split(tensors(another_data_set()), scores=sf.accuracy)}
+    split = {"held-out": sf.Split(tensors(another_data_set()), scores=sf.metrics.accuracy)}
     run = build(tmp_path / "run", evaluate=split, console=True)
     run.train()
     assert run.state.step == STEPS
@@ -457,7 +457,7 @@ def test_kept_objects_come_back_as_they_were_whatever_their_names(tmp_path: Path
 
 def test_a_longer_run_is_scored_at_the_same_steps(tmp_path: Path) -> None:
     """Patience counts evaluations: with others, early stopping would end another run."""
-    settings = {"schedule": sf.constant(2), "evaluate_every": "25%", "save_every": "100 steps"}
+    settings = {"schedule": sf.schedules.constant(2), "evaluate_every": "25%", "save_every": "100 steps"}
     build(tmp_path / "run", length="8 steps", **settings).train()
     build(tmp_path / "run", length="16 steps", **settings).train()
     found = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"]
@@ -466,7 +466,7 @@ def test_a_longer_run_is_scored_at_the_same_steps(tmp_path: Path) -> None:
 
 def test_numbers_of_numpy_are_remembered_as_numbers(tmp_path: Path) -> None:
     """They are floats, and write themselves otherwise."""
-    settings = {"optimizer": sf.adamw(lr=1e-2, weight_decay=np.float64(0.05))}
+    settings = {"optimizer": sf.optim.adamw(lr=1e-2, weight_decay=np.float64(0.05))}
     with build(tmp_path / "run", stop_after="7 steps", **settings) as run:
         run.register_state("held", {"number": np.float64(0.1)})
         for _ in run:

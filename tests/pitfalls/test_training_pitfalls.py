@@ -115,7 +115,7 @@ def test_rates_of_parameter_groups_keep_their_ratio_under_a_schedule() -> None:
 @pytest.mark.parametrize("micro_batch_size", [8, 2])
 def test_the_rate_moves_once_a_step_however_many_micro_batches(micro_batch_size: int, tmp_path: Path) -> None:
     """Counted in micro-batches; rate 0 at step 0; peak used twice; floor never reached."""
-    schedule = sf.linear(warmup="3 steps", floor=0.1)
+    schedule = sf.schedules.linear(warmup="3 steps", floor=0.1)
     changes: dict[str, Any] = {"length": "10 steps", "log_every": "1 steps", "micro_batch_size": micro_batch_size}
     rates = [record["learning_rate"] for record in trained(tmp_path / "run", schedule=schedule, **changes)]
     expected = [0.25, 0.5, 0.75, 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1]
@@ -132,8 +132,8 @@ def test_the_first_update_has_the_first_rate(warmup: str, factor: float) -> None
         train_data=(inputs, targets),
         batch_size=4,
         length="9 steps",
-        optimizer=sf.sgd(0.1),
-        schedule=sf.warmup_cosine(warmup=warmup),
+        optimizer=sf.optim.sgd(0.1),
+        schedule=sf.schedules.cosine(warmup=warmup),
         clip="off",
         console=False,
     )
@@ -175,7 +175,7 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
     data = Augmented()
 
     def scores(size: int) -> dict[str, float]:
-        split = sf.Split((data.inputs, data.labels), scores=sf.accuracy, batch_size=size)
+        split = sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy, batch_size=size)
         return build(None, evaluate={"held-out": split}).scores()
 
     assert scores(batch_size) == pytest.approx(scores(13), rel=1e-6)

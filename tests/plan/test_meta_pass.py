@@ -91,7 +91,7 @@ def mlp_run(**changes: Any) -> sf.Run:
         "train_data": (torch.randn(200, 32), torch.randint(16, (200,))),
         "batch_size": ROWS,
         "length": "3 steps",
-        "optimizer": sf.adamw(lr=1e-2),
+        "optimizer": sf.optim.adamw(lr=1e-2),
         "precision": "fp32",
         "console": False,
     }
@@ -192,12 +192,12 @@ def test_a_loss_that_needs_numbers_is_refused_in_words(loss: Any) -> None:
 
 @pytest.mark.slow
 def test_a_run_on_paper_allocates_nothing_and_keeps_no_gradient() -> None:
-    shape = sf.models.GPTShape(layers=32, heads=32, width=4096, context=64, vocabulary=50_257)
+    shape = sf.models.GPTConfig(layers=32, heads=32, width=4096, context=64, vocabulary=50_257)
     with on_paper(512):
         run = mlp_run(
             model=lambda: sf.models.GPT(shape),
-            loss=lambda model, batch: model(batch[0], loss=lambda h, w: sf.linear_cross_entropy(h, w, batch[1])),
-            train_data=sf.Windows(torch.zeros(200, dtype=torch.long).numpy(), context=64, seed=0),
+            loss=lambda model, batch: model(batch[0], loss=lambda h, w: sf.losses.linear_cross_entropy(h, w, batch[1])),
+            train_data=sf.data.TrainWindows(torch.zeros(200, dtype=torch.long).numpy(), context=64, seed=0),
             batch_size=1,
             ema=0.9,
         )

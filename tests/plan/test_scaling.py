@@ -30,22 +30,22 @@ from surefoot.plan.workload import Spread, Weight, Workload, units, workload
 
 CONTEXT, ROWS = 8, 2
 # nothing divides evenly by 2 and by 4
-SHAPE = sf.models.GPTShape(layers=3, heads=2, width=14, context=CONTEXT, vocabulary=37, family="gpt2", tied=True)
+SHAPE = sf.models.GPTConfig(layers=3, heads=2, width=14, context=CONTEXT, vocabulary=37, family="gpt2", tied=True)
 SPECS: dict[str, Any] = {
-    "adamw": sf.adamw(1e-3),
-    "sgd": sf.sgd(1e-3, momentum=0.9),
-    "plain sgd": sf.sgd(1e-3),
-    "lion": sf.lion(1e-3),
-    "adafactor": sf.adafactor(1e-2),
-    "muon": sf.muon(1e-3),
-    "nadam": sf.nadam(1e-3),
-    "schedule-free": sf.schedule_free(1e-3),
+    "adamw": sf.optim.adamw(1e-3),
+    "sgd": sf.optim.sgd(1e-3, momentum=0.9),
+    "plain sgd": sf.optim.sgd(1e-3),
+    "lion": sf.optim.lion(1e-3),
+    "adafactor": sf.optim.adafactor(1e-2),
+    "muon": sf.optim.muon(1e-3),
+    "nadam": sf.optim.nadam(1e-3),
+    "schedule-free": sf.optim.schedule_free(1e-3),
 }
 
 
 def loss(model: Any, batch: Any) -> Any:
     inputs, targets = batch
-    return model(inputs, loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, targets))
+    return model(inputs, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets))
 
 
 def run_of(**changes: Any) -> sf.Run:
@@ -53,10 +53,10 @@ def run_of(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": lambda: sf.models.GPT(SHAPE),
         "loss": loss,
-        "train_data": sf.Windows(tokens, context=CONTEXT, seed=0),
+        "train_data": sf.data.TrainWindows(tokens, context=CONTEXT, seed=0),
         "batch_size": ROWS,
         "length": "2 steps",
-        "optimizer": sf.adamw(1e-3),
+        "optimizer": sf.optim.adamw(1e-3),
         "precision": "fp32",
         "device": "cpu",
         "console": False,
@@ -208,7 +208,7 @@ def test_ranks_hold_and_send_what_was_computed(size: int, ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"reshard": False}, {"synchronise": "every"}, {"gather": "bf16"}])
 def test_more_ranks_never_need_more_memory(settings: dict[str, Any]) -> None:
-    work = work_of(optimizer=sf.muon(1e-3), ema=0.9)
+    work = work_of(optimizer=sf.optim.muon(1e-3), ema=0.9)
     totals = [held_bytes(work, Spread("fsdp", world, **settings)) for world in range(1, 80)]
     assert all(more <= fewer for fewer, more in pairwise(totals))
 

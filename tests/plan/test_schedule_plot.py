@@ -21,9 +21,9 @@ from surefoot.report import figures
 from surefoot.schedules.lr_schedule import Joined, Schedule
 
 SOME: dict[str, Schedule | Joined] = {
-    "cosine": sf.warmup_cosine("5%"),
-    "linear:floor=0.1": sf.linear("5%", floor=0.1),
-    "a joined one": sf.join(sf.constant(3), sf.linear(), at="50%"),
+    "cosine": sf.schedules.cosine("5%"),
+    "linear:floor=0.1": sf.schedules.linear("5%", floor=0.1),
+    "a joined one": sf.schedules.join(sf.schedules.constant(3), sf.schedules.linear(), at="50%"),
 }
 
 
@@ -50,7 +50,9 @@ def test_the_same_schedules_give_the_same_bytes(one: list[Path], tmp_path: Path)
 
 @pytest.mark.parametrize("number", [3, *(pytest.param(other, marks=pytest.mark.slow) for other in (1, 5))])
 def test_a_picture_is_a_thousand_pixels_wide_and_not_empty(number: int, one: list[Path], tmp_path: Path) -> None:
-    schedules: dict[str, Schedule | Joined] = {f"linear {floor}": sf.linear(9, floor / 10) for floor in range(number)}
+    schedules: dict[str, Schedule | Joined] = {
+        f"linear {floor}": sf.schedules.linear(9, floor / 10) for floor in range(number)
+    }
     with Image.open((one if number == len(SOME) else drawn(tmp_path / "it", schedules))[0]) as picture:
         assert picture.width == 1000
         assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 50
@@ -71,7 +73,7 @@ def test_each_schedule_is_told_with_its_marks(rate: float | None, one: list[Path
 
 def test_both_sides_of_a_jump_are_drawn_however_few_the_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_plot, "_POINTS", 10)
-    (trace,) = traced({"step": sf.step_decay(50)}, Length(steps=100_000, samples_per_epoch=1, batch_size=1))
+    (trace,) = traced({"step": sf.schedules.multistep(50)}, Length(steps=100_000, samples_per_epoch=1, batch_size=1))
     (chart,) = schedule_plot.charts([trace], rate=1.0)
     points = dict(chart.lines[0].points)
     assert {50, 49_999, 50_000, 74_999, 75_000, 99_999} <= points.keys()
@@ -81,7 +83,9 @@ def test_both_sides_of_a_jump_are_drawn_however_few_the_points(monkeypatch: pyte
 
 def test_no_two_of_many_curves_look_alike() -> None:
     length = Length(steps=10, samples_per_epoch=1, batch_size=1)
-    together = schedule_plot.charts(traced({f"{place}": sf.linear() for place in range(35)}, length), rate=1.0)[0]
+    together = schedule_plot.charts(
+        traced({f"{place}": sf.schedules.linear() for place in range(35)}, length), rate=1.0
+    )[0]
     styles = {(line.colour % len(figures.COLOURS), line.dashes % len(figures.DASHES)) for line in together.lines}
     assert len(styles) == 35
 
@@ -120,7 +124,7 @@ def test_no_window_system_is_asked_for_and_importing_surefoot_imports_no_matplot
 import sys
 import surefoot as sf
 assert "matplotlib" not in sys.modules
-sf.plan.plot_schedules({{"linear": sf.linear()}}, "10 steps", out={str(tmp_path / "it")!r})
+sf.plan.plot_schedules({{"linear": sf.schedules.linear()}}, "10 steps", out={str(tmp_path / "it")!r})
 assert "matplotlib.pyplot" not in sys.modules
 assert "torch" not in sys.modules
 """
@@ -133,9 +137,9 @@ assert "torch" not in sys.modules
     [
         ({}, "10 steps", "it", "no schedule to draw"),
         (SOME, "2 epochs", "it", "write it as '1000 steps'"),
-        ({"late": sf.constant(10)}, "10 steps", "it", "late: schedule.warmup = 10 steps"),
-        ({"flat": sf.constant()}, "10 steps", "file/it", "choose another place"),
-        ({"flat": sf.constant()}, "10 steps", "", "choose another place"),
+        ({"late": sf.schedules.constant(10)}, "10 steps", "it", "late: schedule.warmup = 10 steps"),
+        ({"flat": sf.schedules.constant()}, "10 steps", "file/it", "choose another place"),
+        ({"flat": sf.schedules.constant()}, "10 steps", "", "choose another place"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(

@@ -27,13 +27,13 @@ def trace(schedule: Schedule | Joined, steps: int = 1000) -> Trace:
 @pytest.mark.parametrize(
     ("schedule", "mean"),
     [
-        (sf.constant(), 1.0),
-        (sf.linear(), (1000 + 1) / 2 / 1000),  # 1, 0.999, ..., 0.001
-        (sf.linear(floor=0.5), 0.75),
-        (sf.warmup_cosine(), (1000 + 1) / 2 / 1000),  # half a cosine is odd about its middle, as a line is
-        (sf.constant(99), (99 * 50 / 100 + 901) / 1000),  # 0.01, 0.02, ..., 0.99
-        (sf.step_decay(drops=("50%",), drop_factor=0.25), 0.625),
-        (sf.join(sf.constant(), sf.linear(floor=0.5)), (500 + 375) / 1000),
+        (sf.schedules.constant(), 1.0),
+        (sf.schedules.linear(), (1000 + 1) / 2 / 1000),  # 1, 0.999, ..., 0.001
+        (sf.schedules.linear(floor=0.5), 0.75),
+        (sf.schedules.cosine(), (1000 + 1) / 2 / 1000),  # half a cosine is odd about its middle, as a line is
+        (sf.schedules.constant(99), (99 * 50 / 100 + 901) / 1000),  # 0.01, 0.02, ..., 0.99
+        (sf.schedules.multistep(drops=("50%",), drop_factor=0.25), 0.625),
+        (sf.schedules.join(sf.schedules.constant(), sf.schedules.linear(floor=0.5)), (500 + 375) / 1000),
     ],
 )
 def test_the_mean_factor_is_the_closed_form(schedule: Schedule | Joined, mean: float) -> None:
@@ -59,7 +59,7 @@ def test_peak_lowest_and_mean_are_those_of_every_factor_of_the_run(shape: str, s
 def test_of_a_long_run_some_steps_are_looked_at_and_the_marks_stay_where_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    schedule = sf.warmup_cosine("3%", floor=0.1)
+    schedule = sf.schedules.cosine("3%", floor=0.1)
     whole = trace(schedule, 99_991)
     monkeypatch.setattr(schedule_plot, "_LOOKED_AT", 1000)
     few = trace(schedule, 99_991)
@@ -69,7 +69,7 @@ def test_of_a_long_run_some_steps_are_looked_at_and_the_marks_stay_where_they_ar
 
 
 def test_a_table_has_a_row_for_each_schedule_in_rates_where_the_base_is_known() -> None:
-    found = traced({"flat": sf.constant(), "linear": sf.linear(10, floor=0.5)}, of_steps(100))
+    found = traced({"flat": sf.schedules.constant(), "linear": sf.schedules.linear(10, floor=0.5)}, of_steps(100))
     lines = table(found, rate=0.02).splitlines()
     assert lines[0].split() == ["schedule", "warm-up", "ends", "peak", "lowest", "mean", "factor"]
     assert lines[1].split() == ["flat", "none", "0.02,", "step", "0", "0.02,", "step", "0", "1.000"]
@@ -91,7 +91,12 @@ def test_a_table_has_a_row_for_each_schedule_in_rates_where_the_base_is_known() 
 def test_all_schedules_that_do_not_fit_are_named() -> None:
     with pytest.raises(sf.ConfigError) as refused:
         traced(
-            {"one": sf.constant(30), "two": sf.linear(), "three": sf.warmup_stable_decay(15, cooldown=10)}, of_steps(20)
+            {
+                "one": sf.schedules.constant(30),
+                "two": sf.schedules.linear(),
+                "three": sf.schedules.wsd(15, cooldown=10),
+            },
+            of_steps(20),
         )
     said = [line.partition(":")[0] for line in str(refused.value).splitlines() if not line.startswith(" ")]
     assert said == ["one", "three"]

@@ -37,8 +37,8 @@ def run_of(**changes: Any) -> sf.Run:
         "batch_size": 40,
         "micro_batch_size": 10,
         "length": "12 epochs",
-        "optimizer": sf.adamw(lr=1e-2, weight_decay=0.1),
-        "schedule": sf.warmup_cosine("10%", floor=0.1),
+        "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.1),
+        "schedule": sf.schedules.cosine("10%", floor=0.1),
         "device": "cpu",
         "console": False,
     }
@@ -60,8 +60,8 @@ def test_parameters_add_up_by_module_and_by_group() -> None:
 
 
 def test_the_split_between_muon_and_adamw_is_printed() -> None:
-    model = lambda: sf.models.GPT(sf.models.GPTShape(layers=3, heads=2, width=8, context=8, vocabulary=16))  # noqa: E731
-    run = run_of(model=model, optimizer=sf.muon(1e-2, adamw_lr=1e-3), loss=None)
+    model = lambda: sf.models.GPT(sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocabulary=16))  # noqa: E731
+    run = run_of(model=model, optimizer=sf.optim.muon(1e-2, adamw_lr=1e-3), loss=None)
     lines = summary.parameters_by_group(run.parts)
 
     assert lines[1].endswith(
@@ -162,7 +162,7 @@ def test_tied_parameters_are_counted_once_in_each_of_several_models() -> None:
 
 
 def test_the_fastest_step_of_a_long_run_is_found() -> None:
-    run = run_of(length="1000003 steps", schedule=sf.one_cycle("30%"))
+    run = run_of(length="1000003 steps", schedule=sf.schedules.one_cycle("30%"))
     (line,) = [line for line in summary.learning_rates(run.parts) if line.startswith("fastest")]
     assert line.split() == ["fastest", "step", "300,001", "0.01"]
 
@@ -357,7 +357,7 @@ def build():
     def loss(model, batch):
         return F.mse_loss(model(batch[0]), batch[1], reduction="REDUCTION")
     return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=8, length="3 steps",
-                  optimizer=sf.adamw(lr=0.1), out="runs/a")
+                  optimizer=sf.optim.adamw(lr=0.1), out="runs/a")
 """
 
 

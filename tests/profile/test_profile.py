@@ -20,7 +20,7 @@ import surefoot as sf
 from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import GPTShape
+from surefoot.models.gpt_layers import GPTConfig
 from surefoot.profile.flops import Flops, counted
 from surefoot.profile.profile import interval, ranked, tried
 from surefoot.profile.result import Tried, _suggestion
@@ -188,15 +188,15 @@ def test_a_linear_layer_takes_two_operations_for_each_weight_and_row() -> None:
     assert flops(run) == Flops({"forward": once, "backward": once}, again=0)
 
 
-SHAPE = GPTShape(layers=3, heads=2, width=16, context=32, vocabulary=50)
+SHAPE = GPTConfig(layers=3, heads=2, width=16, context=32, vocabulary=50)
 
 
-def gpt(shape: GPTShape = SHAPE, **changes: Any) -> sf.Run:
+def gpt(shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
     tokens = torch.randint(shape.vocabulary, (40, shape.context + 1), generator=torch.Generator().manual_seed(1))
     settings: dict[str, Any] = {
         "model": lambda: GPT(shape),
         "loss": lambda model, batch: model(
-            batch[0], loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, batch[1])
+            batch[0], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, batch[1])
         ),
         "train_data": (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
         "count": lambda batch: batch[1].numel(),

@@ -64,7 +64,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": "9 steps",
-        "optimizer": sf.adamw(lr=1e-2),
+        "optimizer": sf.optim.adamw(lr=1e-2),
         "ema": 0.9,
         "console": False,
     } | changes
@@ -132,7 +132,7 @@ def linear(x: Tensor, y: Tensor, **changes: Any) -> sf.Run:
             model=lambda: nn.Sequential(nn.Linear(2, 1, bias=False)),
             loss=loss,
             train_data=(x, y),
-            optimizer=sf.sgd(lr=0.1),
+            optimizer=sf.optim.sgd(lr=0.1),
         )
         | changes
     )
@@ -301,7 +301,7 @@ def test_what_an_optimizer_notes_of_absent_gradients_is_taken_back() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.used(x)
 
-    run = linear(torch.randn(8, 2), torch.randn(8, 1), model=Idle, optimizer=sf.adamw(lr=0.1))
+    run = linear(torch.randn(8, 2), torch.randn(8, 1), model=Idle, optimizer=sf.optim.adamw(lr=0.1))
     groups = [dict(group) for group in run.state.trained["model"].optimizer.param_groups]
     seen = look(upcoming(run))
     assert [held.name for held in seen.parameters] == ["used.weight", "used.bias"]

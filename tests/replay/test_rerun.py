@@ -11,11 +11,11 @@ import torch
 
 import small_runs
 import surefoot as sf
-from surefoot.checkpoint import Contents, Store
+from surefoot.checkpoint import Checkpoint, Store
 from surefoot.replay.rerun import Made, execution, nearest
 from surefoot.tracking.jsonl import records
 
-PLATEAU = sf.Plateau("min held-out/loss", patience=1, minimum_improvement=1.0)  # lowered at every evaluation
+PLATEAU = sf.ReduceLROnPlateau("min held-out/loss", patience=1, minimum_improvement=1.0)  # lowered at every evaluation
 
 
 def build(out: Path, **changes: Any) -> sf.Run:
@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made_again(
     out: Path, start: int, until: int, *, with_records: bool = True, **changes: Any
-) -> tuple[list[Made], Contents]:
+) -> tuple[list[Made], Checkpoint]:
     told = records(out / "metrics.jsonl") if with_records else []
     with execution(build(out, **changes).parts, Store(out / "checkpoints").at(start), records=told) as again:
         made = list(again.steps(until))
@@ -40,7 +40,7 @@ def made_again(
         return made, again.parts.packed()
 
 
-def tensors(contents: Contents) -> dict[str, torch.Tensor]:
+def tensors(contents: Checkpoint) -> dict[str, torch.Tensor]:
     return {f"{file}/{name}": held for file, named in contents.files.items() for name, held in named.items()}
 
 
@@ -145,9 +145,9 @@ def test_another_machine_is_named(trained: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"optimizer": sf.muon(lr=0.02)}, marks=pytest.mark.slow),
-        {"optimizer": sf.schedule_free(lr=0.01), "ema": None, "schedule": None},
-        pytest.param({"optimizer": sf.sgd(lr=0.05, momentum=0.9), "clip": "auto 0.9"}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": sf.optim.muon(lr=0.02)}, marks=pytest.mark.slow),
+        {"optimizer": sf.optim.schedule_free(lr=0.01), "ema": None, "schedule": None},
+        pytest.param({"optimizer": sf.optim.sgd(lr=0.05, momentum=0.9), "clip": "auto 0.9"}, marks=pytest.mark.slow),
         {"precision": "fp16", "ema": None},
     ],
     ids=["muon", "schedule-free", "sgd", "fp16"],

@@ -13,7 +13,7 @@ from pages import Elements, titles
 from surefoot.errors import ConfigError
 from surefoot.report.page import MOST_BYTES
 from surefoot.report.write import page_of, write_page
-from surefoot.tracking.panels import Example, Examples, Panels, TintedText
+from surefoot.tracking.panels import Example, Examples, Panels, TextHeatmap
 from written_runs import HOSTILE, falling, layers, scores, train, written
 
 CONFIG = """absent = ["ema"]
@@ -48,7 +48,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told += [{"kind": "end", "step": 600, "weights_of_step": 550, "test/loss": 1.25}]
     told += [{"kind": "event", "step": 600, "what": "finished"}]
     run = written(tmp_path_factory.mktemp("page") / "my run", told, config=CONFIG, **SITTING)
-    text = TintedText(title="Held-out text", legend="loss", unit="nats", pieces=(("one", None), (" two", 3.0)))
+    text = TextHeatmap(title="Held-out text", legend="loss", unit="nats", pieces=(("one", None), (" two", 3.0)))
     pairs = Examples(
         title="Pairs",
         legend="BLEU",

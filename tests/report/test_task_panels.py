@@ -20,12 +20,12 @@ from torch import nn
 import surefoot as sf
 from surefoot.metrics.classification import classification_scores, classified
 
-BPE = sf.BpeTokenizer.trained(["the cät sat on 日本 mats, the cät ran 🐈 off"] * 9, vocabulary=300)
-TOKENIZERS: list[Any] = [sf.ByteTokenizer(), BPE]
+BPE = sf.tokenizers.BPETokenizer.trained(["the cät sat on 日本 mats, the cät ran 🐈 off"] * 9, vocabulary=300)
+TOKENIZERS: list[Any] = [sf.tokenizers.ByteTokenizer(), BPE]
 
 
-def tinted(tokens: list[int], tokenizer: Any) -> sf.TintedText:
-    return sf.tinted_by_loss("", tokens, [1.0] * (len(tokens) - 1), tokenizer=tokenizer)
+def tinted(tokens: list[int], tokenizer: Any) -> sf.report.TextHeatmap:
+    return sf.report.tinted_by_loss("", tokens, [1.0] * (len(tokens) - 1), tokenizer=tokenizer)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("Cs",)), min_size=1), st.sampled_from(TOKENIZERS))
@@ -41,34 +41,34 @@ def test_the_pieces_put_together_are_the_text_and_the_losses_are_all_there(text:
 
 @given(st.lists(st.integers(0, 256), min_size=1, max_size=40))
 def test_any_bytes_and_ends_give_the_text_that_decoding_gives(tokens: list[int]) -> None:
-    assert tinted(tokens, sf.ByteTokenizer()).text == sf.ByteTokenizer().decode(tokens)
+    assert tinted(tokens, sf.tokenizers.ByteTokenizer()).text == sf.tokenizers.ByteTokenizer().decode(tokens)
 
 
 def test_a_character_of_three_bytes_is_one_piece_with_the_sum_of_its_losses() -> None:
-    tokens = sf.ByteTokenizer().encode("a日b").tolist()
-    found = sf.tinted_by_loss("", tokens, [0.5, 0.25, 0.125, 4.0], tokenizer=sf.ByteTokenizer())
+    tokens = sf.tokenizers.ByteTokenizer().encode("a日b").tolist()
+    found = sf.report.tinted_by_loss("", tokens, [0.5, 0.25, 0.125, 4.0], tokenizer=sf.tokenizers.ByteTokenizer())
     assert found.pieces == (("a", None), ("日", 0.875), ("b", 4.0))
 
 
 def test_the_end_of_a_document_has_no_text_and_its_loss_counts_for_none() -> None:
-    found = sf.tinted_by_loss("", [97, 256, 98], [9.0, 1.0], tokenizer=sf.ByteTokenizer())
+    found = sf.report.tinted_by_loss("", [97, 256, 98], [9.0, 1.0], tokenizer=sf.tokenizers.ByteTokenizer())
     assert found.pieces == (("a", None), ("b", 1.0))
 
 
 def test_a_loss_that_is_no_number_has_none_and_a_negative_zero_is_zero() -> None:
-    found = sf.tinted_by_loss("", [97, 98, 99], [float("nan"), -0.0], tokenizer=sf.ByteTokenizer())
+    found = sf.report.tinted_by_loss("", [97, 98, 99], [float("nan"), -0.0], tokenizer=sf.tokenizers.ByteTokenizer())
     assert found.pieces == (("a", None), ("b", None), ("c", 0.0))
 
 
 def test_losses_of_another_number_are_refused() -> None:
     with pytest.raises(sf.ConfigError, match="2 tokens and 2 losses"):
-        sf.tinted_by_loss("", [97, 98], [1.0, 2.0], tokenizer=sf.ByteTokenizer())
+        sf.report.tinted_by_loss("", [97, 98], [1.0, 2.0], tokenizer=sf.tokenizers.ByteTokenizer())
 
 
 @given(st.lists(st.floats(0, 100), max_size=40), st.integers(1, 6))
 def test_the_best_are_the_best_and_the_worst_the_worst_and_none_is_shown_twice(scores: list[float], each: int) -> None:
     said = [(str(place), "", "", score) for place, score in enumerate(scores)]
-    shown = sf.examples_by_score("", "", said, each=each).examples
+    shown = sf.report.examples_by_score("", "", said, each=each).examples
     assert len({one.source for one in shown}) == len(shown) == min(len(said), 3 * each)
     best, worst, drawn = (
         [float(one.score or 0) for one in shown if one.group == group] for group in ("best", "worst", "random")
@@ -80,13 +80,13 @@ def test_the_best_are_the_best_and_the_worst_the_worst_and_none_is_shown_twice(s
 
 def test_the_random_ones_are_the_same_each_time() -> None:
     said = [(str(place), "", "", float(place)) for place in range(30)]
-    assert sf.examples_by_score("", "", said) == sf.examples_by_score("", "", said)
+    assert sf.report.examples_by_score("", "", said) == sf.report.examples_by_score("", "", said)
 
 
 def test_of_many_classes_those_with_most_mistakes_are_shown_and_nothing_is_lost() -> None:
     counts = np.random.default_rng(0).integers(0, 9, (50, 50)) + 100 * np.eye(50, dtype=int)
     counts[7, 9] = 1000
-    panel = sf.confusion_panel("", counts.tolist(), classes=[f"class {place}" for place in range(50)])
+    panel = sf.report.confusion_panel("", counts.tolist(), classes=[f"class {place}" for place in range(50)])
     assert len(panel.classes) == 30
     assert panel.classes[-1] == "21 others"
     assert panel.counts[panel.classes.index("class 7")][panel.classes.index("class 9")] == 1000
@@ -95,20 +95,20 @@ def test_of_many_classes_those_with_most_mistakes_are_shown_and_nothing_is_lost(
 
 def test_a_matrix_for_other_classes_is_refused() -> None:
     with pytest.raises(sf.ConfigError, match=r"shape \(1, 1\) for 2 classes"):
-        sf.confusion_panel("", [[1]], classes=("a", "b"))
+        sf.report.confusion_panel("", [[1]], classes=("a", "b"))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_picture_comes_back_as_it_was_before_it_was_normalised(channels: int) -> None:
     pixels = np.random.default_rng(0).integers(256, size=(2, 8, 8, channels), dtype=np.uint8)
     moments: dict[str, Any] = {"mean": (0.3, 0.5, 0.7)[:channels], "std": (0.2, 0.25, 0.3)[:channels]}
-    image = sf.Images(pixels, np.zeros(2), **moments)[1][0]
-    with Image.open(io.BytesIO(base64.b64decode(sf.picture_png(image, **moments)))) as read:
+    image = sf.data.ImageArrays(pixels, np.zeros(2), **moments)[1][0]
+    with Image.open(io.BytesIO(base64.b64decode(sf.report.encode_png(image, **moments)))) as read:
         assert np.array_equal(np.asarray(read).reshape(8, 8, channels), pixels[1])
 
 
 def test_a_large_picture_is_made_small() -> None:
-    with Image.open(io.BytesIO(base64.b64decode(sf.picture_png(torch.rand(3, 100, 300))))) as read:
+    with Image.open(io.BytesIO(base64.b64decode(sf.report.encode_png(torch.rand(3, 100, 300))))) as read:
         assert (read.width, read.height) == (56, 19)
 
 
@@ -131,10 +131,10 @@ def pictures(samples: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.no_grad()
 def test_confusion_and_losses_are_those_of_the_scores() -> None:
     images, labels = pictures()
-    confusion, wrong = sf.classification_panels(Guessing(), (images, labels), classes="abcd", pictures=7)
+    confusion, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", pictures=7)
     scores = classification_scores(classified(Guessing(), (images, labels)), classes=4)
-    assert isinstance(confusion, sf.ConfusionMatrix)
-    assert isinstance(wrong, sf.Pictures)
+    assert isinstance(confusion, sf.report.ConfusionMatrix)
+    assert isinstance(wrong, sf.report.ImageGrid)
     assert [list(row) for row in confusion.counts] == scores["confusion"]
     logits = images.flatten(1)[:, :4]
     losses = F.cross_entropy(logits, labels, reduction="none")
@@ -146,23 +146,23 @@ def test_confusion_and_losses_are_those_of_the_scores() -> None:
     assert [one.probability for one in wrong.pictures] == pytest.approx(chances.amax(1).tolist())
     right = chances.gather(1, labels[worst, None])[:, 0]
     assert [one.label_probability for one in wrong.pictures] == pytest.approx(right.tolist())
-    assert [one.png for one in wrong.pictures] == [sf.picture_png(images[place]) for place in worst.tolist()]
+    assert [one.png for one in wrong.pictures] == [sf.report.encode_png(images[place]) for place in worst.tolist()]
 
 
 @torch.no_grad()
 def test_a_logit_that_is_no_number_is_the_worst_and_is_shown_without_one() -> None:
     images, labels = pictures(10)
     images[3] = math.nan
-    _, wrong = sf.classification_panels(Guessing(), (images, labels), classes="abcd", pictures=2)
-    assert isinstance(wrong, sf.Pictures)
+    _, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", pictures=2)
+    assert isinstance(wrong, sf.report.ImageGrid)
     assert wrong.pictures[0].loss is None
     assert wrong.pictures[1].loss is not None
 
 
 @torch.no_grad()
 def test_inputs_that_are_no_pictures_have_a_matrix_alone() -> None:
-    (only,) = sf.classification_panels(nn.Identity(), (torch.eye(3), torch.arange(3)), classes="abc", pictures=0)
-    assert isinstance(only, sf.ConfusionMatrix)
+    (only,) = sf.report.classification_panels(nn.Identity(), (torch.eye(3), torch.arange(3)), classes="abc", pictures=0)
+    assert isinstance(only, sf.report.ConfusionMatrix)
     assert only.counts == ((1, 0, 0), (0, 1, 0), (0, 0, 1))
 
 
@@ -171,8 +171,8 @@ def test_of_a_large_data_set_samples_from_everywhere_are_looked_at(monkeypatch: 
     monkeypatch.setattr("surefoot.report.task_panels._SAMPLES", 50)
     labels = torch.arange(400) // 100  # sorted, as files of class folders are
     data = F.one_hot(labels, 4).float(), labels
-    (only,) = sf.classification_panels(nn.Identity(), data, classes="abcd", pictures=0)
-    assert isinstance(only, sf.ConfusionMatrix)
+    (only,) = sf.report.classification_panels(nn.Identity(), data, classes="abcd", pictures=0)
+    assert isinstance(only, sf.report.ConfusionMatrix)
     assert sum(map(sum, only.counts)) == 50
     assert all(abs(one - other) <= 1 for one, other in pairwise(sum(row) for row in only.counts))
     assert only.title.endswith("50 of 400 samples")

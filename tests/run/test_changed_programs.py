@@ -89,7 +89,7 @@ class Plain(torch.optim.SGD):
 def build(out: str = "runs/changed", **changes):
     settings = dict(
         model=Net, loss=loss, train_data=Data(), batch_size=4, micro_batch_size=2, length="8 steps", collate=collate,
-        optimizer=sf.sgd(lr=0.1), save_every="100 steps", report=False, precision="fp32", device="cpu",
+        optimizer=sf.optim.sgd(lr=0.1), save_every="100 steps", report=False, precision="fp32", device="cpu",
         check_state=False,  # the model counts its calls
     )
     return sf.Run(out=out, **{**settings, **changes})
@@ -339,7 +339,7 @@ def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
     begin(place, own.replace("PLATEAU", "None"))
     built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
     assert "note: held-out holds other data than before: its scores are not comparable" in capsys.readouterr().out
-    steered = own.replace("PLATEAU", "sf.Plateau('min held-out/loss', patience=5)")
+    steered = own.replace("PLATEAU", "sf.ReduceLROnPlateau('min held-out/loss', patience=5)")
     begin(place / "steered", steered) if (place / "steered").mkdir() is None else None
     with pytest.raises(sf.CheckpointError, match="sample 0 of held-out, which steers the run, is not what it was"):
         built(place / "steered", "inputs - 1.0", "inputs - 2.0", own=steered, console=False).train()

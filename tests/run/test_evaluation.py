@@ -43,7 +43,7 @@ def rows() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def judged(**changes: Any) -> sf.Split:
-    return sf.Split(rows(), scores=sf.accuracy, outputs=guesses, judge=confusion, **changes)
+    return sf.Split(rows(), scores=sf.metrics.accuracy, outputs=guesses, judge=confusion, **changes)
 
 
 def written(out: Path, kind: str) -> list[dict[str, Any]]:
@@ -53,10 +53,10 @@ def written(out: Path, kind: str) -> list[dict[str, Any]]:
 def test_accuracy_is_the_share_of_labels_whose_output_is_the_largest() -> None:
     """A label below 0 counts nothing; outputs are (B, C) or (B, C, ...)."""
     outputs = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 9.0], [7.0, 6.0, 8.0], [1.0, 4.0, 0.0]])
-    mean = sf.accuracy(lambda inputs: inputs, (outputs, torch.tensor([0, 1, 2, -100])))
+    mean = sf.metrics.accuracy(lambda inputs: inputs, (outputs, torch.tensor([0, 1, 2, -100])))
     assert (int(mean.total), int(mean.count)) == (2, 3)
     positions = outputs.reshape(2, 2, 3).movedim(2, 1)
-    mean = sf.accuracy(lambda inputs: inputs, (positions, torch.tensor([[0, 1], [-1, 1]])))
+    mean = sf.metrics.accuracy(lambda inputs: inputs, (positions, torch.tensor([[0, 1], [-1, 1]])))
     assert (int(mean.total), int(mean.count)) == (2, 3)
 
 
@@ -93,7 +93,7 @@ def test_outputs_without_a_judge_are_refused() -> None:
 
 def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_ones_stay(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    splits = {"all": sf.Split(rows(), scores=sf.accuracy), "test": judged(at_end=True)}
+    splits = {"all": sf.Split(rows(), scores=sf.metrics.accuracy), "test": judged(at_end=True)}
     # the worst is watched, which the last step is not
     changes: dict[str, Any] = {"evaluate": splits, "early_stopping": None, "best": "max all/loss", "ema": None}
     run = build(out, **changes)
@@ -115,7 +115,7 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
 
 
 def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> None:
-    splits = {"all": sf.Split(rows(), scores=sf.accuracy), "test": judged(at_end=True)}
+    splits = {"all": sf.Split(rows(), scores=sf.metrics.accuracy), "test": judged(at_end=True)}
     changes: dict[str, Any] = {"evaluate": splits, "early_stopping": None, "best": "max all/loss", "ema": 0.9}
     run = build(tmp_path / "run", **changes)
     run.train()
@@ -160,10 +160,10 @@ def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(tmp_path: Pat
 
 
 def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
-    splits = {"all": sf.Split(rows(), scores=sf.accuracy), "test": judged(at_end=True)}
+    splits = {"all": sf.Split(rows(), scores=sf.metrics.accuracy), "test": judged(at_end=True)}
     patience = sf.EarlyStopping("min all/loss", patience=1)
     run = build(
-        tmp_path / "run", evaluate=splits, early_stopping=patience, optimizer=sf.adamw(lr=2.0), length="60 steps"
+        tmp_path / "run", evaluate=splits, early_stopping=patience, optimizer=sf.optim.adamw(lr=2.0), length="60 steps"
     )
     run.train()
     assert run.state.step < 60
@@ -192,7 +192,7 @@ def test_the_end_says_whose_weights_were_scored(tmp_path: Path, capsys: pytest.C
 
 def test_a_run_that_is_made_longer_has_another_end(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"evaluate": {"test": judged(at_end=True)}, "early_stopping": None, "best": None}
-    changes |= {"schedule": sf.constant(), "save_every": "2 steps"}
+    changes |= {"schedule": sf.schedules.constant(), "save_every": "2 steps"}
     for steps in (6, 6, 9):
         build(tmp_path / "run", length=f"{steps} steps", **changes).train()
     assert [record["step"] for record in written(tmp_path / "run", "end")] == [6, 9]

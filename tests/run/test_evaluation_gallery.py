@@ -17,15 +17,15 @@ import surefoot as sf
 from surefoot.tracking.panels_file import made
 
 
-def matrix(title: str = "seen") -> sf.ConfusionMatrix:
-    return sf.ConfusionMatrix(title=title, classes=("a",), counts=((1,),))
+def matrix(title: str = "seen") -> sf.report.ConfusionMatrix:
+    return sf.report.ConfusionMatrix(title=title, classes=("a",), counts=((1,),))
 
 
-def of_model(model: nn.Module) -> list[sf.TintedText]:
+def of_model(model: nn.Module) -> list[sf.report.TextHeatmap]:
     """What the model says of given inputs, in evaluation mode, and a random number."""
     said = float(model(torch.ones(4, 8)).exp().sum())
     pieces = (("said", said), ("drawn", float(torch.rand(()))), ("training", float(model.training)))
-    return [sf.TintedText(title="t", legend="", unit="nats", pieces=pieces)]
+    return [sf.report.TextHeatmap(title="t", legend="", unit="nats", pieces=pieces)]
 
 
 def build(out: Path | None, **changes: Any) -> sf.Run:
@@ -40,7 +40,7 @@ def test_a_run_that_is_over_has_its_panels_and_they_are_of_what_is_evaluated(tmp
     assert shown.step == 6
     averaged = run.state.averages["model"].model
     (text,) = shown.panels
-    assert isinstance(text, sf.TintedText)
+    assert isinstance(text, sf.report.TextHeatmap)
     values = dict(text.pieces)
     with torch.no_grad():
         assert values["said"] == pytest.approx(float(averaged.eval()(torch.ones(4, 8)).exp().sum()))
@@ -76,7 +76,7 @@ def test_a_run_that_early_stopping_ends_has_them_and_one_that_a_signal_ends_has_
     told: list[int] = []
     patience = sf.EarlyStopping("min held-out/loss", patience=1) if early else None
     changes: dict[str, Any] = {"early_stopping": patience, "evaluate_every": "1 steps", "length": "60 steps"}
-    changes |= {"optimizer": sf.adamw(lr=2.0)} if early else {}
+    changes |= {"optimizer": sf.optim.adamw(lr=2.0)} if early else {}
     run = build(tmp_path / "run", panels_fn=of_model, loss=stopped, **changes)
     if early:
         run.train()
@@ -103,7 +103,7 @@ def test_a_signal_in_the_last_step_leaves_none(tmp_path: Path) -> None:
     assert called == []
 
 
-def failing(model: nn.Module) -> Iterator[sf.ConfusionMatrix]:
+def failing(model: nn.Module) -> Iterator[sf.report.ConfusionMatrix]:
     yield matrix("first")
     raise ZeroDivisionError("of no use\nand more")
 
@@ -113,12 +113,16 @@ def failing(model: nn.Module) -> Iterator[sf.ConfusionMatrix]:
     [
         (failing, "warning: after panel 1 none: ZeroDivisionError: of no use", ["first"]),
         (lambda model: None, "warning: no panels: TypeError: 'NoneType' object is not iterable", None),
-        (lambda model: ["text"], "warning: no panels: the run's panels hold a str: give a list of TintedText, ", None),
-        (lambda model: [matrix(), sf.Curves(title="c", legend="", curves={"a": ((-1, 1.0),)})], "a point's step", None),
+        (lambda model: ["text"], "warning: no panels: the run's panels hold a str: give a list of TextHeatmap, ", None),
+        (
+            lambda model: [matrix(), sf.report.Curves(title="c", legend="", curves={"a": ((-1, 1.0),)})],
+            "a point's step",
+            None,
+        ),
         (
             lambda model: [
                 matrix(),
-                sf.TintedText(title="long", legend="", unit="nats", pieces=(("x" * 19_000, None),) * 20),
+                sf.report.TextHeatmap(title="long", legend="", unit="nats", pieces=(("x" * 19_000, None),) * 20),
             ],
             "warning: the panel 'long' is left out: all together may have 300,000 bytes",
             ["seen"],
@@ -155,7 +159,7 @@ def test_a_disk_without_room_is_a_warning(
 
 
 def test_after_its_time_or_when_told_to_stop_no_further_panel_is_begun() -> None:
-    def endless(model: None) -> Iterator[sf.ConfusionMatrix]:
+    def endless(model: None) -> Iterator[sf.report.ConfusionMatrix]:
         while True:
             yield matrix()
 
@@ -167,7 +171,7 @@ def test_after_its_time_or_when_told_to_stop_no_further_panel_is_begun() -> None
 
 
 def test_a_signal_while_they_are_made_leaves_none(tmp_path: Path) -> None:
-    def signalled(model: nn.Module) -> Iterator[sf.ConfusionMatrix]:
+    def signalled(model: nn.Module) -> Iterator[sf.report.ConfusionMatrix]:
         yield matrix()
         signal.raise_signal(signal.SIGINT)
         yield matrix()

@@ -237,7 +237,7 @@ def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
         "log_every": "1 steps",
         "save_every": "40 steps",
         "evaluate_every": "40 steps",
-        "optimizer": sf.sgd(lr=1e-9),
+        "optimizer": sf.optim.sgd(lr=1e-9),
         "schedule": None,
         "length": "40 steps",
     }

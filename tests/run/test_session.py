@@ -439,7 +439,7 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_by_the_resume(
         seen[0] += 1
         if run.state.step == at:
             signal.raise_signal(number)
-        return sf.accuracy(model, batch)
+        return sf.metrics.accuracy(model, batch)
 
     split = sf.Split((data.inputs, data.labels), scores=accuracy)
     run = build(tmp_path / "run", evaluate={"held-out": split})
@@ -463,7 +463,7 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
     def accuracy(model: nn.Module, batch: Any) -> sf.Mean:
         if run.state.step == STEPS:
             signal.raise_signal(signal.SIGINT)
-        return sf.accuracy(model, batch)
+        return sf.metrics.accuracy(model, batch)
 
     def sample(model: nn.Module) -> str:
         samples.append(run.state.step)
@@ -496,7 +496,7 @@ def test_a_kill_after_the_evaluation_that_a_resume_made_up_for_repeats_no_scores
     def accuracy(model: nn.Module, batch: Any) -> sf.Mean:
         if run.state.step == 5:
             signal.raise_signal(signal.SIGINT)
-        return sf.accuracy(model, batch)
+        return sf.metrics.accuracy(model, batch)
 
     def dying(model: nn.Module, batch: Any) -> Any:
         if model.training:
@@ -523,7 +523,7 @@ def test_with_code_of_ones_own_between_the_steps_an_evaluation_is_finished(tmp_p
         if run.state.step == 5 and not asked:
             asked.append(5)
             signal.raise_signal(signal.SIGINT)
-        return sf.accuracy(model, batch)
+        return sf.metrics.accuracy(model, batch)
 
     run = build(tmp_path / "run", evaluate={"held-out": sf.Split((data.inputs, data.labels), scores=accuracy)})
     with pytest.raises(SystemExit), run:  # noqa: PT012

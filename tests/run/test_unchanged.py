@@ -20,8 +20,8 @@ from surefoot.run.run import unchanged
 
 Optimizers = dict[str, Any]
 OPTIMIZERS: Optimizers = {
-    "adamw": sf.adamw(lr=1e-2, weight_decay=0.05),
-    "sgd": sf.sgd(0.05, momentum=0.9, weight_decay=0.01),
+    "adamw": sf.optim.adamw(lr=1e-2, weight_decay=0.05),
+    "sgd": sf.optim.sgd(0.05, momentum=0.9, weight_decay=0.01),
     "nadam": lambda groups: torch.optim.NAdam(groups, lr=1e-2),
     "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-3, centered=True),
 }
@@ -201,7 +201,7 @@ def test_a_model_may_be_one_of_several() -> None:
     run = build(
         None,
         model={"body": lambda: nn.Linear(8, 16), "head": lambda: nn.Linear(16, 3)},
-        optimizer={"head": sf.sgd(0.1), "body": sf.adamw(0.01)},
+        optimizer={"head": sf.optim.sgd(0.1), "body": sf.optim.adamw(0.01)},
         loss=loss,
         evaluate=None,
         early_stopping=None,

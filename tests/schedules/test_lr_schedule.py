@@ -23,30 +23,30 @@ from surefoot.schedules.curves import SHAPES as TABLE
 from surefoot.schedules.lr_schedule import (
     Schedule,
     constant,
+    cosine,
+    cosine_restarts,
     exponential,
     inverse_sqrt,
     join,
     linear,
+    multistep,
     one_cycle,
     polynomial,
-    step_decay,
-    warm_restarts,
-    warmup_cosine,
-    warmup_stable_decay,
+    wsd,
 )
 
 STEPS = 40
 MAKERS = {
     "constant": constant,
     "linear": linear,
-    "cosine": warmup_cosine,
+    "cosine": cosine,
     "polynomial": polynomial,
     "inverse-sqrt": inverse_sqrt,
-    "step": step_decay,
+    "step": multistep,
     "exponential": exponential,
     "one-cycle": one_cycle,
-    "wsd": warmup_stable_decay,
-    "restarts": warm_restarts,
+    "wsd": wsd,
+    "restarts": cosine_restarts,
 }
 SHAPES = tuple(MAKERS)
 FALLING = (
@@ -240,11 +240,9 @@ def test_percentages_are_steps_once_resolved_and_stay_so_in_a_longer_run(shape):
 
 
 def test_percentages_of_joined_schedules_are_of_their_part_and_stay_so():
-    resolved = join(constant("10%"), warmup_stable_decay("10%", cooldown="50%"), at="25%").resolved(length(40))
+    resolved = join(constant("10%"), wsd("10%", cooldown="50%"), at="25%").resolved(length(40))
 
-    assert resolved == join(
-        constant(1).resolved(length(10)), warmup_stable_decay(3, cooldown=15).resolved(length(30)), at=10
-    )
+    assert resolved == join(constant(1).resolved(length(10)), wsd(3, cooldown=15).resolved(length(30)), at=10)
     assert resolved.resolved(length(400)) == resolved
 
 
@@ -284,24 +282,24 @@ def test_warmup_rises_in_equal_parts_and_wastes_no_step(shape):
         (constant(4), {0: 0.2, 4: 1, 20: 1, 39: 1, 50: 1}),
         (linear(8), {0: 1 / 9, 8: 1, 24: 0.5, 39: 1 / 32, 40: 0, 50: 0}),
         (linear(19, floor=0.2), {0: 0.05, 19: 1, 29: 0.6, 39: 0.2, 50: 0.2}),
-        (warmup_cosine(), {0: 1, 10: 0.5 + math.sqrt(0.125), 20: 0.5, 40: 0, 50: 0}),
-        (warmup_cosine(19, floor=0.2), {19: 1, 29: 0.6, 38: 0.2 + 0.4 * (1 + math.cos(0.95 * math.pi)), 39: 0.2}),
+        (cosine(), {0: 1, 10: 0.5 + math.sqrt(0.125), 20: 0.5, 40: 0, 50: 0}),
+        (cosine(19, floor=0.2), {19: 1, 29: 0.6, 38: 0.2 + 0.4 * (1 + math.cos(0.95 * math.pi)), 39: 0.2}),
         (polynomial(8, power=3.0), {0: 1 / 9, 8: 1, 24: 0.125, 39: 1 / 32**3, 50: 0}),
         (polynomial(19, power=0.5, floor=0.2), {19: 1, 34: 0.6, 39: 0.2, 50: 0.2}),
         (inverse_sqrt(4), {0: 0.2, 4: 1, 16: 0.5, 36: 1 / 3, 100: 0.2}),
         (inverse_sqrt(0), {0: 1, 3: 0.5, 35: 1 / 6}),
-        (step_decay(4), {0: 0.2, 4: 1, 19: 1, 20: 0.1, 29: 0.1, 30: 0.01, 39: 0.01, 50: 0.01}),
-        (step_decay(drops=("25%",), drop_factor=0.5), {0: 1, 9: 1, 10: 0.5, 39: 0.5, 50: 0.5}),
+        (multistep(4), {0: 0.2, 4: 1, 19: 1, 20: 0.1, 29: 0.1, 30: 0.01, 39: 0.01, 50: 0.01}),
+        (multistep(drops=("25%",), drop_factor=0.5), {0: 1, 9: 1, 10: 0.5, 39: 0.5, 50: 0.5}),
         (exponential(19, floor=0.01), {0: 0.05, 19: 1, 29: 0.1, 39: 0.01, 50: 0.01}),
         (one_cycle(), {0: 0.04, 6: 0.52, 12: 1, 26: 0.5, 40: 0, 50: 0}),
         (one_cycle(20, start=0.5, floor=0.1), {0: 0.5, 10: 0.75, 20: 1, 39: 0.1, 50: 0.1}),
-        (warmup_stable_decay(4), {0: 0.2, 4: 1, 32: 1, 34: 0.5, 39: 1 - math.sqrt(7 / 8), 40: 0, 50: 0}),
-        (warmup_stable_decay(cooldown=16, floor=0.2), {0: 1, 23: 1, 27: 0.6, 38: 0.2 + 0.8 * (1 - math.sqrt(15 / 16)), 39: 0.2}),
-        (warm_restarts(), {0: 1, 5: 0.5, 10: 1, 15: 0.5, 30: 1, 35: 0.5, 40: 0, 50: 0}),
-        (warm_restarts(4, cycle=12, cycle_growth=2.0), {0: 0.2, 4: 1, 10: 0.5, 16: 1, 28: 0.5, 40: 0}),
-        (warm_restarts(cycle=11, floor=0.2), {0: 1, 5: 0.6, 10: 0.2, 11: 1, 21: 0.2, 22: 1, 39: 0.2, 40: 0.2}),
-        (warm_restarts(cycle=17), {0: 1, 16: math.sin(math.pi / 34) ** 2, 17: 1, 39: math.sin(math.pi / 46) ** 2, 40: 0}),  # 6 are left
-        (warm_restarts(cycle=16), {0: 1, 8: 0.5, 16: 1, 24: 0.5, 32: 1, 36: 0.5, 40: 0}),  # 8 are left, half of 16
+        (wsd(4), {0: 0.2, 4: 1, 32: 1, 34: 0.5, 39: 1 - math.sqrt(7 / 8), 40: 0, 50: 0}),
+        (wsd(cooldown=16, floor=0.2), {0: 1, 23: 1, 27: 0.6, 38: 0.2 + 0.8 * (1 - math.sqrt(15 / 16)), 39: 0.2}),
+        (cosine_restarts(), {0: 1, 5: 0.5, 10: 1, 15: 0.5, 30: 1, 35: 0.5, 40: 0, 50: 0}),
+        (cosine_restarts(4, cycle=12, cycle_growth=2.0), {0: 0.2, 4: 1, 10: 0.5, 16: 1, 28: 0.5, 40: 0}),
+        (cosine_restarts(cycle=11, floor=0.2), {0: 1, 5: 0.6, 10: 0.2, 11: 1, 21: 0.2, 22: 1, 39: 0.2, 40: 0.2}),
+        (cosine_restarts(cycle=17), {0: 1, 16: math.sin(math.pi / 34) ** 2, 17: 1, 39: math.sin(math.pi / 46) ** 2, 40: 0}),  # 6 are left
+        (cosine_restarts(cycle=16), {0: 1, 8: 0.5, 16: 1, 24: 0.5, 32: 1, 36: 0.5, 40: 0}),  # 8 are left, half of 16
     ],
 )  # fmt: skip
 def test_values_at_0_in_warmup_in_the_middle_at_the_end_and_beyond(schedule, values):
@@ -311,14 +309,14 @@ def test_values_at_0_in_warmup_in_the_middle_at_the_end_and_beyond(schedule, val
 
 
 def test_the_cooldown_begins_so_that_the_run_ends_with_it():
-    assert factors(warmup_stable_decay(cooldown=10)).count(1.0) == 31  # and 9 lower ones: the tenth is at step 40
-    assert factors(warmup_stable_decay(cooldown=10, floor=0.1)).count(1.0) == 30
-    assert factors(warmup_stable_decay(cooldown=0)) == factors(constant())
+    assert factors(wsd(cooldown=10)).count(1.0) == 31  # and 9 lower ones: the tenth is at step 40
+    assert factors(wsd(cooldown=10, floor=0.1)).count(1.0) == 30
+    assert factors(wsd(cooldown=0)) == factors(constant())
 
 
 def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
     for steps in range(20, 200):
-        assert factors(warm_restarts(cycle="25%"), steps).count(1.0) == 4
+        assert factors(cosine_restarts(cycle="25%"), steps).count(1.0) == 4
 
 
 # --- against torch ---------------------------------------------------------------------------------------------------
@@ -328,14 +326,14 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
 @pytest.mark.parametrize(
     ("schedule", "make"),
     [
-        (warmup_cosine(), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS)),
+        (cosine(), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS)),
         # with a floor over one step less: torch reaches it after the last step
-        (warmup_cosine(floor=0.1), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS - 1, eta_min=0.1)),
+        (cosine(floor=0.1), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS - 1, eta_min=0.1)),
         (linear(floor=0.25), lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.25, total_iters=STEPS - 1)),
         (constant(7), lambda optimizer: lr_scheduler.LinearLR(optimizer, 1 / 8, 1.0, total_iters=7)),
         (polynomial(power=2.0), lambda optimizer: lr_scheduler.PolynomialLR(optimizer, STEPS, power=2.0)),
         (
-            step_decay(drops=(9, "60%"), drop_factor=0.3),
+            multistep(drops=(9, "60%"), drop_factor=0.3),
             lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [9, 24], gamma=0.3),
         ),
         (exponential(floor=0.02), lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.02 ** (1 / (STEPS - 1)))),
@@ -346,9 +344,9 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
                 optimizer, 1.0, total_steps=STEPS, pct_start=12 / STEPS, cycle_momentum=False
             ),
         ),
-        (warm_restarts(cycle=10), lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10)),
+        (cosine_restarts(cycle=10), lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10)),
         (
-            join(constant(7), warmup_cosine(), at=10),
+            join(constant(7), cosine(), at=10),
             lambda optimizer: lr_scheduler.SequentialLR(
                 optimizer,
                 [
@@ -367,7 +365,7 @@ def test_every_step_is_torch_s(schedule, make):
 def test_warm_restarts_that_grow_are_torch_s():
     expected = torch_factors(lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10, 2), 70)
 
-    assert factors(warm_restarts(cycle=10, cycle_growth=2.0), 70) == pytest.approx(expected, abs=1e-12)
+    assert factors(cosine_restarts(cycle=10, cycle_growth=2.0), 70) == pytest.approx(expected, abs=1e-12)
 
 
 # --- against transformers --------------------------------------------------------------------------------------------
@@ -395,11 +393,11 @@ def transformers_factors(name, warmup, steps, *, floor=0.0, power=1.0, cooldown=
     [
         (constant(8), "constant_with_warmup", {}),
         (linear(8), "linear", {}),
-        (warmup_cosine(8), "cosine", {}),
-        (warm_restarts(8, cycle=8), "cosine_with_restarts", {"cycles": 4}),
+        (cosine(8), "cosine", {}),
+        (cosine_restarts(8, cycle=8), "cosine_with_restarts", {"cycles": 4}),
         (polynomial(8, power=2.0), "polynomial", {"power": 2.0}),
         (inverse_sqrt(8), "inverse_sqrt", {}),
-        (warmup_stable_decay(8, cooldown=12), "warmup_stable_decay", {"cooldown": 12}),
+        (wsd(8, cooldown=12), "warmup_stable_decay", {"cooldown": 12}),
     ],
 )
 def test_after_warmup_every_step_is_that_of_transformers(schedule, name, chosen):
@@ -412,7 +410,7 @@ def test_after_warmup_every_step_is_that_of_transformers(schedule, name, chosen)
     ("schedule", "name", "chosen"),
     [
         (polynomial(8, power=2.0, floor=0.1), "polynomial", {"power": 2.0, "floor": 0.1}),
-        (warmup_stable_decay(8, cooldown=12, floor=0.1), "warmup_stable_decay", {"cooldown": 12, "floor": 0.1}),
+        (wsd(8, cooldown=12, floor=0.1), "warmup_stable_decay", {"cooldown": 12, "floor": 0.1}),
     ],
 )
 def test_with_a_floor_it_is_transformers_over_one_step_less(schedule, name, chosen):
@@ -499,21 +497,21 @@ def test_a_floor_of_0_says_nothing_to_a_shape_without_floor(shape):
     ("schedule", "message"),
     [
         (constant("5"), r"schedule.warmup = '5' has no unit\n  write it as"),
-        (warmup_stable_decay(cooldown="5"), r"schedule.cooldown = '5' has no unit\n  write it as"),
-        (step_decay(drops=("5",)), r"schedule.drops = '5' has no unit\n  write it as"),
-        (warm_restarts(cycle="5"), r"schedule.cycle = '5' has no unit\n  write it as"),
+        (wsd(cooldown="5"), r"schedule.cooldown = '5' has no unit\n  write it as"),
+        (multistep(drops=("5",)), r"schedule.drops = '5' has no unit\n  write it as"),
+        (cosine_restarts(cycle="5"), r"schedule.cycle = '5' has no unit\n  write it as"),
         (join(constant(), linear(), at="5"), r"at = '5' has no unit\n  write it as"),
-        (warm_restarts(cycle="0%"), r"schedule.cycle = 0 steps \(0%\) is no step at all"),
-        (warm_restarts(cycle=0), "schedule.cycle = 0 steps is no step at all"),
-        (warmup_stable_decay(10, cooldown=31), r"schedule.cooldown = 31 steps does not fit .* 40 steps.* 30 are left"),
-        (warmup_stable_decay(10, cooldown="80%"), r"schedule.cooldown = 32 steps \(80%\) does not fit"),
-        (warmup_stable_decay(10, cooldown=30, floor=0.1), r"schedule.cooldown = 30 steps does not fit .* 29 are left"),
-        (warmup_stable_decay(cooldown=0, floor=0.1), r"schedule.cooldown = 0 steps does not fit"),
-        (step_decay(drops=("50%", "100%")), r"drops = 20 steps \(50%\), 40 steps \(100%\) in a run of 40 steps"),
-        (step_decay(drops=(20, 20)), "schedule.drops = 20 steps, 20 steps in a run of 40 steps"),
-        (step_decay(drops=(30, 20)), "schedule.drops = 30 steps, 20 steps in a run of 40 steps"),
-        (step_decay("50%"), r"drops = 20 steps \(50%\), 30 steps \(75%\) .* warm-up of 20"),
-        (step_decay(drops=(10, 20), drop_factor=1e-200), r"schedule.drop_factor = 1e-200.* and so 0\n  try: fewer drops"),
+        (cosine_restarts(cycle="0%"), r"schedule.cycle = 0 steps \(0%\) is no step at all"),
+        (cosine_restarts(cycle=0), "schedule.cycle = 0 steps is no step at all"),
+        (wsd(10, cooldown=31), r"schedule.cooldown = 31 steps does not fit .* 40 steps.* 30 are left"),
+        (wsd(10, cooldown="80%"), r"schedule.cooldown = 32 steps \(80%\) does not fit"),
+        (wsd(10, cooldown=30, floor=0.1), r"schedule.cooldown = 30 steps does not fit .* 29 are left"),
+        (wsd(cooldown=0, floor=0.1), r"schedule.cooldown = 0 steps does not fit"),
+        (multistep(drops=("50%", "100%")), r"drops = 20 steps \(50%\), 40 steps \(100%\) in a run of 40 steps"),
+        (multistep(drops=(20, 20)), "schedule.drops = 20 steps, 20 steps in a run of 40 steps"),
+        (multistep(drops=(30, 20)), "schedule.drops = 30 steps, 20 steps in a run of 40 steps"),
+        (multistep("50%"), r"drops = 20 steps \(50%\), 30 steps \(75%\) .* warm-up of 20"),
+        (multistep(drops=(10, 20), drop_factor=1e-200), r"schedule.drop_factor = 1e-200.* and so 0\n  try: fewer drops"),
         (polynomial(power=500.0), r"schedule.power = 500.0.* and so 0\n  try: --schedule.floor 0.01"),
         (join(constant(), linear(), at="100%"), r"at = 40 steps \(100%\)"),
         (join(constant(), linear(), at=0), "at = 0 steps: two joined schedules"),

@@ -44,7 +44,7 @@ def test_a_shape_that_is_added_has_its_factors_and_may_be_joined_and_drawn(added
     factor = Schedule("late", warmup=4).factors(LENGTH)
 
     assert [factor(step) for step in (0, 4, 7, 8)] == [0.2, 1.0, 0.5, 0.0]
-    assert sf.join(sf.constant(), Schedule("late"), at=4).factors(LENGTH)(7) == 0.5
+    assert sf.schedules.join(sf.schedules.constant(), Schedule("late"), at=4).factors(LENGTH)(7) == 0.5
     assert list(schedules("late,late:floor=0.5", LENGTH, shared={})) == ["late", "late:floor=0.5"]
     with pytest.raises(
         sf.ConfigError, match=r"schedule.power = 2.0 means nothing to schedule.name late, which takes warmup, floor"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tokenizers
 from data_sets import DATA, needs
 from surefoot.errors import DataError
-from surefoot.tokenizers.bpe import BpeTokenizer, load_tokenizer, tokenizer_from_json
+from surefoot.tokenizers.bpe import BPETokenizer, from_json, load
 from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
 
 
@@ -33,8 +33,8 @@ def test_characters_give_back_every_text_they_were_made_from(text):
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_a_tokenizer_from_json_is_the_same(text):
-    for tokenizer in (CharacterTokenizer.of(text), ByteTokenizer(), BpeTokenizer.trained([text], vocabulary=260)):
-        again = tokenizer_from_json(tokenizer.to_json())
+    for tokenizer in (CharacterTokenizer.of(text), ByteTokenizer(), BPETokenizer.trained([text], vocabulary=260)):
+        again = from_json(tokenizer.to_json())
         assert type(again) is type(tokenizer) is type(type(tokenizer).from_json(tokenizer.to_json()))
         assert again.to_json() == tokenizer.to_json()
 
@@ -94,7 +94,7 @@ def test_a_set_that_is_none_is_refused(characters, what):
 )
 def test_what_describes_no_tokenizer_is_refused(text):
     with pytest.raises(DataError, match="no description of a tokenizer"):
-        tokenizer_from_json(text)
+        from_json(text)
 
 
 def test_a_description_of_another_kind_is_refused():
@@ -105,7 +105,7 @@ def test_a_description_of_another_kind_is_refused():
 # --- byte pairs --------------------------------------------------------------------------------------------------------
 
 TEXT = "the cat sat on the mat, the rat sat on the cat; caf\u00e9 \U0001f600\n" * 5
-BPE = BpeTokenizer.trained([TEXT], vocabulary=270)
+BPE = BPETokenizer.trained([TEXT], vocabulary=270)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -121,7 +121,7 @@ def test_byte_pairs_are_fewer_than_bytes_on_the_text_they_were_made_from():
 
 
 def test_the_same_text_gives_the_same_byte_pairs():
-    assert BpeTokenizer.trained(iter([TEXT]), vocabulary=270).to_json() == BPE.to_json()
+    assert BPETokenizer.trained(iter([TEXT]), vocabulary=270).to_json() == BPE.to_json()
 
 
 def test_many_texts_are_encoded_as_each_alone():
@@ -142,9 +142,9 @@ def test_the_end_of_a_document_is_no_text(tokenizer):
 
 def test_a_token_added_as_it_is_counts_its_bytes():
     """What was added to a tokenizer is not written in the letters that stand for bytes."""
-    tokenizer = BpeTokenizer.from_json(BPE.to_json()).tokenizer
+    tokenizer = BPETokenizer.from_json(BPE.to_json()).tokenizer
     tokenizer.add_tokens(["caf\u00e9"])
-    made = BpeTokenizer(tokenizer)
+    made = BPETokenizer(tokenizer)
     assert made.byte_counts[made.encode(TEXT)].sum() == len(TEXT.encode())
 
 
@@ -154,18 +154,18 @@ def test_a_token_added_as_it_is_counts_its_bytes():
 def test_a_tokenizer_of_any_kind_is_read_from_its_file_or_the_directory_of_a_run(tokenizer, tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(tokenizer.to_json())
-    assert load_tokenizer(file).to_json() == load_tokenizer(tmp_path).to_json() == tokenizer.to_json()
+    assert load(file).to_json() == load(tmp_path).to_json() == tokenizer.to_json()
     BPE.tokenizer.save(str(file))  # as the library writes it
-    assert load_tokenizer(tmp_path).to_json() == BPE.to_json()
+    assert load(tmp_path).to_json() == BPE.to_json()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"kind": "words"}', '{"model": 3}', "[" * 100_000])
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(text, tmp_path):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(DataError, match="tokenizer"):
-        load_tokenizer(tmp_path)
+        load(tmp_path)
     with pytest.raises(DataError, match="no tokenizer at"):
-        load_tokenizer(tmp_path / "nowhere")
+        load(tmp_path / "nowhere")
 
 
 def changed(**changes):
@@ -229,15 +229,15 @@ STRIPPING = {
 def test_a_tokenizer_that_would_change_the_text_is_refused(text, says, tmp_path):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(DataError, match=says):
-        load_tokenizer(tmp_path)
+        load(tmp_path)
 
 
 def test_what_a_tokenizer_would_cut_or_fill_is_left_whole(tmp_path):
-    limited = BpeTokenizer.from_json(BPE.to_json()).tokenizer
+    limited = BPETokenizer.from_json(BPE.to_json()).tokenizer
     limited.enable_truncation(4)
     limited.enable_padding(length=50)
     (tmp_path / "tokenizer.json").write_text(limited.to_str())
-    read = load_tokenizer(tmp_path)
+    read = load(tmp_path)
     assert read.encode(TEXT).tolist() == BPE.encode(TEXT).tolist()
     assert [len(tokens) for tokens in read.encode_all(["the", TEXT])] == [len(BPE.encode("the")), len(BPE.encode(TEXT))]
 
@@ -247,7 +247,7 @@ def test_the_end_of_a_document_of_gpt2_s_files_is_no_text_either(tmp_path):
     vocabulary = json.loads(BPE.to_json())["tokenizer"]["model"]["vocab"]
     (tmp_path / "encoder.json").write_text(json.dumps(vocabulary))
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
-    tokenizer = load_tokenizer(tmp_path)
+    tokenizer = load(tmp_path)
     assert tokenizer.end is not None
     assert tokenizer.byte_counts[tokenizer.end] == 0
     assert tokenizer.byte_counts[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())
@@ -260,22 +260,22 @@ def test_bytes_of_characters_are_those_of_utf8():
 
 @needs("gpt2-bpe")
 def test_gpt2_s_files_give_gpt2_s_tokens(tmp_path):
-    tokenizer = BpeTokenizer.load(DATA / "gpt2-bpe")
+    tokenizer = BPETokenizer.load(DATA / "gpt2-bpe")
     assert (tokenizer.vocabulary, tokenizer.end) == (50257, 50256)
     assert tokenizer.encode("Hello world, it's").tolist() == [15496, 995, 11, 340, 338]
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
-    assert BpeTokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+    assert BPETokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
 
 
 def test_a_tokenizer_of_the_library_is_loaded(tmp_path):
     BPE.tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert BpeTokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == BPE.encode(TEXT).tolist()
+    assert BPETokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == BPE.encode(TEXT).tolist()
 
 
 def test_a_tokenizer_that_is_not_of_bytes_is_refused(tmp_path):
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "words.json"))
     with pytest.raises(DataError, match=r"words\.json is no byte-level tokenizer"):
-        BpeTokenizer.load(tmp_path / "words.json")
+        BPETokenizer.load(tmp_path / "words.json")
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "{}", "[" * 100_000])
@@ -283,9 +283,9 @@ def test_what_is_no_tokenizer_is_named(content, tmp_path):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(DataError, match=r"tokenizer\.json"):
-        BpeTokenizer.load(tmp_path / "tokenizer.json")
+        BPETokenizer.load(tmp_path / "tokenizer.json")
 
 
 def test_too_few_byte_pairs_are_refused():
     with pytest.raises(DataError, match="vocabulary = 256"):
-        BpeTokenizer.trained([TEXT], vocabulary=256)
+        BPETokenizer.trained([TEXT], vocabulary=256)

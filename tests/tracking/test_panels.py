@@ -18,26 +18,28 @@ from in_one import in_one
 from surefoot.tracking.panels import Panel, written
 from surefoot.tracking.panels_file import MOST_BYTES, fitting, panels_from_json
 
-PNG = sf.picture_png(torch.full((1, 4, 4), 0.5))
+PNG = sf.report.encode_png(torch.full((1, 4, 4), 0.5))
 OF_EACH_KIND: tuple[Panel, ...] = (
-    sf.TintedText(title="held-out", legend="loss", unit="nats", pieces=(("dé", None), (" f</script>", 2.5))),
-    sf.Examples(
+    sf.report.TextHeatmap(title="held-out", legend="loss", unit="nats", pieces=(("dé", None), (" f</script>", 2.5))),
+    sf.report.Examples(
         title="said",
         legend="BLEU",
-        examples=(sf.Example(source="a", reference="b", output="c", score=12.5, group="worst"),),
+        examples=(sf.report.Example(source="a", reference="b", output="c", score=12.5, group="worst"),),
     ),
-    sf.Curves(title="ends", legend="nats", curves={"loss": ((0, 2.0), (10, None))}),
-    sf.ConfusionMatrix(title="taken for", classes=("cat", "dog"), counts=((3, 1), (0, 4))),
-    sf.Pictures(title="wrong", pictures=(sf.Picture(png=PNG, label="cat", guess="dog", probability=0.9, loss=3.0),)),
+    sf.report.Curves(title="ends", legend="nats", curves={"loss": ((0, 2.0), (10, None))}),
+    sf.report.ConfusionMatrix(title="taken for", classes=("cat", "dog"), counts=((3, 1), (0, 4))),
+    sf.report.ImageGrid(
+        title="wrong", pictures=(sf.report.Image(png=PNG, label="cat", guess="dog", probability=0.9, loss=3.0),)
+    ),
 )
 
 
-def text(**changes: Any) -> sf.TintedText:
-    return sf.TintedText(**({"title": "t", "legend": "l", "unit": "nats", "pieces": (("a", 1.0),)} | changes))
+def text(**changes: Any) -> sf.report.TextHeatmap:
+    return sf.report.TextHeatmap(**({"title": "t", "legend": "l", "unit": "nats", "pieces": (("a", 1.0),)} | changes))
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    shown = sf.Panels(step=7, panels=OF_EACH_KIND)
+    shown = sf.report.Panels(step=7, panels=OF_EACH_KIND)
     (tmp_path / "panels.json").write_text(shown.to_json())
     assert sf.load(tmp_path).panels() == shown
     assert len({panel.kind for panel in OF_EACH_KIND}) == 5
@@ -86,14 +88,14 @@ def header(wide: int, high: int) -> str:
 )
 def test_a_picture_that_is_no_small_png_is_refused(png: Any, why: str) -> None:
     with pytest.raises(sf.ConfigError, match=why):
-        sf.Pictures(title="wrong", pictures=(sf.Picture(png=png),))
+        sf.report.ImageGrid(title="wrong", pictures=(sf.report.Image(png=png),))
 
 
 def test_a_matrix_that_is_not_square_is_refused() -> None:
     with pytest.raises(sf.ConfigError, match="one row and one column for each class"):
-        sf.ConfusionMatrix(title="t", classes=("a", "b"), counts=((1, 2),))
+        sf.report.ConfusionMatrix(title="t", classes=("a", "b"), counts=((1, 2),))
     with pytest.raises(sf.ConfigError, match="whole numbers from 0 on"):
-        sf.ConfusionMatrix(title="t", classes=("a",), counts=((-1,),))
+        sf.report.ConfusionMatrix(title="t", classes=("a",), counts=((-1,),))
 
 
 HOSTILE = [
@@ -127,7 +129,7 @@ def test_a_hostile_file_is_refused_by_name(held: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "panels.json").write_text(sf.Panels(step=1, panels=()).to_json() + " " * MOST_BYTES)
+    (tmp_path / "panels.json").write_text(sf.report.Panels(step=1, panels=()).to_json() + " " * MOST_BYTES)
     with pytest.raises(sf.DataError, match="more than 300,000 bytes"):
         sf.load(tmp_path).panels()
     (tmp_path / "panels.json").write_bytes(b"\xff\xfe")
@@ -137,10 +139,10 @@ def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:
 
 @given(st.integers(min_value=0), st.sampled_from(["", "0", "[", '"', "null", "-", "é"]), st.integers(0, 3))
 def test_a_file_with_anything_changed_is_read_or_refused(place: int, put: str, taken: int) -> None:
-    held = sf.Panels(step=7, panels=OF_EACH_KIND).to_json()
+    held = sf.report.Panels(step=7, panels=OF_EACH_KIND).to_json()
     at = place % len(held)
     with suppress(sf.ConfigError):
-        assert isinstance(panels_from_json(held[:at] + put + held[at + taken :]), sf.Panels)
+        assert isinstance(panels_from_json(held[:at] + put + held[at + taken :]), sf.report.Panels)
 
 
 def test_panels_beyond_the_room_of_a_page_are_left_out_and_the_next_still_fits() -> None:
@@ -148,7 +150,7 @@ def test_panels_beyond_the_room_of_a_page_are_left_out_and_the_next_still_fits()
     kept, left_out = fitting([OF_EACH_KIND[0], large, OF_EACH_KIND[3]])
     assert (kept, left_out) == ([OF_EACH_KIND[0], OF_EACH_KIND[3]], [large])
     many = [text(pieces=(("x" * 9_000, None),)) for _ in range(50)]
-    shown = sf.Panels(step=2**62, panels=tuple(fitting(many)[0]))
+    shown = sf.report.Panels(step=2**62, panels=tuple(fitting(many)[0]))
     assert MOST_BYTES - 10_000 < len(shown.to_json()) <= MOST_BYTES
 
 

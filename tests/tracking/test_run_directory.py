@@ -22,7 +22,7 @@ import small_runs
 import surefoot as sf
 from rank_processes import Ranks
 from surefoot.checkpoint import Store
-from surefoot.checkpoint.format import Contents, DamageError, write
+from surefoot.checkpoint.format import Checkpoint, DamageError, write
 from surefoot.cli.report import _could_have_panels
 from surefoot.compare.trained import read_run as read_trained
 from surefoot.compare.trials import Trials
@@ -358,13 +358,13 @@ def test_a_link_that_appears_while_a_checkpoint_is_written_is_not_followed(
     directory = RunDirectory(tmp_path)
     store = Store(directory.checkpoints, guard=directory.refuse_links)
 
-    def write_and_plant(contents: Contents, **more: Any) -> None:
+    def write_and_plant(contents: Checkpoint, **more: Any) -> None:
         write(contents, **more)
         plant(tmp_path, "checkpoints", elsewhere)
 
     monkeypatch.setattr("surefoot.checkpoint.store.write", write_and_plant)
     with pytest.raises(sf.CheckpointError, match="step 12 is not saved: a link to"):
-        store.save(Contents(12, {"model": {"weight": torch.ones(2)}}))
+        store.save(Checkpoint(12, {"model": {"weight": torch.ones(2)}}))
 
 
 def test_a_run_that_dies_writes_no_report_through_a_link(

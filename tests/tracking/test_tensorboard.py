@@ -20,15 +20,15 @@ from surefoot.tracking.panels import written
 from surefoot.tracking.tensorboard import pictured
 
 COUNTS = ((8, 2), (0, 3))
-CAT = sf.picture_png(torch.rand(3, 6, 4))
+CAT = sf.report.encode_png(torch.rand(3, 6, 4))
 
 
 def panels(model: nn.Module) -> list[Any]:
-    wrong = tuple(sf.Picture(png=CAT) for _ in range(9))
+    wrong = tuple(sf.report.Image(png=CAT) for _ in range(9))
     return [
-        sf.ConfusionMatrix(title="taken for", classes=("a cat", "dog"), counts=COUNTS),
-        sf.Pictures(title="wrong", pictures=wrong),
-        sf.TintedText(title="text", legend="", unit="nats", pieces=()),
+        sf.report.ConfusionMatrix(title="taken for", classes=("a cat", "dog"), counts=COUNTS),
+        sf.report.ImageGrid(title="wrong", pictures=wrong),
+        sf.report.TextHeatmap(title="text", legend="", unit="nats", pieces=()),
     ]
 
 
@@ -54,7 +54,7 @@ def died(build_died: int) -> Any:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was interrupted, ended, made longer, and ended again."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    changes: dict[str, Any] = {"panels_fn": panels, "schedule": sf.constant(), "early_stopping": None}
+    changes: dict[str, Any] = {"panels_fn": panels, "schedule": sf.schedules.constant(), "early_stopping": None}
     with pytest.raises(RuntimeError, match="died"):
         build(out, length="6 steps", loss=died(9), check_state=False, **changes).train()
     build(out, length="6 steps", **changes).train()
@@ -96,7 +96,7 @@ def test_hparams_are_the_settings_with_the_scores_that_stand_as_scalars(run: Pat
 
 def test_scores_at_the_end_are_among_the_metrics(tmp_path: Path) -> None:
     data = Augmented()
-    splits = {"test": sf.Split((data.inputs, data.labels), scores=sf.accuracy, at_end=True)}
+    splits = {"test": sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy, at_end=True)}
     build(tmp_path / "run", length="2 steps", evaluate=splits, early_stopping=None).train()
     events = read(tmp_path / "run")
     held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
@@ -118,4 +118,4 @@ def test_a_matrix_is_the_darker_the_larger_the_share_of_its_row() -> None:
 
 def test_other_panels_have_no_picture() -> None:
     assert pictured(written(panels(nn.Identity())[2])) is None
-    assert pictured(written(sf.Pictures(title="none", pictures=()))) is None
+    assert pictured(written(sf.report.ImageGrid(title="none", pictures=()))) is None

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 import surefoot as sf
 from rank_processes import Ranks
 from surefoot.memory import peak
-from surefoot.models import GPT, GPTShape, ResNet, Seq2Seq, Seq2SeqShape
+from surefoot.models import GPT, GPTConfig, ResNet, Seq2Seq, Seq2SeqConfig
 from surefoot.plan import measure, summary
 from surefoot.train.activation_checkpointing import _kept, compute_again
 
@@ -80,11 +80,11 @@ def random_weights(model: nn.Module) -> nn.Module:
 
 
 def gpt() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return GPT(GPTShape(layers=2, heads=2, width=8, context=8, vocabulary=11, dropout=0.2)), (tokens(),)
+    return GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocabulary=11, dropout=0.2)), (tokens(),)
 
 
 def seq2seq() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    shape = Seq2SeqShape(2, 2, heads=2, width=8, hidden=16, vocabulary=11, dropout=0.2, attention_dropout=0.2)
+    shape = Seq2SeqConfig(2, 2, heads=2, width=8, hidden=16, vocabulary=11, dropout=0.2, attention_dropout=0.2)
     return Seq2Seq(shape), (tokens(), tokens())
 
 
@@ -304,7 +304,7 @@ def run_of(out: Path | None = None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(1)
     data = torch.randn(24, WIDTH, generator=generator), torch.randint(3, (24,), generator=generator)
     settings: dict[str, Any] = {"model": Net, "batch_size": 8, "micro_batch_size": 4, "length": "8 steps", "ema": 0.9}
-    settings |= {"optimizer": sf.adamw(lr=1e-2), "evaluate": {"all": sf.Split(data)}, "evaluate_every": "2 steps"}
+    settings |= {"optimizer": sf.optim.adamw(lr=1e-2), "evaluate": {"all": sf.Split(data)}, "evaluate_every": "2 steps"}
     settings |= {"device": "cpu", "out": out, "console": False, "report": False, "save_every": "2 steps"}
     return sf.Run(loss=loss, train_data=data, **settings | changes)
 

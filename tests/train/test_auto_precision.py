@@ -51,7 +51,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "train_data": data,
         "batch_size": 16,
         "length": "6 steps",
-        "optimizer": sf.adamw(lr=1e-3),
+        "optimizer": sf.optim.adamw(lr=1e-3),
         "device": "cpu",
         "report": False,
         "out": out,
@@ -197,9 +197,9 @@ def test_data_that_cannot_be_read_fail_in_the_first_step_where_it_is_explained(t
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[str, int] | None]] = {
     "perceptron": (Net, ("linear", 40)),
-    "GPT": (lambda: sf.models.GPT(sf.models.GPTShape(2, 2, 16, 8, 32)), ("attention", 16)),
+    "GPT": (lambda: sf.models.GPT(sf.models.GPTConfig(2, 2, 16, 8, 32)), ("attention", 16)),
     "encoder-decoder": (
-        lambda: sf.models.Seq2Seq(sf.models.Seq2SeqShape(1, 1, heads=2, width=16, hidden=64, vocabulary=40)),
+        lambda: sf.models.Seq2Seq(sf.models.Seq2SeqConfig(1, 1, heads=2, width=16, hidden=64, vocabulary=40)),
         ("encoder-decoder", 16),
     ),
     "images as they come": (lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4), ("convolution", 16)),
@@ -234,12 +234,12 @@ def test_several_models_and_loops_of_ones_own_are_fp32(table: Table) -> None:
 def test_batches_by_tokens_are_told_by_the_plan_whatever_the_seed(table: Table) -> None:
     draw = np.random.default_rng(0)
     rows = [[int(token) for token in draw.integers(4, 40, size=size)] for size in draw.integers(4, 30, size=200)]
-    network = sf.models.Seq2SeqShape(1, 1, heads=2, width=16, hidden=64, vocabulary=40)
+    network = sf.models.Seq2SeqConfig(1, 1, heads=2, width=16, hidden=64, vocabulary=40)
 
     def facts(seed: int) -> Facts | str:
         run = built(
             model=lambda: sf.models.Seq2Seq(network),
-            train_data=sf.Pairs(rows, rows),
+            train_data=sf.data.TokenPairs(rows, rows),
             batch_size="256 tokens",
             seed=seed,
         )
@@ -423,7 +423,7 @@ def test_nothing_is_compiled_where_the_table_has_no_gain() -> None:
 def test_steps_of_ones_own_and_batches_by_tokens_are_not_compiled() -> None:
     own = auto_precision.settle_choices(built(loss=None, compile="auto").parts)
     assert own.compile == "the steps are the program's own"
-    pairs = sf.Pairs([[4, 5, 6]] * 9, [[4, 5, 6]] * 9)
+    pairs = sf.data.TokenPairs([[4, 5, 6]] * 9, [[4, 5, 6]] * 9)
     tokens = auto_precision.settle_choices(built(train_data=pairs, batch_size="32 tokens", compile="auto").parts)
     assert tokens.compile == "batches by tokens have another shape in almost every step"
 

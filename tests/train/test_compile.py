@@ -48,8 +48,8 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "train_data": data,
         "batch_size": 8,
         "length": "4 steps",
-        "optimizer": sf.adamw(lr=1e-3),
-        "evaluate": {"same": sf.Split(data, scores=sf.accuracy)},
+        "optimizer": sf.optim.adamw(lr=1e-3),
+        "evaluate": {"same": sf.Split(data, scores=sf.metrics.accuracy)},
         "ema": 0.9,
         "report": False,
         "out": out,
@@ -143,7 +143,7 @@ def test_a_run_that_names_the_format_that_was_chosen_goes_on_in_its_layout(tmp_p
 
 
 def test_it_is_the_same_training_to_rounding() -> None:
-    runs = [built(precision="fp32", channels_last=asked, optimizer=sf.sgd(lr=0.1)) for asked in (False, True)]
+    runs = [built(precision="fp32", channels_last=asked, optimizer=sf.optim.sgd(lr=0.1)) for asked in (False, True)]
     for run in runs:
         run.train()
     for one, other in zip(*(run.state.parameters for run in runs), strict=True):

@@ -12,10 +12,10 @@ from surefoot.train.distributed_eval import Messages
 
 
 def test_outputs_come_back_as_what_they_were() -> None:
-    messages, held = Messages(), [sf.Classified(1, 2, 3, 0.5), {"a": (1, None)}, torch.tensor([True, False])]
+    messages, held = Messages(), [sf.metrics.Classified(1, 2, 3, 0.5), {"a": (1, None)}, torch.tensor([True, False])]
     first, second, third = messages.read(messages.written(held))
     assert first == held[0]
-    assert type(first) is sf.Classified
+    assert type(first) is sf.metrics.Classified
     assert second == held[1]
     torch.testing.assert_close(third, held[2])
     with pytest.raises(sf.ConfigError, match="cannot go from one rank to another"):

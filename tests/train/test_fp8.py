@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.train import precision as formats
 
-SHAPE = sf.models.GPTShape(2, 2, 32, 16, 48, family="gpt2")  # whose head does not begin at zero
+SHAPE = sf.models.GPTConfig(2, 2, 32, 16, 48, family="gpt2")  # whose head does not begin at zero
 
 
 def loss(model: Any, batch: Any) -> Tensor:
@@ -31,7 +31,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": "6 steps",
-        "optimizer": sf.adamw(lr=1e-3),
+        "optimizer": sf.optim.adamw(lr=1e-3),
         "precision": "fp8",
         "ema": 0.5,
         "report": False,
@@ -122,6 +122,6 @@ class TestEmulated:
 def test_a_frozen_model_in_evaluation_mode_stays_in_it(emulated: None) -> None:
     teacher = sf.models.GPT(SHAPE).eval().requires_grad_(False)
     models: dict[str, Any] = {"student": lambda: sf.models.GPT(SHAPE), "teacher": teacher}
-    run = built(model=models, optimizer={"student": sf.adamw(lr=1e-3)}, ema=None)
+    run = built(model=models, optimizer={"student": sf.optim.adamw(lr=1e-3)}, ema=None)
     assert not any(part.training for part in run.state.models["teacher"].modules())
     assert all(part.training for part in run.state.models["student"].modules())

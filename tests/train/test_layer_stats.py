@@ -54,7 +54,7 @@ def build(out: Path | None, **changes: Any) -> sf.Run:
         "batch_size": 12,
         "micro_batch_size": 4,
         "length": f"{STEPS} steps",
-        "optimizer": sf.sgd(lr=0.5),
+        "optimizer": sf.optim.sgd(lr=0.5),
         "clip": "norm 0.01",
         "precision": "fp32",
         "device": "cpu",
@@ -327,7 +327,7 @@ def test_under_a_loss_scale_gradients_are_as_they_would_be_without(tmp_path: Pat
             "model": small,
             "train_data": data,
             "precision": precision,
-            "optimizer": sf.sgd(lr=1e-9),
+            "optimizer": sf.optim.sgd(lr=1e-9),
         }
         build(tmp_path / precision, **changes).train()
     plain, scaled = layers(tmp_path / "fp32"), layers(tmp_path / "fp16")
@@ -351,7 +351,7 @@ def test_a_resume_remembers_which_parameters_have_had_a_gradient(tmp_path: Path)
 
     def sitting(*, used: bool, **changes: Any) -> None:
         Once.used = used
-        build(tmp_path / "run", model=Once, optimizer=sf.sgd(lr=0.1), **changes).train()
+        build(tmp_path / "run", model=Once, optimizer=sf.optim.sgd(lr=0.1), **changes).train()
 
     sitting(used=True, stop_after="2 steps")
     sitting(used=False, accept_change="loss")

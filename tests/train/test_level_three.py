@@ -240,7 +240,7 @@ def test_a_step_of_which_any_update_was_skipped_is_a_skipped_one(bad: tuple[str,
         train_data=(torch.ones(4, 2),),
         batch_size=4,
         length="1 steps",
-        optimizer=sf.sgd(lr=0.1),
+        optimizer=sf.optim.sgd(lr=0.1),
         console=False,
     )
     with run:

@@ -19,7 +19,7 @@ from in_one import in_one
 from rank_processes import Ranks
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.world import World
-from surefoot.models import GPT, GPTShape
+from surefoot.models import GPT, GPTConfig
 from surefoot.train.activation_checkpointing import compute_again
 from surefoot.train.parallel_check import check_first_pass
 from surefoot.train.precision import precision
@@ -178,11 +178,11 @@ def test_blocks_that_a_loss_has_computed_again_are_no_use_beside_the_call() -> N
 
 
 def test_a_loss_inside_of_forward_passes() -> None:
-    model = GPT(GPTShape(layers=2, heads=2, width=8, context=8, vocabulary=11, tied=True))
+    model = GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocabulary=11, tied=True))
     tokens = torch.randint(11, (ROWS, 8))
 
     def loss(model: Any, batch: Any) -> Any:
-        return model(batch, loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, batch))
+        return model(batch, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, batch))
 
     check(model, loss, micro_batch(tokens), sharded=True)
 
@@ -399,7 +399,7 @@ def run_of(model: Any, loss: Any, **changes: Any) -> sf.Run:
     data = torch.randn(16, WIDTH, generator=generator), torch.randint(CLASSES, (16,), generator=generator)
     settings: dict[str, Any] = {"batch_size": 8, "micro_batch_size": 4, "length": "2 steps", "device": "cpu"}
     return sf.Run(
-        model=model, loss=loss, train_data=data, optimizer=sf.sgd(lr=0.1), console=False, **settings | changes
+        model=model, loss=loss, train_data=data, optimizer=sf.optim.sgd(lr=0.1), console=False, **settings | changes
     )
 
 

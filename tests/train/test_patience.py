@@ -23,9 +23,9 @@ from surefoot.cli.main import main
 from surefoot.plan import summary
 from surefoot.recipes import images
 from surefoot.tracking.jsonl import records
-from surefoot.train.patience import Feedback, Plateau, Standing, following
+from surefoot.train.patience import Feedback, ReduceLROnPlateau, Standing, following
 
-NEVER_BETTER = Plateau("min held-out/same", patience=2)
+NEVER_BETTER = ReduceLROnPlateau("min held-out/same", patience=2)
 SETTINGS: dict[str, Any] = {
     "length": "12 steps",
     "evaluate_every": "2 steps",
@@ -67,7 +67,7 @@ def left(out: Path) -> Any:
 # --- the decision ----------------------------------------------------------------------------------------------------
 
 
-def factors(plateau: Plateau, scores: Sequence[float]) -> list[float]:
+def factors(plateau: ReduceLROnPlateau, scores: Sequence[float]) -> list[float]:
     standing, found = Standing(), []
     for step, score in enumerate(scores, start=1):
         standing = following(plateau, standing, step=step, score=score)
@@ -89,7 +89,7 @@ def walk(generator: random.Random) -> list[float]:
 def test_factors_are_those_of_torch_whose_patience_is_one_less(
     direction: Any, cooldown: int, patience: int, factor: float, floor: float, improvement: float
 ) -> None:
-    plateau = Plateau(f"{direction} a/score", patience, factor, floor, cooldown, improvement)
+    plateau = ReduceLROnPlateau(f"{direction} a/score", patience, factor, floor, cooldown, improvement)
     for seed in range(10):
         scores = walk(random.Random(seed))
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -114,7 +114,7 @@ def test_factors_are_those_of_torch_whose_patience_is_one_less(
 
 @pytest.mark.parametrize("cooldown", [0, 2])
 def test_scores_that_are_no_numbers_change_nothing_but_their_count(cooldown: int) -> None:
-    plateau = Plateau("min a/score", patience=2, cooldown=cooldown)
+    plateau = ReduceLROnPlateau("min a/score", patience=2, cooldown=cooldown)
     for seed in range(20):
         generator = random.Random(seed)
         scores = walk(generator)
@@ -131,7 +131,7 @@ def test_scores_that_are_no_numbers_change_nothing_but_their_count(cooldown: int
 
 def test_what_a_checkpoint_holds_is_all_there_is_to_know() -> None:
     scores = walk(random.Random(3))
-    plateau = Plateau("max a/score", patience=2, cooldown=1)
+    plateau = ReduceLROnPlateau("max a/score", patience=2, cooldown=1)
     whole, cut = Feedback(plateau), Feedback(plateau)
     for step, score in enumerate(scores):
         told = whole.saw(step, score)
@@ -145,7 +145,9 @@ def test_what_a_checkpoint_holds_is_all_there_is_to_know() -> None:
 # --- the rates -------------------------------------------------------------------------------------------------------
 
 
-def following_factors(recorded: Sequence[tuple[int, float]], plateau: Plateau, steps: int, every: int) -> list[float]:
+def following_factors(
+    recorded: Sequence[tuple[int, float]], plateau: ReduceLROnPlateau, steps: int, every: int
+) -> list[float]:
     """The factor of each step, from the recorded scores alone."""
     standing, found = Standing(), []
     scores = dict(recorded)
@@ -156,9 +158,11 @@ def following_factors(recorded: Sequence[tuple[int, float]], plateau: Plateau, s
     return found
 
 
-@pytest.mark.parametrize("plateau", [NEVER_BETTER, Plateau("min held-out/loss", 1, 0.25, 0.1, 1, 0.02)], ids=repr)
+@pytest.mark.parametrize(
+    "plateau", [NEVER_BETTER, ReduceLROnPlateau("min held-out/loss", 1, 0.25, 0.1, 1, 0.02)], ids=repr
+)
 def test_the_rate_of_a_step_is_its_schedules_times_what_the_scores_before_it_say(
-    plateau: Plateau, tmp_path: Path
+    plateau: ReduceLROnPlateau, tmp_path: Path
 ) -> None:
     run = build(tmp_path / "run", plateau=plateau)
     run.train()
@@ -189,13 +193,13 @@ def test_every_group_of_every_optimizer_is_lowered() -> None:
     run = build(
         None,
         model={"one": small_runs.Net, "other": small_runs.Net},
-        optimizer={"one": sf.sgd(lr=1.0), "other": sf.adamw(lr=1e-3)},
+        optimizer={"one": sf.optim.sgd(lr=1.0), "other": sf.optim.adamw(lr=1e-3)},
         loss=loss,
         schedule=None,
         evaluate={
             "held-out": sf.Split((torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), scores=[same_of_several])
         },
-        plateau=Plateau("min held-out/same_of_several", patience=1),
+        plateau=ReduceLROnPlateau("min held-out/same_of_several", patience=1),
         length="5 steps",
         ema=None,
     )
@@ -220,7 +224,10 @@ def bits(run: sf.Run) -> str:
 
 
 def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
-    watching, plain = build(None, plateau=Plateau("min held-out/same", patience=99)), build(None, plateau=None)
+    watching, plain = (
+        build(None, plateau=ReduceLROnPlateau("min held-out/same", patience=99)),
+        build(None, plateau=None),
+    )
     for run in (watching, plain):
         run.train()
     assert bits(watching) == bits(plain)
@@ -291,7 +298,7 @@ def another_split() -> dict[str, sf.Split]:
     ("changes", "says"),
     [
         (lambda: {"evaluate_every": "3 steps"}, "plateau.evaluate_every was '2 steps', now '3 steps'"),
-        (lambda: {"plateau": Plateau("min held-out/same", 3)}, "plateau.patience was 2, now 3"),
+        (lambda: {"plateau": ReduceLROnPlateau("min held-out/same", 3)}, "plateau.patience was 2, now 3"),
         (lambda: {"plateau": None}, "plateau.watch was 'min held-out/same', now absent"),
         (lambda: {"evaluate": another_split()}, "plateau.scored"),
     ],
@@ -316,7 +323,7 @@ def test_a_percentage_stays_the_steps_that_it_was_when_the_run_is_made_longer(tm
 
 
 def test_a_reduction_is_told_in_one_line_and_in_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(tmp_path / "run", console=True, plateau=Plateau("min held-out/same", 2, floor=0.3)).train()
+    build(tmp_path / "run", console=True, plateau=ReduceLROnPlateau("min held-out/same", 2, floor=0.3)).train()
     said = [line for line in capsys.readouterr().out.splitlines() if "learning rate" in line]
     assert said == [
         "learning rate halved after 2 evaluations without a better held-out/same: 0.5 of the schedule's from step 6 on",
@@ -398,13 +405,13 @@ def test_plan_says_that_rates_may_be_lower() -> None:
 )
 def test_numbers_that_cannot_be_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        Plateau(**({"watch": "min held-out/loss", "patience": 1} | settings))
+        ReduceLROnPlateau(**({"watch": "min held-out/loss", "patience": 1} | settings))
     assert says in str(refused.value)
 
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        Plateau("min held-out/loss", 0, 2.0, -1.0)
+        ReduceLROnPlateau("min held-out/loss", 0, 2.0, -1.0)
     assert len(str(refused.value).splitlines()) == 3
 
 
@@ -412,7 +419,7 @@ def test_all_problems_are_told_at_once() -> None:
     ("changes", "says"),
     [
         ({"plateau": "min held-out/loss"}, "is no plateau"),
-        ({"plateau": Plateau("min test/loss", 3)}, "no split of that name; there are: held-out"),
+        ({"plateau": ReduceLROnPlateau("min test/loss", 3)}, "no split of that name; there are: held-out"),
         ({"early_stopping": sf.EarlyStopping("min held-out/same", 2)}, "before its learning rate is ever lowered"),
     ],
 )
@@ -428,14 +435,14 @@ def test_early_stopping_of_another_score_or_more_patience_goes_with_it() -> None
 
 def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
     with pytest.raises(sf.ConfigError, match=r"cannot watch 'held-out/sane': scored are held-out/loss, held-out/same"):
-        build(None, plateau=Plateau("min held-out/sane", 2)).train()
+        build(None, plateau=ReduceLROnPlateau("min held-out/sane", 2)).train()
 
 
 def test_a_recipe_builds_the_plateau_of_its_score() -> None:
     config = images.Config(plateau=4, plateau_factor=0.2, out=None)
     assert images.build(config).parts.whole.feedback is not None
-    assert config.steering(images.BEST) == {"early_stopping": None, "plateau": Plateau(images.BEST, 4, 0.2)}
-    assert images.Config(plateau=4).steering("max a/b")["plateau"] == Plateau("max a/b", 4)
+    assert config.steering(images.BEST) == {"early_stopping": None, "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2)}
+    assert images.Config(plateau=4).steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)
 
 
 @pytest.mark.parametrize(

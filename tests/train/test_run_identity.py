@@ -9,8 +9,8 @@ from surefoot.config.durations import Length
 from surefoot.errors import CheckpointError
 from surefoot.train.run_identity import refuse_another_length
 
-JOINED = sf.join(sf.constant(), sf.linear(), at=12)
-COOLING = sf.warmup_stable_decay(cooldown="5 steps")
+JOINED = sf.schedules.join(sf.schedules.constant(), sf.schedules.linear(), at=12)
+COOLING = sf.schedules.wsd(cooldown="5 steps")
 
 
 def resume(before: int, now: int, *, steps_done: int, schedule: object) -> None:
@@ -21,12 +21,12 @@ def resume(before: int, now: int, *, steps_done: int, schedule: object) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "steps_done", "schedule"),
     [
-        (20, 20, 20, sf.linear()),
-        (20, 40, 20, sf.constant()),
+        (20, 20, 20, sf.schedules.linear()),
+        (20, 40, 20, sf.schedules.constant()),
         (20, 40, 15, COOLING),
         (40, 20, 15, COOLING),
         (20, 40, 12, JOINED),
-        (20, 40, 0, sf.linear()),
+        (20, 40, 0, sf.schedules.linear()),
     ],
 )
 def test_a_length_that_changes_no_rate_of_a_step_that_is_made_is_taken(
@@ -38,7 +38,7 @@ def test_a_length_that_changes_no_rate_of_a_step_that_is_made_is_taken(
 @pytest.mark.parametrize(
     ("before", "now", "steps_done", "schedule", "why"),
     [
-        (20, 10, 11, sf.constant(), "  11 steps are made already"),
+        (20, 10, 11, sf.schedules.constant(), "  11 steps are made already"),
         (20, 40, 17, COOLING, "  its cool-down begins at step 16 of a run of 20, and 17 steps are made"),
         (40, 20, 17, COOLING, "  its cool-down begins at step 16 of a run of 20, and 17 steps are made"),
         (20, 10, 4, JOINED, "  at = 12 steps: two joined schedules in a run of 10 steps need one for each"),
@@ -46,7 +46,7 @@ def test_a_length_that_changes_no_rate_of_a_step_that_is_made_is_taken(
             20,
             40,
             5,
-            sf.linear(),
+            sf.schedules.linear(),
             "  with another length its schedule has other rates from step 1 on, and 5 steps are made",
         ),
     ],

@@ -99,7 +99,7 @@ def mlp_run(**changes: Any) -> sf.Run:
         "train_data": (torch.randn(200, 32, generator=generator), torch.randint(10, (200,), generator=generator)),
         "batch_size": 24,
         "length": "12 epochs",
-        "optimizer": sf.adamw(lr=1e-2),
+        "optimizer": sf.optim.adamw(lr=1e-2),
         "precision": "fp32",
         "device": "cpu",
         "console": False,
@@ -267,7 +267,7 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
 def test_windows_of_tokens_are_samples_of_one_length() -> None:
     tokens = np.arange(4000, dtype=np.uint16) % 50
     run = mlp_run(
-        train_data=sf.Windows(tokens, context=16, seed=0),
+        train_data=sf.data.TrainWindows(tokens, context=16, seed=0),
         model=lambda: nn.Embedding(50, 50),
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()),
         batch_size="256 tokens",

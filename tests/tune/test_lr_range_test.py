@@ -10,7 +10,7 @@ from PIL import Image
 
 import surefoot as sf
 from in_one import in_one
-from surefoot.tune.lr_range_test import Curve, RangeTest, check_range, diverged, judged, smoothed, written
+from surefoot.tune.lr_range_test import Curve, LRRangeTest, check_range, diverged, judged, smoothed, written
 from surefoot.tune.lr_search import chart_of, draw
 
 RATES: Curve = np.geomspace(1e-6, 10, 141)  # 20 a decade
@@ -185,7 +185,7 @@ def test_losses_above_what_is_drawn_are_marks_at_the_top() -> None:
         assert max(value for line in chart.lines for _, value in line.points) < 1e5
 
 
-def flat() -> RangeTest:
+def flat() -> LRRangeTest:
     return judged(RATES, np.full(len(RATES), 2.3), end="highest")
 
 
@@ -199,7 +199,7 @@ def flat() -> RangeTest:
     ],
     ids=["fall", "flat", "nothing"],
 )
-def test_a_picture_is_drawn_of_every_kind_of_curve(found: RangeTest, tmp_path: Path) -> None:
+def test_a_picture_is_drawn_of_every_kind_of_curve(found: LRRangeTest, tmp_path: Path) -> None:
     png, svg = draw(found, tmp_path / "a", title="a test")
     assert (png.name, svg.name) == ("find-lr.png", "find-lr.svg")
     assert ("suggested: 0.01" in svg.read_text()) == (found.suggested is not None)

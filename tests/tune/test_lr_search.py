@@ -27,7 +27,7 @@ def quadratic(**changes: Any) -> sf.Run:
         "model": Weight,
         "loss": lambda model, batch: model.weight.square().sum() / 2 + 0 * batch[0].sum(),
         "train_data": (torch.zeros(64, 1),),
-        "optimizer": sf.sgd(0.5),
+        "optimizer": sf.optim.sgd(0.5),
         "batch_size": 8,
         "length": "100 epochs",
         "clip": "off",

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from in_one import in_one
-from surefoot.checkpoint import Contents, Manifest
+from surefoot.checkpoint import Checkpoint, Manifest
 from surefoot.replay.replay import pace_s
 from surefoot.verify.compare import judged, numbers, tensor, tensors
-from surefoot.verify.files import Checkpoint, Files
+from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import Log, Noted, read
 from surefoot.verify.records import rates
 from surefoot.verify.rerun import cost_steps, gaps, planned
@@ -69,11 +69,11 @@ def test_the_pace_of_a_run_is_its_time_over_all_of_its_steps() -> None:
 # --- what is said of checkpoints -----------------------------------------------------------------------------------
 
 
-def checkpoint(step: int, log: Log | None, *, scored: str = "a") -> Checkpoint:
+def checkpoint(step: int, log: Log | None, *, scored: str = "a") -> StoredStep:
     """One whose clock can be compared where it has noted the records."""
     noted = None if log is None else (0, sha256(b"").hexdigest())
     state = state_json() | {"scored": {"held-out": {"sha256": scored}}}
-    return Checkpoint(Path(f"step-{step}"), Manifest(step, {}, noted), Contents(step, {}, state))
+    return StoredStep(Path(f"step-{step}"), Manifest(step, {}, noted), Checkpoint(step, {}, state))
 
 
 def test_every_checkpoint_but_that_of_step_0_has_a_clock_to_compare() -> None:
@@ -206,12 +206,12 @@ def test_to_rounding_an_entry_that_only_rounding_drives_is_judged_with_all_other
     weights = torch.full((100,), 1.0)
     average = torch.cat([torch.full((1,), 1e-9), torch.full((99,), 1.0)])
     states = {"w/exp_avg": average, "w/step": torch.tensor(3.0)}
-    saved = Contents(3, {"model": {"w": weights, "mean": torch.ones(4)}, "optimizer": states})
+    saved = Checkpoint(3, {"model": {"w": weights, "mean": torch.ones(4)}, "optimizer": states})
 
     def apart(place: int, by: float, name: str = "w") -> list[float]:
         held = {"w": weights.clone(), "mean": torch.ones(4)}
         held[name][place] += by
-        computed = Contents(3, {"model": held, "optimizer": states})
+        computed = Checkpoint(3, {"model": held, "optimizer": states})
         found = tensors(saved, computed, exact=False)
         return [each.relative for each in judged(saved, computed, found, buffers={"mean"})]
 

@@ -290,7 +290,7 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
 
 def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Path) -> None:
     data = small_runs.Augmented()
-    split = sf.Split((data.inputs + 1, data.labels), scores=sf.accuracy)
+    split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
     verdict = sf.load(build(run, evaluate={"held-out": split})).verify(steps=3, windows=1)
     assert the_problem(verdict).text.startswith("data of split held-out: sha256 was ")
     assert (verdict.exit_status, len(verdict.outcomes)) == (3, 1)
@@ -305,7 +305,7 @@ def test_a_split_whose_data_were_exchanged_in_a_sitting_is_noted_once(run: Path)
 
 
 def test_another_setting_is_named_and_no_step_is_made(run: Path) -> None:
-    verdict = sf.load(build(run, optimizer=sf.adamw(lr=0.5, weight_decay=0.05))).verify()
+    verdict = sf.load(build(run, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))).verify()
     assert "optimizer.lr was 0.01, now 0.5" in the_problem(verdict).text
     assert (verdict.exit_status, verdict.outcomes) == (4, [])
 
@@ -333,7 +333,7 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
     def sized(size: int) -> sf.Run:
         return sf.Run(
             model=lambda: Unprinted(size), loss=lambda model, batch: model(batch[0]).square().mean(),
-            train_data=(torch.ones(4, 2),), batch_size=2, length="2 steps", optimizer=sf.sgd(lr=0.1), out=tmp_path / "b",
+            train_data=(torch.ones(4, 2),), batch_size=2, length="2 steps", optimizer=sf.optim.sgd(lr=0.1), out=tmp_path / "b",
             console=False,
         )  # fmt: skip
 
@@ -345,8 +345,10 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
 
 def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> None:
     data = small_runs.Augmented()
-    split = sf.Split((data.inputs + 1, data.labels), scores=sf.accuracy)
-    verdict = sf.load(build(run, evaluate={"held-out": split}, optimizer=sf.adamw(lr=0.5, weight_decay=0.05))).verify()
+    split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
+    verdict = sf.load(
+        build(run, evaluate={"held-out": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))
+    ).verify()
     said = [problem.text for problem in verdict.problems]
     assert [text.startswith("data of split held-out") for text in said] == [True, False]
     assert "optimizer.lr was 0.01, now 0.5" in said[1]
@@ -496,16 +498,16 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
     [
         pytest.param(
             {
-                "plateau": sf.Plateau("min held-out/loss", patience=1, minimum_improvement=0.5),
+                "plateau": sf.ReduceLROnPlateau("min held-out/loss", patience=1, minimum_improvement=0.5),
                 "early_stopping": None,
-                "optimizer": sf.muon(lr=0.01),
+                "optimizer": sf.optim.muon(lr=0.01),
                 "workers": 1,
             },
             id="plateau and muon",
         ),
         pytest.param({"precision": "fp16", "clip": "auto 0.9", "log_every": "7 steps"}, id="loss scale and quantile"),
         pytest.param(
-            {"ema": None, "optimizer": sf.schedule_free(lr=0.01), "schedule": None, "early_stopping": None},
+            {"ema": None, "optimizer": sf.optim.schedule_free(lr=0.01), "schedule": None, "early_stopping": None},
             id="schedule-free",
             marks=pytest.mark.slow,
         ),

@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.module_state import of_fixed_shape
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
 
 
-def averaged(store: Store, count: int) -> Contents:
+def average_weights(store: Store, count: int) -> Checkpoint:
     """The newest checkpoint with the mean weights of the `count` newest ones, step 0 not among them.
 
     Averaged are models and their moving averages, summed in float64; whole numbers, state of a module's own

@@ -1,6 +1,6 @@
 """What one checkpoint is on disk: a directory of safetensors and JSON, and a manifest that proves the rest.
 
-    model.safetensors, ...   named tensors, one file for each entry of `Contents.files`
+    model.safetensors, ...   named tensors, one file for each entry of `Checkpoint.files`
     model.00001-of-00002.safetensors, ...   in the place of one, where tensors lie over ranks (`manifest.py`)
     state.json               everything that is not a tensor
     manifest.json            written last: the step, and length and SHA-256 of all files (`manifest.py`)
@@ -33,7 +33,7 @@ _HASHED_AT_ONCE = 1 << 18  # bytes, hashed in a fifth of a millisecond: what a t
 
 
 @dataclass(frozen=True)
-class Contents:
+class Checkpoint:
     """A run after `step` updates: named tensors by file ("model", "optimizer", ...), and JSON.
 
     `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to be written must be on the host,
@@ -95,7 +95,7 @@ class Others(Protocol):
         """Return when none of them writes any more, since nothing comes of this one."""
 
 
-def write(contents: Contents, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
+def write(contents: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
     """Write a checkpoint into a new directory and flush it; until the manifest is there, it is none.
 
     Raises `CheckpointError` for what cannot be written as it is (a tuple or a NaN in `state`), `OSError` for a failing disk.
@@ -117,7 +117,7 @@ def write(contents: Contents, *, directory: Path, disk: Disk = DISK, others: Oth
     disk.flush_directory(directory)
 
 
-def write_tensors(contents: Contents, *, directory: Path, disk: Disk = DISK) -> Entries:
+def write_tensors(contents: Checkpoint, *, directory: Path, disk: Disk = DISK) -> Entries:
     """Write the files of tensors that are this rank's into a directory, flushed each; their lengths and hashes."""
     pieces = contents.pieces
     mine, entries = {} if pieces is None else pieces.files, Entries()
@@ -130,7 +130,7 @@ def write_tensors(contents: Contents, *, directory: Path, disk: Disk = DISK) -> 
     return entries
 
 
-def size_bytes(contents: Contents) -> int:
+def size_bytes(contents: Checkpoint) -> int:
     """What a checkpoint takes on disk, rounded up: tensors, their headers, a megabyte for the rest; of all ranks."""
     files = [*contents.files.values()]
     if contents.pieces is not None:  # the first rank's rows are never fewer than another's

@@ -14,7 +14,7 @@ from surefoot.checkpoint.weight_files import WEIGHTS, read_weights
 from surefoot.config.paths import local_path, write_whole
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
-from surefoot.models.gpt_layers import LAYER_EPSILON, GPTShape
+from surefoot.models.gpt_layers import LAYER_EPSILON, GPTConfig
 
 SETTINGS = "config.json"
 _PREFIX = "transformer."
@@ -98,7 +98,7 @@ def _turned(tensor: Tensor, turned: bool) -> Tensor:
     return tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
 
 
-def gpt2_settings(shape: GPTShape, *, end: int | None) -> bytes:
+def gpt2_settings(shape: GPTConfig, *, end: int | None) -> bytes:
     """The config.json with which transformers builds the same model; `end` is the token between documents."""
     settings = {
         "architectures": ["GPT2LMHeadModel"],
@@ -203,12 +203,12 @@ def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> No
         raise CheckpointError(f"{where}: its head is not its embedding, as GPT-2's is")
 
 
-def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTShape]:
+def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTConfig]:
     """State and shape of a GPT-2. `heads` cannot be seen in it; absent: one for 64 channels, as published."""
     try:
         state = from_gpt2_layout(tensors)
         vocabulary, width = state["embedding.weight"].shape
-        return state, GPTShape(
+        return state, GPTConfig(
             layers=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
             heads=max(1, width // 64) if heads is None else heads,
             width=width,

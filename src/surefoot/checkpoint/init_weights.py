@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.gpt2 import fitted_gpt2, is_gpt2_layout
 from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.checkpoint.module_state import EXTRA, ModelState, Saved, give_back, live_state, taken
@@ -94,7 +94,7 @@ def _of_file(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{problem}\n  --init takes .safetensors files only: others may run code") from problem
 
 
-def _checkpoint(place: Path, world: World) -> tuple[Contents, str]:
+def _checkpoint(place: Path, world: World) -> tuple[Checkpoint, str]:
     if (place / MANIFEST).exists():
         return read_together(place, world) if world.size > 1 else read(place), str(place)
     newest = Store(place / "checkpoints").newest_intact(world=world if world.size > 1 else None)

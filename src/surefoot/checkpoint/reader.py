@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Disk
-from surefoot.checkpoint.format import SHARDED, Contents, DamageError, reason_of
+from surefoot.checkpoint.format import SHARDED, Checkpoint, DamageError, reason_of
 from surefoot.checkpoint.manifest import (
     MANIFEST,
     STATE,
@@ -57,22 +57,22 @@ def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def interpreting(*arguments: _P.args, **more: _P.kwargs) -> _R:
-        with interpreted(next(each.directory for each in arguments if isinstance(each, Contents))):
+        with interpreted(next(each.directory for each in arguments if isinstance(each, Checkpoint))):
             return function(*arguments, **more)
 
     return interpreting
 
 
-def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
+def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
     """Read a checkpoint, every byte of it checked against the manifest; anything wrong is a `DamageError`.
 
-    `only` names the entries of `Contents.files` to read and check; the state always comes. A name that the checkpoint never
+    `only` names the entries of `Checkpoint.files` to read and check; the state always comes. A name that the checkpoint never
     had is a plain `CheckpointError`.
     """
     return _contents(_Source(directory, disk), only, _loaded)
 
 
-def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
+def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
     """A checkpoint whose tensors stay on disk, unchecked, until they are asked for, whole or by rows; `only` as for `read`."""
     return _contents(_Source(directory, disk), only, _stored)
 
@@ -106,9 +106,9 @@ def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
 
 def read_together(
     directory: Path, world: World, *, only: Collection[str] | None = None, step: int | None = None, disk: Disk = DISK
-) -> Contents:
+) -> Checkpoint:
     """A checkpoint, named after `step`, whose every byte one of the ranks has checked, opened; all raise alike. Collective."""
-    contents: Contents | None = None
+    contents: Checkpoint | None = None
     try:
         manifest = read_manifest(directory, disk=disk)
         if step is not None and manifest.step != step:
@@ -175,7 +175,7 @@ class _Source:
 
 def _contents(
     source: _Source, only: Collection[str] | None, parts_of: Callable[[_Source, str], Mapping[str, Tensor | Stored]]
-) -> Contents:
+) -> Checkpoint:
     """A checkpoint, each tensor of which is joined from the parts that its files have."""
     with source.damage_in(STATE):
         state = parse_state(b"".join(source.chunks(STATE)))
@@ -191,7 +191,7 @@ def _contents(
         for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
             if tensor not in files[name] or tuple(files[name][tensor].shape) != shape:
                 raise DamageError(source.directory, f"{name}: its pieces do not make {tensor} {list(shape)}")
-    return Contents(source.manifest.step, files, state, source.manifest.log, directory=source.directory)
+    return Checkpoint(source.manifest.step, files, state, source.manifest.log, directory=source.directory)
 
 
 def _refuse_untold(state: Mapping[str, Any], manifest: Manifest) -> None:
@@ -205,7 +205,7 @@ def _refuse_untold(state: Mapping[str, Any], manifest: Manifest) -> None:
 
 
 def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
-    """The files of each entry of `Contents.files` that is wanted, in the order of their rows."""
+    """The files of each entry of `Checkpoint.files` that is wanted, in the order of their rows."""
     there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
     names = [logical_name(file) if logical_name(file) in spread else file for file in there]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.filesystem import DISK, Disk
-from surefoot.checkpoint.format import Contents, Damage, DamageError, Others, size_bytes, write
+from surefoot.checkpoint.format import Checkpoint, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.checkpoint.reader import read, read_manifest, read_together
 from surefoot.config.paths import local_path
@@ -77,7 +77,7 @@ class Store:
 
     def newest_intact(
         self, *, only: Only = None, up_to: float = math.inf, world: World | None = None
-    ) -> tuple[Contents, list[Damage]] | None:
+    ) -> tuple[Checkpoint, list[Damage]] | None:
         """The newest checkpoint of at most `up_to` steps that is whole, every byte of it checked, and the newer damaged ones.
 
         `only` as for `read`. The ranks of a `world` find the same, each checks a share of the bytes, and tensors stay on disk
@@ -95,7 +95,7 @@ class Store:
         lines = [f"no checkpoint in {self.directory} is intact; nothing was changed", str(damaged[0]), *more]
         raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --out DIR"]))
 
-    def at(self, step: int, *, only: Only = None, world: World | None = None) -> Contents:
+    def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""
         error: CheckpointError | None = None
         for path in [path for found, path in self._seen_by_all(world) if found == step]:
@@ -107,7 +107,7 @@ class Store:
             f"no checkpoint of step {step} in {self.directory}; there are: {', '.join(map(str, self.steps())) or 'none'}"
         )
 
-    def save(self, contents: Contents, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
+    def save(self, contents: Checkpoint, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
 
         One of the same step is replaced. `others` are the ranks that write pieces of it. After a `CheckpointError` nothing is
@@ -138,7 +138,7 @@ class Store:
             raise NotPrunedError("\n  ".join(lines))
         return target
 
-    def _prepare(self, contents: Contents) -> None:
+    def _prepare(self, contents: Checkpoint) -> None:
         self.guard()
         above = (self.directory, *self.directory.parents)
         for path in reversed([path for path in above if not self.disk.is_directory(path)]):
@@ -199,7 +199,7 @@ class Store:
                 self.disk.remove(directory / name)
             self.disk.remove_directory(directory)
 
-    def _read(self, step: int, path: Path, only: Only, world: World | None) -> Contents:
+    def _read(self, step: int, path: Path, only: Only, world: World | None) -> Checkpoint:
         if world is not None:
             contents = read_together(path, world, only=only, step=step, disk=self.disk)
         elif (contents := read(path, only=only, disk=self.disk)).step != step:

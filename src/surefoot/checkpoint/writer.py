@@ -16,7 +16,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store as Mail
 
-from surefoot.checkpoint.format import Contents, Entries, write_tensors
+from surefoot.checkpoint.format import Checkpoint, Entries, write_tensors
 from surefoot.checkpoint.store import NotPrunedError, Store
 from surefoot.errors import CheckpointError, first_line
 
@@ -42,7 +42,7 @@ class Writer:
         self._begun = 0  # saves
         self._hurried = threading.Event()
 
-    def submit(self, contents: Contents, *, protected: Collection[int] = ()) -> None:
+    def submit(self, contents: Checkpoint, *, protected: Collection[int] = ()) -> None:
         """Begin to save, after the save in flight, and return. The tensors must not change any more."""
         self.wait()
         self._begun += 1
@@ -66,7 +66,7 @@ class Writer:
         """Wait for other ranks a moment at most from now on: this one fails, and that ends them."""
         self._hurried.set()
 
-    def _save(self, contents: Contents, protected: Collection[int]) -> None:
+    def _save(self, contents: Checkpoint, protected: Collection[int]) -> None:
         step, self.not_pruned = contents.step, None
         try:
             if self.mail is None:
@@ -126,7 +126,7 @@ class Board:
 class Writers:
     """The ranks besides rank 0 that write pieces, as rank 0 sees them (`format.Others`)."""
 
-    def __init__(self, board: Board, store: Store, contents: Contents) -> None:
+    def __init__(self, board: Board, store: Store, contents: Checkpoint) -> None:
         self.board, self.store, self.step, self.begun = board, store, contents.step, False
         self.awaited = list(range(1, 1 if contents.pieces is None else contents.pieces.count))  # in the order of rows
 
@@ -158,7 +158,7 @@ class Writers:
                 self.entries()
 
 
-def save_leading(store: Store, contents: Contents, board: Board, *, protected: Collection[int]) -> None:
+def save_leading(store: Store, contents: Checkpoint, board: Board, *, protected: Collection[int]) -> None:
     """Rank 0's part of a save, and its outcome to all; raises as `Store.save` does."""
     try:
         store.save(contents, protected=protected, others=Writers(board, store, contents))
@@ -169,7 +169,7 @@ def save_leading(store: Store, contents: Contents, board: Board, *, protected: C
     board.say("outcome", {})
 
 
-def save_following(store: Store, contents: Contents, board: Board, *, rank: int) -> None:
+def save_following(store: Store, contents: Checkpoint, board: Board, *, rank: int) -> None:
     """The part of another rank: its pieces, where it has some; returns and raises as rank 0's."""
     pieces = contents.pieces
     said, message = board.heard(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
@@ -182,7 +182,7 @@ def save_following(store: Store, contents: Contents, board: Board, *, rank: int)
         raise NotPrunedError(message["not_pruned"])
 
 
-def _written(store: Store, contents: Contents, *, begun: int, rank: int) -> dict[str, Any]:
+def _written(store: Store, contents: Checkpoint, *, begun: int, rank: int) -> dict[str, Any]:
     """Write the pieces of a rank; what it reports."""
     step, where = contents.step, f"rank {rank} on {socket.gethostname()}"
     try:

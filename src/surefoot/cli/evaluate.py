@@ -17,7 +17,7 @@ from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory
 
 if TYPE_CHECKING:
-    from surefoot.checkpoint import Contents
+    from surefoot.checkpoint import Checkpoint
     from surefoot.run.run import Run
 
 
@@ -80,7 +80,7 @@ def evaluate(arguments: list[str]) -> None:
             print(f"{key} {name}={value!r}", flush=True)
 
 
-def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Contents", *, whose: str, key: str) -> None:
+def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Checkpoint", *, whose: str, key: str) -> None:
     scoring = run.parts.scoring
     if unknown := [name for name in only if name not in scoring.splits]:
         raise ConfigError(

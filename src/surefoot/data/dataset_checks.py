@@ -51,7 +51,7 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     if isinstance(dataset, IterableDataset) or (gather is None and not hasattr(dataset, "__getitem__")):
         raise DataError(
             f"{name} can only be iterated, so no step can be addressed in it (nor resumed at)\n"
-            "  give it __getitem__(index) and __len__(), or read it once into a list, tensors, or token shards (surefoot.write_shards)"
+            "  give it __getitem__(index) and __len__(), or read it once into a list, tensors, or token shards (surefoot.data.write_shards)"
         )
     try:
         samples = sample_count(dataset)
@@ -75,7 +75,7 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
     if isinstance(dataset, Tensor):
         return "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
     if isinstance(dataset, str | Path):
-        cure = "read it first: surefoot.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
+        cure = "read it first: surefoot.data.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
         return f"the path {str(dataset)!r}", cure
     if isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
         cure = "give a tuple of them, (inputs, targets), or an object with __getitem__(index) and __len__()"

@@ -94,7 +94,7 @@ def unusual_updates(history: History) -> Verdict:
         ),
         try_=(
             history.described.rate_test,
-            "a rate of their own: sf.Rates for groups of parameters, --optimizer.layer-decay, --optimizer.base-width",
+            "a rate of their own: sf.optim.LRMultipliers for groups of parameters, --optimizer.layer-decay, --optimizer.base-width",
         ),
         numbers={"median": typical, "small": len(small), "large": len(large)},
     )

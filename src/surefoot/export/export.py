@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import torch
 
-from surefoot.checkpoint.format import Contents, Damage
+from surefoot.checkpoint.format import Checkpoint, Damage
 from surefoot.checkpoint.gpt2 import SETTINGS, gpt2_settings, named_in_gpt2
 from surefoot.checkpoint.manifest import MANIFEST, logical_name
 from surefoot.checkpoint.reader import read_manifest
@@ -19,8 +19,8 @@ from surefoot.config.paths import local_path
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.memory import parsed_bytes
-from surefoot.models.gpt_layers import GPTShape
-from surefoot.tokenizers.bpe import tokenizer_from_json
+from surefoot.models.gpt_layers import GPTConfig
+from surefoot.tokenizers.bpe import from_json
 
 Weights = Literal["auto", "averaged", "trained"]
 Layout = Literal["own", "gpt2"]
@@ -101,7 +101,7 @@ def _is_step(which: str | int) -> bool:
     return isinstance(which, int) or (which.isascii() and which.isdigit())
 
 
-def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> tuple[Contents, list[Damage]]:
+def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> tuple[Checkpoint, list[Damage]]:
     """The checkpoint that is meant with the one file of its weights, still on disk, and newer ones that are damaged."""
     alone = World(torch.device("cpu"))
     newest = store.newest_intact(only=(), world=alone)  # all have the same files
@@ -132,10 +132,10 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
     return trained if weights == "trained" or averaged not in there else averaged
 
 
-def _settings_of_gpt2(found: Contents, run: Path) -> bytes:
+def _settings_of_gpt2(found: Checkpoint, run: Path) -> bytes:
     """The config.json of the network that a run of the recipe gpt has trained; `ConfigError` for any other network."""
     try:
-        shape = GPTShape(**found.saved.described["settings"].get("model"))
+        shape = GPTConfig(**found.saved.described["settings"].get("model"))
     except (TypeError, ValueError) as problem:
         raise ConfigError(
             f"layout = gpt2: {run} is no run of surefoot train gpt, so it has no network that transformers would call so"
@@ -147,7 +147,7 @@ def _settings_of_gpt2(found: Contents, run: Path) -> bytes:
         )
     tokenizer = run / "tokenizer.json"
     try:
-        end = tokenizer_from_json(tokenizer.read_text(encoding="utf-8")).end if tokenizer.is_file() else None
+        end = from_json(tokenizer.read_text(encoding="utf-8")).end if tokenizer.is_file() else None
     except (DataError, OSError, ValueError) as problem:
         raise CheckpointError(f"{tokenizer} is damaged: {problem}") from problem
     return gpt2_settings(shape, end=end)

@@ -1,4 +1,14 @@
 from .beam import END, Hypothesis, beam_search, penalty, searched, twice_and_ten
-from .sampling import sample, samples, stream
+from .sampling import sample, sample_batch, stream
 
-__all__ = ["END", "Hypothesis", "beam_search", "penalty", "sample", "samples", "searched", "stream", "twice_and_ten"]
+__all__ = [
+    "END",
+    "Hypothesis",
+    "beam_search",
+    "penalty",
+    "sample",
+    "sample_batch",
+    "searched",
+    "stream",
+    "twice_and_ten",
+]

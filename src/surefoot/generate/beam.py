@@ -62,8 +62,8 @@ def searched(
     Up to `batch_size` sources of about one length are searched together. The modes of the model's parts and the global generators
     stay as they were. Waits for the device at every token.
 
-    >>> from surefoot.models import Seq2SeqShape
-    >>> model = Seq2Seq(Seq2SeqShape(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10))
+    >>> from surefoot.models import Seq2SeqConfig
+    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10))
     >>> len(searched(model, [[5, 6, 2], [7, 2]], beam=2))
     2
     """

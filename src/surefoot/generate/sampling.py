@@ -77,7 +77,7 @@ def stream(
     return drawn()
 
 
-def samples(
+def sample_batch(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
     *,

@@ -14,7 +14,7 @@ from surefoot.mean import Mean
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixedBatch:
     """Images that show two samples each: `share` of the one labelled in `labels`, the rest of that in `others` (both B)."""
 
     images: Tensor
@@ -23,7 +23,7 @@ class Mixed:
     share: float
 
 
-def mixed(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: float = 0.0) -> Mixed:
+def mixup(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: float = 0.0) -> MixedBatch:
     """Each image with another one of its batch, in a share that is drawn once for all.
 
     mixup: parameter of the Beta distribution of the share in a weighted mean of two images (Zhang et al. 2018:
@@ -31,7 +31,7 @@ def mixed(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: 
     image (Yun et al. 2019: https://arxiv.org/abs/1905.04899). Where both are above 0, each has its turn half of the time.
 
     >>> import torch
-    >>> mixture = mixed(torch.zeros(4, 1, 8, 8), torch.arange(4), mixup=0.2)
+    >>> mixture = mixup(torch.zeros(4, 1, 8, 8), torch.arange(4), mixup=0.2)
     >>> mixture.images.shape, 0 <= mixture.share <= 1
     (torch.Size([4, 1, 8, 8]), True)
     """
@@ -39,27 +39,27 @@ def mixed(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: 
     cuts = cutmix > 0 and (mixup <= 0 or random.random() < 0.5)
     strength = cutmix if cuts else mixup
     if len(labels_B) < 2 or strength <= 0:
-        return Mixed(images_BCHW, labels_B, labels_B, 1.0)
+        return MixedBatch(images_BCHW, labels_B, labels_B, 1.0)
     share = random.betavariate(strength, strength)
     # the order of samples is random already, so that the neighbour at any distance is a random partner
     shift = random.randrange(1, len(labels_B))
     partners_BCHW, others_B = images_BCHW.roll(shift, 0), labels_B.roll(shift, 0)
     if not cuts:
-        return Mixed(share * images_BCHW + (1 - share) * partners_BCHW, labels_B, others_B, share)
+        return MixedBatch(share * images_BCHW + (1 - share) * partners_BCHW, labels_B, others_B, share)
     height, width = images_BCHW.shape[-2:]
     top, bottom = _stretch(height, (1 - share) ** 0.5)
     left, right = _stretch(width, (1 - share) ** 0.5)
     after_BCHW = images_BCHW.clone()
     after_BCHW[..., top:bottom, left:right] = partners_BCHW[..., top:bottom, left:right]
-    return Mixed(after_BCHW, labels_B, others_B, 1 - (bottom - top) * (right - left) / (height * width))
+    return MixedBatch(after_BCHW, labels_B, others_B, 1 - (bottom - top) * (right - left) / (height * width))
 
 
-def mixed_cross_entropy(logits_BK: Tensor, mixture: Mixed, *, label_smoothing: float = 0.0) -> Mean:
+def mixup_cross_entropy(logits_BK: Tensor, mixture: MixedBatch, *, label_smoothing: float = 0.0) -> Mean:
     """Cross-entropy with both labels of each image, weighted by their shares, over B samples.
 
     >>> import torch
-    >>> mixture = Mixed(torch.zeros(2, 1, 1, 1), torch.tensor([0, 1]), torch.tensor([1, 0]), 0.25)
-    >>> round(float(mixed_cross_entropy(torch.zeros(2, 4), mixture).value), 4)
+    >>> mixture = MixedBatch(torch.zeros(2, 1, 1, 1), torch.tensor([0, 1]), torch.tensor([1, 0]), 0.25)
+    >>> round(float(mixup_cross_entropy(torch.zeros(2, 4), mixture).value), 4)
     1.3863
     """
     first = cross_entropy(logits_BK, mixture.labels, label_smoothing=label_smoothing)

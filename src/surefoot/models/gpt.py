@@ -13,21 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.models.attention import Cache, rotations
-from surefoot.models.gpt_layers import MLP, Attention, Block, GPTShape, Ngrams, norm
+from surefoot.models.gpt_layers import MLP, Attention, Block, GPTConfig, Ngrams, norm
 from surefoot.models.layers import Dropout, HeadLoss, check_context
 
 
 class GPT(nn.Module):
     """Tokens (B, T) of whole numbers, T up to `shape.context`, to logits (B, T, V) of the token after each.
 
-    >>> model = GPT(GPTShape(layers=1, heads=2, width=8, context=16, vocabulary=10))
+    >>> model = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10))
     >>> model(torch.zeros(3, 16, dtype=torch.long)).shape
     torch.Size([3, 16, 10])
     """
 
     turns: Tensor  # cosines and sines (2, context, D), where positions are rotary
 
-    def __init__(self, shape: GPTShape) -> None:
+    def __init__(self, shape: GPTConfig) -> None:
         super().__init__()
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)

@@ -64,12 +64,12 @@ _OF_GPT2 = {"activation": "gelu", "smear": False, "ngrams": 1}
 
 
 @dataclass(frozen=True)
-class GPTShape:
+class GPTConfig:
     """The size and family of a GPT. `width` is a multiple of the `heads`, of twice the heads where positions are rotary.
 
-    >>> GPTShape(layers=4, heads=4, width=128, context=64, vocabulary=65).parameters
+    >>> GPTConfig(layers=4, heads=4, width=128, context=64, vocabulary=65).parameters
     803200
-    >>> GPTShape(layers=12, heads=12, width=768, context=1024, vocabulary=50257, family="gpt2", tied=True).parameters
+    >>> GPTConfig(layers=12, heads=12, width=768, context=1024, vocabulary=50257, family="gpt2", tied=True).parameters
     124439808
     """
 
@@ -129,7 +129,7 @@ class GPTShape:
 class Block(nn.Module):
     """Attention, then two layers at each place, both added to the residual stream."""
 
-    def __init__(self, shape: GPTShape, layer: int = 0) -> None:
+    def __init__(self, shape: GPTConfig, layer: int = 0) -> None:
         super().__init__()
         self.attention_norm = norm(shape, gains=False)
         self.attention = Attention(shape, layer)
@@ -147,7 +147,7 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention; in the modern family with normalised queries and keys and rotary positions."""
 
-    def __init__(self, shape: GPTShape, layer: int = 0) -> None:
+    def __init__(self, shape: GPTConfig, layer: int = 0) -> None:
         super().__init__()
         self.heads, self.drop_fraction, self.layer = shape.heads, shape.dropout, layer
         gpt2 = shape.family == "gpt2"
@@ -180,7 +180,7 @@ class MLP(nn.Module):
     tanh, as in GPT-2: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
     """
 
-    def __init__(self, shape: GPTShape) -> None:
+    def __init__(self, shape: GPTConfig) -> None:
         super().__init__()
         gpt2 = shape.family == "gpt2"
         self.activation = shape.activation or ("gelu" if gpt2 else "relu2")
@@ -200,7 +200,7 @@ class MLP(nn.Module):
         return self.dropout(self.down(inner))
 
 
-def norm(shape: GPTShape, *, gains: bool = True) -> nn.LayerNorm | RMSNorm:
+def norm(shape: GPTConfig, *, gains: bool = True) -> nn.LayerNorm | RMSNorm:
     """The normalization of a family: `LayerNorm` for gpt2, else `RMSNorm`."""
     if shape.family == "gpt2":
         return nn.LayerNorm(shape.width, eps=LAYER_EPSILON)

@@ -17,7 +17,7 @@ from surefoot.models.seq2seq_layers import (
     EncoderBlock,
     Rotation,
     SelfAttention,
-    Seq2SeqShape,
+    Seq2SeqConfig,
     norm_of,
 )
 
@@ -29,14 +29,14 @@ class Seq2Seq(nn.Module):
 
     Each row of the source needs one token that is not padding.
 
-    >>> shape = Seq2SeqShape(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10)
+    >>> shape = Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10)
     >>> Seq2Seq(shape)(torch.ones(3, 5, dtype=torch.long), torch.ones(3, 4, dtype=torch.long)).shape
     torch.Size([3, 4, 10])
     """
 
     turns: Tensor  # cosines and sines (2, T, D), where positions are rotary
 
-    def __init__(self, shape: Seq2SeqShape) -> None:
+    def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
@@ -132,8 +132,8 @@ class Decoding:
     Set the model to evaluation and switch gradients off first.
 
     >>> import torch
-    >>> from surefoot.models.seq2seq import Seq2SeqShape
-    >>> model = Seq2Seq(Seq2SeqShape(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10))
+    >>> from surefoot.models.seq2seq import Seq2SeqConfig
+    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10))
     >>> decoding = Decoding(model, torch.ones(3, 5, dtype=torch.long), hypotheses=2, most=7)
     >>> decoding.logits(torch.ones(3, 2, dtype=torch.long)).shape
     torch.Size([3, 2, 10])

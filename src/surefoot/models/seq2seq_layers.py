@@ -15,7 +15,7 @@ from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_
 
 
 @dataclass(frozen=True)
-class Seq2SeqShape:
+class Seq2SeqConfig:
     """The size of an encoder-decoder and what it is made of. `width` is a multiple of the `heads`.
 
     norm: where the norms stand: "pre", before each part, which trains without a long warm-up (Xiong et al. 2020,
@@ -31,9 +31,9 @@ class Seq2SeqShape:
     what writes into the residual stream starts at zero, so that each block starts as identity (Goyal et al. 2017, section
     5.1: https://arxiv.org/abs/1706.02677); for norm "pre".
 
-    >>> Seq2SeqShape(encoder_layers=3, decoder_layers=3, heads=4, width=256, hidden=1024, vocabulary=8000).parameters
+    >>> Seq2SeqConfig(encoder_layers=3, decoder_layers=3, heads=4, width=256, hidden=1024, vocabulary=8000).parameters
     7578624
-    >>> base = Seq2SeqShape(encoder_layers=6, decoder_layers=6, heads=8, width=512, hidden=2048, vocabulary=37000, norm="post")
+    >>> base = Seq2SeqConfig(encoder_layers=6, decoder_layers=6, heads=8, width=512, hidden=2048, vocabulary=37000, norm="post")
     >>> base.parameters  # "65 x 10^6" in table 3 there
     63082496
     """
@@ -102,7 +102,7 @@ KeysValues = tuple[Tensor, Tensor]  # of the source's places (B, H, S, D)
 class EncoderBlock(nn.Module):
     """Attention to all places of the source, then two layers at each."""
 
-    def __init__(self, shape: Seq2SeqShape) -> None:
+    def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
         self.attention, self.attention_sum = SelfAttention(shape), Sum(shape)
         self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
@@ -115,7 +115,7 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Attention to the places of the target so far, then to those of the source, then two layers at each place."""
 
-    def __init__(self, shape: Seq2SeqShape, layer: int = 0) -> None:
+    def __init__(self, shape: Seq2SeqConfig, layer: int = 0) -> None:
         super().__init__()
         self.attention, self.attention_sum = SelfAttention(shape, layer), Sum(shape)
         self.cross, self.cross_sum = CrossAttention(shape), Sum(shape)
@@ -139,7 +139,7 @@ class DecoderBlock(nn.Module):
 class Sum(nn.Module):
     """What goes through plus what a part makes of it, with a norm before that part or after the sum."""
 
-    def __init__(self, shape: Seq2SeqShape) -> None:
+    def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
         self.pre = shape.norm == "pre"
         self.norm = norm_of(shape)
@@ -153,7 +153,7 @@ class Sum(nn.Module):
 class SelfAttention(nn.Module):
     """Attention of places to places of the same sequence."""
 
-    def __init__(self, shape: Seq2SeqShape, layer: int = 0) -> None:
+    def __init__(self, shape: Seq2SeqConfig, layer: int = 0) -> None:
         super().__init__()
         self.heads, self.drop_fraction, self.layer = shape.heads, shape.attention_dropout, layer
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
@@ -191,7 +191,7 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Attention of the target's places to those of the source."""
 
-    def __init__(self, shape: Seq2SeqShape) -> None:
+    def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
         self.heads, self.drop_fraction = shape.heads, shape.attention_dropout
         self.query = nn.Linear(shape.width, shape.width)
@@ -215,7 +215,7 @@ class CrossAttention(nn.Module):
 class MLP(nn.Module):
     """Up, a nonlinearity, and down, each place by itself."""
 
-    def __init__(self, shape: Seq2SeqShape) -> None:
+    def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
         self.activation = _ACTIVATIONS[shape.activation]
         self.up = nn.Linear(shape.width, shape.hidden)
@@ -226,12 +226,12 @@ class MLP(nn.Module):
         return self.down(self.dropout(self.activation(self.up(x_BTC))))
 
 
-def norm_of(shape: Seq2SeqShape) -> nn.LayerNorm | RMSNorm:
+def norm_of(shape: Seq2SeqConfig) -> nn.LayerNorm | RMSNorm:
     """The norm of a shape: `RMSNorm` or `LayerNorm`."""
     return RMSNorm(shape.width) if shape.norm_kind == "rms" else nn.LayerNorm(shape.width, eps=1e-5)
 
 
-def channel_norm(shape: Seq2SeqShape) -> RMSNorm | None:
+def channel_norm(shape: Seq2SeqConfig) -> RMSNorm | None:
     """An RMS norm of the channels of each head's queries, or keys: Henry et al. 2020, section 3 (https://arxiv.org/abs/2010.04245)."""
     return RMSNorm(shape.width // shape.heads) if shape.query_key_norm else None
 

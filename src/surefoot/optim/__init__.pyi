@@ -1,8 +1,8 @@
-from .lr_multipliers import Rates, frozen, layer_decay, width_scaling
+from .lr_multipliers import LRMultipliers, frozen, layer_decay, width_scaling
 from .optimizers import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
 
 __all__ = [
-    "Rates",
+    "LRMultipliers",
     "adafactor",
     "adam",
     "adamw",

@@ -179,7 +179,7 @@ class Restoring:
     def _refused(self, what: str) -> ConfigError:
         return ConfigError(
             f"{self.name} keeps {what} on the host, where a skipped step cannot be undone without waiting\n"
-            f"  use a fused or capturable optimizer, such as surefoot.adamw(...), or train on the CPU"
+            f"  use a fused or capturable optimizer, such as surefoot.optim.adamw(...), or train on the CPU"
         )
 
 

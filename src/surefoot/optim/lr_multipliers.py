@@ -1,6 +1,6 @@
 """Learning rates of parts of a model, as factors on the base rate; a factor of 0 freezes. Torch-free.
 
-Several are multiplied: `sf.adamw(3e-4, rates=[sf.layer_decay(0.75), sf.frozen("embedding.*")])`.
+Several are multiplied: `sf.optim.adamw(3e-4, rates=[sf.optim.layer_decay(0.75), sf.optim.frozen("embedding.*")])`.
 """
 
 import math
@@ -19,13 +19,13 @@ _SHOWN = 12  # names in a message
 
 
 @dataclass(frozen=True)
-class Rates:
+class LRMultipliers:
     """A function of a model to factors on the base learning rate, by name of parameter: 1 for what it leaves out, 0 freezes.
 
     A name is one of `model.named_parameters()`. `described` says in JSON what must agree for a resume. For your own rule:
 
     >>> from torch import nn
-    >>> slow_biases = Rates(
+    >>> slow_biases = LRMultipliers(
     ...     lambda model: {name: 0.1 for name, held in model.named_parameters() if held.ndim == 1},
     ...     described={"slow_biases": 0.1},
     ... )
@@ -38,7 +38,7 @@ class Rates:
     like_adam_only: bool = field(default=False, kw_only=True)  # whether other optimizers need other factors
 
 
-def layer_decay(decay: float) -> Rates:
+def layer_decay(decay: float) -> LRMultipliers:
     """Slower the nearer to the input: a parameter at depth d of D has the factor decay^(D - d), the head 1, embeddings decay^D.
 
     For fine-tuning, after Howard and Ruder 2018, section 3.1 (https://arxiv.org/abs/1801.06146), with depths as BEiT counts
@@ -61,15 +61,15 @@ def layer_decay(decay: float) -> Rates:
             raise ConfigError(
                 f"layer_decay finds no depth in {type(model).__name__}: it holds no nn.ModuleList or nn.Sequential of blocks\n"
                 f"  it has: {_listed([name for name, _ in model.named_children()])}\n"
-                "  put its blocks into one of these, or give factors by name: sf.Rates(lambda model: {...}, described={...})"
+                "  put its blocks into one of these, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, described={...})"
             )
         deepest = max(found.values())
         return {name: decay ** (deepest - depth) for name, depth in found.items()}
 
-    return Rates(factors, described={"layer_decay": decay})
+    return LRMultipliers(factors, described={"layer_decay": decay})
 
 
-def width_scaling(*, base_width: int) -> Rates:
+def width_scaling(*, base_width: int) -> LRMultipliers:
     """The rate that was best at one width, at another: hidden matrices and the head have the factor base_width / width.
 
     Embeddings, other matrices that take in the data, biases and norms keep 1. The width is what the head takes in, and all
@@ -97,15 +97,15 @@ def width_scaling(*, base_width: int) -> Rates:
         if head is None or not hidden:
             raise ConfigError(
                 f"base_width: {type(model).__name__} has no hidden width: it takes two layers with a matrix at least\n"
-                "  leave base_width out, or give factors by name: sf.Rates(lambda model: {...}, described={...})"
+                "  leave base_width out, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, described={...})"
             )
         width = next(held.shape[1] for owner, held in matrices(model) if owner is head)
         return {name: base_width / width for name in names.values() if name in hidden}
 
-    return Rates(factors, described={"base_width": base_width}, like_adam_only=True)
+    return LRMultipliers(factors, described={"base_width": base_width}, like_adam_only=True)
 
 
-def frozen(*patterns: str) -> Rates:
+def frozen(*patterns: str) -> LRMultipliers:
     """Parameters that stay as they are to the bit: those whose name fits one of the patterns, in which * stands for anything.
 
     They get no gradient, no decay and no optimizer state, and are left out of averages. A pattern that fits no parameter is an
@@ -130,10 +130,10 @@ def frozen(*patterns: str) -> Rates:
         chosen = {held for found in fitting.values() for held in found}
         return {name: 0.0 for name, held in model.named_parameters() if held in chosen}
 
-    return Rates(factors, described={"frozen": list(patterns)})
+    return LRMultipliers(factors, described={"frozen": list(patterns)})
 
 
-def factors_of(model: "nn.Module", rates: Sequence[Rates]) -> dict[str, float]:
+def factors_of(model: "nn.Module", rates: Sequence[LRMultipliers]) -> dict[str, float]:
     """The product of all factors for every parameter of a model; `ConfigError` for what is no factor or no parameter of it.
 
     >>> from torch import nn
@@ -159,8 +159,10 @@ def misfits(rates: Sequence[Any], optimizer: Declaration) -> list[str]:
     """What is wrong with these as the rates of an optimizer, before there is a model."""
     problems = []
     for rate in rates:
-        if not isinstance(rate, Rates):
-            problems.append(f"rates = {rate!r}: give surefoot.layer_decay(0.75) or the like, or several in a list")
+        if not isinstance(rate, LRMultipliers):
+            problems.append(
+                f"rates = {rate!r}: give surefoot.optim.layer_decay(0.75) or the like, or several in a list"
+            )
         elif rate.like_adam_only and not optimizer.like_adam:
             setting = ", ".join(f"{key} = {value!r}" for key, value in rate.described.items())
             problems.append(f"{setting} does not fit {optimizer.name}: muP's factors for it are others")

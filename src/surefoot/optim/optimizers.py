@@ -9,11 +9,11 @@ from typing import Any
 
 from surefoot.errors import ConfigError
 from surefoot.optim import validation
-from surefoot.optim.lr_multipliers import Rates, misfits
+from surefoot.optim.lr_multipliers import LRMultipliers, misfits
 from surefoot.optim.validation import DECLARED, Declaration, Setting, at_least, declaration, declared, problems
 
 Betas = tuple[float, float]
-SeveralRates = Rates | Sequence[Rates]
+SeveralRates = LRMultipliers | Sequence[LRMultipliers]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class OptimizerSpec:
     lr: float
     weight_decay: float
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    rates: tuple[Rates, ...] = ()  # of parts of the model
+    rates: tuple[LRMultipliers, ...] = ()  # of parts of the model
 
     def described(self) -> dict[str, Any]:
         """Everything that must agree for an exact resume, as JSON values.

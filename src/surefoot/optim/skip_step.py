@@ -69,7 +69,7 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
             "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n"
-            "  use another optimizer, such as surefoot.adamw(...)"
+            "  use another optimizer, such as surefoot.optim.adamw(...)"
         )
     sgd = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
     if not all(fused_sgd_writes(each) for group in sgd if group.get("fused") for each in group["params"]):

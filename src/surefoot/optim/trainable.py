@@ -112,7 +112,7 @@ class Trainable:
             raise ConfigError(
                 f"requires_grad of {_counted(thawed)} is True now, and their model has no optimizer ({first_and_last(thawed)})\n"
                 "  they would get gradients and never move\n"
-                f"  give it one: Run(optimizer={{..., {thawed[0].partition('.')[0]!r}: surefoot.adamw(...)}}), or leave it frozen"
+                f"  give it one: Run(optimizer={{..., {thawed[0].partition('.')[0]!r}: surefoot.optim.adamw(...)}}), or leave it frozen"
             )
         self._retrain(
             {

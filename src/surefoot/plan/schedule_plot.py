@@ -103,14 +103,14 @@ def plot_schedules(
     Raises `ConfigError` for schedules that do not fit the run, or where the files cannot be written.
 
     >>> import tempfile
-    >>> from surefoot.schedules.lr_schedule import linear, warmup_cosine
+    >>> from surefoot.schedules.lr_schedule import cosine, linear
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     found = plot_schedules({"cosine": warmup_cosine("5%"), "linear": linear()}, "80 steps", out=f"{place}/two")
+    ...     found = plot_schedules({"cosine": cosine("5%"), "linear": linear()}, "80 steps", out=f"{place}/two")
     >>> [path.name for path in found]
     ['two.png', 'two.svg']
     """
     if not schedules:
-        raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.warmup_cosine('5%')}")
+        raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.schedules.cosine('5%')}")
     planned_length = length if isinstance(length, Length) else steps_alone(length)
     return drawn(traced(schedules, planned_length), out=out, rate=rate)
 

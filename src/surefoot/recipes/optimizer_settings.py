@@ -79,9 +79,9 @@ class Optimizer:
             settings=own,
         )
         *rates, _ = checked(
-            lambda: [] if self.layer_decay is None else [sf.layer_decay(self.layer_decay)],
-            lambda: [] if self.base_width is None else [sf.width_scaling(base_width=self.base_width)],
-            lambda: [] if not self.frozen else [sf.frozen(*self.frozen)],
+            lambda: [] if self.layer_decay is None else [sf.optim.layer_decay(self.layer_decay)],
+            lambda: [] if self.base_width is None else [sf.optim.width_scaling(base_width=self.base_width)],
+            lambda: [] if not self.frozen else [sf.optim.frozen(*self.frozen)],
             plain,
         )
         return plain(rates=[each for given in rates for each in given])
@@ -181,7 +181,7 @@ class RecipeSettings(TrainSettings):
         own: dict[str, Any] = {} if factor is None else {"factor": factor}
         stopping, plateau = checked(
             lambda: None if stop is None else sf.EarlyStopping(watch, patience=stop),
-            lambda: None if wait is None else sf.Plateau(watch, patience=wait, **own),
+            lambda: None if wait is None else sf.ReduceLROnPlateau(watch, patience=wait, **own),
         )
         if stopping is not None and plateau is not None:
             refuse_end_before_reduction(plateau, stopping)

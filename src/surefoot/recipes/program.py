@@ -22,7 +22,7 @@ from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
 
 if TYPE_CHECKING:
-    from surefoot.checkpoint import Contents
+    from surefoot.checkpoint import Checkpoint
     from surefoot.run.run import Run
 
 _SHARED = ("auto", "ddp", "fsdp")  # by several processes
@@ -206,13 +206,13 @@ def for_one_process(config: Any, run: Path) -> Any:
     return config
 
 
-def choose_checkpoint(run: Path, which: str | None) -> "Contents":
+def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     """The newest intact checkpoint of a run, the best, that of a step, or the mean of the last ones; damaged ones are named."""
-    from surefoot.checkpoint import Store, averaged
+    from surefoot.checkpoint import Store, average_weights
 
     store = Store(run / "checkpoints")
     if which is not None and (last := re.fullmatch(r"\s*average\s+([0-9]+)\s*", which)):
-        return averaged(store, int(last[1]))
+        return average_weights(store, int(last[1]))
     if (newest := store.newest_intact()) is None:
         raise CheckpointError(f"{run} holds no checkpoint")
     chosen, damaged = newest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from surefoot.checkpoint.format import Contents, DamageError
+from surefoot.checkpoint.format import Checkpoint, DamageError
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
 from surefoot.replay.replay import tell_cost
@@ -80,10 +80,10 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
     return [(max(sound, default=0), there[low], f"the weights of step-{there[low]:08d} are not finite")]
 
 
-def weights_finite(contents: Contents) -> bool:
+def weights_finite(contents: Checkpoint) -> bool:
     """Whether the weights of models in a checkpoint are; averages and the optimizer's state are not looked at.
 
-    >>> weights_finite(Contents(0, {"model": {"weight": torch.tensor([1.0, math.inf])}}, {}))
+    >>> weights_finite(Checkpoint(0, {"model": {"weight": torch.tensor([1.0, math.inf])}}, {}))
     False
     """
     return all(

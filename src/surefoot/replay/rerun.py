@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from surefoot.checkpoint.format import Contents, Damage
+from surefoot.checkpoint.format import Checkpoint, Damage
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.clipping import clear
@@ -57,7 +57,7 @@ class Made:
 class Execution:
     """Steps made again with the `parts` of a run that went on from a checkpoint; equal bits where no `notes` say what changed."""
 
-    def __init__(self, parts: Components, found: Contents, records: Sequence[Record]) -> None:
+    def __init__(self, parts: Components, found: Checkpoint, records: Sequence[Record]) -> None:
         self.parts = parts
         self.logged = {int(record["step"]) for record in records if record["kind"] == "train"}
         self.scored = {int(record["step"]): record for record in records if record["kind"] == "scores"}
@@ -114,7 +114,7 @@ class Execution:
 
 
 @contextmanager
-def execution(parts: Components, found: Contents, *, records: Sequence[Record] = ()) -> Iterator[Execution]:
+def execution(parts: Components, found: Checkpoint, *, records: Sequence[Record] = ()) -> Iterator[Execution]:
     """The steps of a run made again from a checkpoint of it; afterwards torch's settings and generators are as they were.
 
     `parts` are those of a run that is built and not open: its models are changed, its directory is neither locked nor read nor
@@ -172,7 +172,7 @@ def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return "; ".join(found)
 
 
-def nearest(store: Store, step: int) -> tuple[Contents, list[Damage]]:
+def nearest(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
     """The newest intact checkpoint of `step` steps or fewer, every byte checked, and damaged later ones; else `CheckpointError`."""
     if (found := store.newest_intact(up_to=step)) is not None:
         return found
@@ -195,7 +195,7 @@ def _refused_in_own_words() -> Iterator[None]:
         raise CheckpointError("\n".join([f"steps cannot be made again: {what}", *why, cure])) from problem
 
 
-def _notes(parts: Components, found: Contents) -> list[str]:
+def _notes(parts: Components, found: Checkpoint) -> list[str]:
     """What is not as it was when the steps were made, as far as the checkpoint tells."""
     then, now = found.saved.machine, parts.machine()
     notes = []

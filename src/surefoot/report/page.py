@@ -22,7 +22,7 @@ from surefoot.report.series import ReportedRun
 from surefoot.report.several_runs import page_values
 from surefoot.tracking.commands import commands
 from surefoot.tracking.format import visible
-from surefoot.tracking.panels import ConfusionMatrix, Curves, Panels, TintedText
+from surefoot.tracking.panels import ConfusionMatrix, Curves, Panels, TextHeatmap
 from surefoot.tracking.run_reader import surefoot_version
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ _FULL_NATS = 6.0  # of loss: as strong as it gets
 _DARKEST = 78  # percent, so that letters can be read
 
 
-def tinted(text: TintedText) -> list[tuple[str, int | None, str]]:
+def tinted(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
     """Each piece with the strength of its tint in percent, None for none, and its number in words; equal neighbours as one.
 
-    >>> panel = TintedText(title="a", legend="b", unit="fraction", pieces=(("so", None), (" it", 0.5), (" goes", 0.0)))
+    >>> panel = TextHeatmap(title="a", legend="b", unit="fraction", pieces=(("so", None), (" it", 0.5), (" goes", 0.0)))
     >>> tinted(panel)
     [('so', None, ''), (' it', 39, '50 %'), (' goes', 0, '0 %')]
     """

@@ -21,7 +21,7 @@ from surefoot.data.gathering import is_tensors, sample_count
 from surefoot.data.loader import in_order
 from surefoot.errors import ConfigError
 from surefoot.tokenizers.tokenizer import Tokenizer
-from surefoot.tracking.panels import ConfusionMatrix, Example, Examples, Group, Panel, Picture, Pictures, TintedText
+from surefoot.tracking.panels import ConfusionMatrix, Example, Examples, Group, Image, ImageGrid, Panel, TextHeatmap
 
 _ALL_CLASSES = 30  # of more, those with the most mistakes are shown
 _SIDE = 56  # pixels, of the larger side of a picture: sixteen of them fit a page
@@ -32,7 +32,7 @@ _AT_ONCE = 64
 
 def tinted_by_loss(
     title: str, tokens: Sequence[int], losses: Sequence[float], *, tokenizer: Tokenizer, legend: str | None = None
-) -> TintedText:
+) -> TextHeatmap:
     """The text of `tokens`, each tinted by the model's loss (nats) at it; the first has none, so there is one loss less.
 
     A piece is one token, or the tokens of one character that is spread over several, with the sum of their losses. Put
@@ -58,7 +58,7 @@ def tinted_by_loss(
     if done < len(whole):
         pieces.append((whole[done:], None))
     legend = "the model's loss at each token, in nats" if legend is None else legend
-    return TintedText(title=title, legend=legend, unit="nats", pieces=tuple(pieces))
+    return TextHeatmap(title=title, legend=legend, unit="nats", pieces=tuple(pieces))
 
 
 def examples_by_score(
@@ -104,10 +104,10 @@ def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: 
     return ConfusionMatrix(title=title, classes=tuple(names), counts=tuple(map(tuple, counts_KK.tolist())))
 
 
-def picture_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
+def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
     """An image of 1 or 3 channels as a small PNG in base64; `mean` and `std` are those it was normalised with, if it is not 0..1.
 
-    >>> picture_png(torch.zeros(1, 8, 8))[:8]
+    >>> encode_png(torch.zeros(1, 8, 8))[:8]
     'iVBORw0K'
     """
     return base64.b64encode(png_file(image_CHW, mean=mean, std=std, side=_SIDE)).decode()
@@ -119,13 +119,13 @@ def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], 
     >>> png_file(torch.zeros(1, 8, 8), mean=(0.0,), std=(1.0,))[1:4]
     b'PNG'
     """
-    from PIL import Image
+    from PIL.Image import fromarray
 
     if image_CHW.ndim != 3 or image_CHW.shape[0] not in (1, 3):
         raise ConfigError(f"an image of shape {tuple(image_CHW.shape)}: (C, H, W) of 1 or 3 channels can be shown")
     pixels_CHW = image_CHW.detach().float().cpu() * torch.tensor(std).view(-1, 1, 1) + torch.tensor(mean).view(-1, 1, 1)
     bytes_HWC = (pixels_CHW.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    picture = Image.fromarray(bytes_HWC[:, :, 0] if bytes_HWC.shape[2] == 1 else np.ascontiguousarray(bytes_HWC))
+    picture = fromarray(bytes_HWC[:, :, 0] if bytes_HWC.shape[2] == 1 else np.ascontiguousarray(bytes_HWC))
     if side is not None:
         picture.thumbnail((side, side))  # which makes none larger
     file = io.BytesIO()
@@ -145,7 +145,7 @@ def classification_panels(
 ) -> Iterator[Panel]:
     """The confusion matrix over a data set of (image, label), and the pictures with the largest losses.
 
-    As `Run(panels_fn=...)`: `lambda model: sf.classification_panels(model, held_out, classes=names)`. `mean` and `std` are those
+    As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are those
     that images are normalised with. Of a large data set 10,000 samples spread over it, and no more than 30 seconds' worth.
     pictures: how many; 0 where the inputs are none.
 
@@ -173,16 +173,16 @@ def classification_panels(
     yield confusion_panel(f"{name}: which class was taken for which{part}", counts_KK.tolist(), classes=classes)
     if pictures:
         drawn = [
-            _picture(classes[label], classes[guess], loss, log_chance, picture_png(image, mean=mean, std=std))
+            _picture(classes[label], classes[guess], loss, log_chance, encode_png(image, mean=mean, std=std))
             for loss, label, guess, log_chance, image in worst
         ]
-        yield Pictures(title=f"{name}: the largest losses{part}", pictures=tuple(drawn))
+        yield ImageGrid(title=f"{name}: the largest losses{part}", pictures=tuple(drawn))
 
 
-def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Picture:
+def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Image:
     """What a model made of one image; `log_chance` is that of its guess."""
     finite = math.isfinite(loss)
-    return Picture(
+    return Image(
         png=png,
         caption=f"{label}, taken for {guess}",
         label=label,

@@ -103,7 +103,7 @@ def decided(
         if not (isinstance(spec, OptimizerSpec) or callable(spec)):
             raise ConfigError(
                 f"optimizer: {type(spec).__name__} is neither a specification nor a function that builds one\n"
-                "  give surefoot.adamw(lr=...), or lambda groups: torch.optim.AdamW(groups, lr=...): the run makes the groups"
+                "  give surefoot.optim.adamw(lr=...), or lambda groups: torch.optim.AdamW(groups, lr=...): the run makes the groups"
             )
     foreign = [name for name in named if name not in models]
     if foreign or not named:
@@ -131,7 +131,7 @@ def _decided(
     if stays := [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]:
         raise ConfigError(
             f"requires_grad of {stays[0]} is True now, and the optimizer's rates freeze it: it would get gradients and never move\n"
-            "  leave it out of surefoot.frozen(...), or whatever gives it a rate of 0,\n"
+            "  leave it out of surefoot.optim.frozen(...), or whatever gives it a rate of 0,\n"
             "  and freeze it by requires_grad_(False) before Run(...): then it can be unfrozen on the way"
         )
     if trained is None:
@@ -230,7 +230,7 @@ def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> lis
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
     shape = schedule.described()["shape"]
     return [
-        f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=surefoot.constant(...), or --schedule.name constant"
+        f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=sf.schedules.constant(...), or --schedule.name constant"
         for kind in (kind_of(trained.optimizer) for trained in optimizers.values())
         if shape != "constant" and kind is not None and kind.average is not None
     ]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 
 from surefoot.checkpoint.filesystem import Disk
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.writer import Writer
 from surefoot.config.train_settings import Timetable
@@ -49,7 +49,7 @@ class Saving:
         since_s, every_s = time.monotonic() - self.begun_at, self.times.every["save_every"].seconds
         return (every_s is not None and since_s >= every_s) or (self.writer.failure is not None and since_s >= _RETRY_S)
 
-    def save(self, packed: Callable[[], Contents], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
+    def save(self, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
         """Copy the state and write it in the background; an earlier failure is said now. All ranks call it after the same step."""
         self.asked, self.begun_at = False, time.monotonic()
         self.wait()
@@ -70,7 +70,7 @@ class Saving:
                 f"WARNING: NOT SAVED: {self.writer.failure}\n  training goes on, and saving is tried again in {_RETRY_S:.0f} s"
             )
 
-    def finish(self, step: int, packed: Callable[[], Contents], *, protected: tuple[int, ...] = ()) -> None:
+    def finish(self, step: int, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = ()) -> None:
         """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there. Collective."""
         self.writer.wait()
         owed = self.begun_step != step or self.writer.failure is not None or self.asked
@@ -89,7 +89,7 @@ class Saving:
         self.writer.wait()
         return self.writer.saved is not None and not self.store.path(self.writer.saved).is_dir()
 
-    def newest(self) -> Contents | None:
+    def newest(self) -> Checkpoint | None:
         """The newest intact checkpoint; damaged newer ones are named. None where there is none at all. Collective."""
         found = self.store.newest_intact(world=self.world if self.world.size > 1 else None)
         if found is None:
@@ -99,7 +99,7 @@ class Saving:
             self.say(f"warning: {damage}: resuming from step-{contents.step:08d}")
         return contents
 
-    def at(self, step: int, *, only: Collection[str] | None = None) -> Contents:
+    def at(self, step: int, *, only: Collection[str] | None = None) -> Checkpoint:
         """The checkpoint of a step, once no save is in flight; `CheckpointError` where it is damaged or absent. Collective."""
         self.writer.wait()
         return self.store.at(step, only=only, world=self.world if self.world.size > 1 else None)

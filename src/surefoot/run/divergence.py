@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.errors import DivergedError
 from surefoot.replay.on_divergence import seen_at_hand
 from surefoot.run import messages
@@ -11,7 +11,7 @@ from surefoot.tracking import commands
 from surefoot.train import error_causes
 
 
-def ended(parts: RunComponents, packed: Callable[[], Contents], *, protected: tuple[int, ...]) -> DivergedError:
+def ended(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...]) -> DivergedError:
     """Save the state if it is that of the last good step; look at the first bad one, say what happened and what to try. Collective."""
     meter, in_a_row = parts.whole.meter, list(parts.whole.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step

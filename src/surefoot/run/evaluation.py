@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError, DivergedError
@@ -42,7 +42,7 @@ class Evaluations:
         self.at_end: tuple[int, dict[str, float]] | None = None  # in this sitting: whose weights, and the scores
 
     @interprets
-    def resumed(self, found: Contents) -> None:
+    def resumed(self, found: Checkpoint) -> None:
         self.due = found.saved.evaluation_due
         self.first = {name: float(value) for name, value in found.saved.first_scores.items()}
         self.ended = found.saved.ended and self.parts.finished  # a run that was made longer has another end
@@ -176,7 +176,7 @@ class Evaluations:
             raise ConfigError(f"cannot watch {score!r}: scored are {', '.join(self.scores)}")
         return self.scores[score]
 
-    def _best(self) -> Contents | None:
+    def _best(self) -> Checkpoint | None:
         """The best checkpoint where it is an earlier one; none where it cannot be had, which is said."""
         watch, saving = self.parts.whole.watch, self.parts.saving
         if watch is None or watch.step in (None, self.state.step):

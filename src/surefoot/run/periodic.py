@@ -7,7 +7,7 @@ import errno
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.distributed.consistency import compare_when_due
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
@@ -243,7 +243,7 @@ class BetweenSteps:
         watch = self.whole.watch
         return () if watch is None or watch.step is None else (watch.step,)
 
-    def _packed(self) -> Contents:
+    def _packed(self) -> Checkpoint:
         owed = self.evaluations
         self.whole.meter.collect(self.parts.world)
         self.state.trainable.follow()  # scores after the last step may have frozen something

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.checkpoint import module_state as contents
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import held_of, plain_tensors
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Opened:
     """The checkpoint that a run goes on from, and what was chosen for it, if that was now."""
 
-    found: Contents | None = None
+    found: Checkpoint | None = None
     chosen: Chosen = field(default_factory=Chosen)
     state_check: "state_check.StateCheck | None" = None
     loss_contract: str | None = None  # in words, if the batch is cut and the run began now
@@ -132,7 +132,7 @@ def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, con
     return now
 
 
-def _go_on(parts: RunComponents, saving: Saving, found: Contents) -> None:
+def _go_on(parts: RunComponents, saving: Saving, found: Checkpoint) -> None:
     from surefoot.train import state_check
 
     trainable = parts.state.trainable
@@ -176,7 +176,7 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
 # --- what is computed, as it was when the run began -------------------------------------------------------------------
 
 
-def _at_beginning(parts: RunComponents, saving: Saving, checkpoint: Contents) -> bool:
+def _at_beginning(parts: RunComponents, saving: Saving, checkpoint: Checkpoint) -> bool:
     """Give the models the weights and modes of step 0, and kept objects their state, where that can be done. Collective."""
     models = {file_name("model", name): (name, model) for name, model in parts.state.models.items()}
     try:
@@ -196,7 +196,7 @@ def _at_beginning(parts: RunComponents, saving: Saving, checkpoint: Contents) ->
 
 
 @interprets
-def _compare_program(parts: RunComponents, checkpoint: Contents) -> None:
+def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     """Settle the fingerprints that the next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
     from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.config.setting import ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.errors import ConfigError
@@ -150,7 +150,7 @@ class Run(RunSettings):
             raise ConfigError("this run has no directory to save to: give Run(out=...)")
         self._open("run.save()").wishes.asked_to_save = True
 
-    def load(self, found: Contents) -> list[str]:
+    def load(self, found: Checkpoint) -> list[str]:
         """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may.
 
         Returns a line for each thing in which this run's data are not the checkpoint's.

@@ -51,7 +51,7 @@ class Schedule:
     def resolved(self, length: Length) -> "Schedule":
         """The same with durations in steps and defaults filled in; `ConfigError` if it does not fit in the run.
 
-        >>> warmup_cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
+        >>> cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
         10
         """
         return Schedule(self.shape, **self._in(length).settings)
@@ -63,7 +63,7 @@ class Schedule:
     def shared_steps(self, length: Length) -> int:
         """How many steps from the first on have the same factors in every longer run.
 
-        >>> warmup_stable_decay(cooldown=20).shared_steps(Length(steps=100, samples_per_epoch=100, batch_size=10))
+        >>> wsd(cooldown=20).shared_steps(Length(steps=100, samples_per_epoch=100, batch_size=10))
         81
         """
         return SHAPES[self.shape].shared(self._in(length))
@@ -141,12 +141,12 @@ def linear(warmup: str | int = 0, floor: float = 0.0) -> Schedule:
     return Schedule("linear", warmup=warmup, floor=floor)
 
 
-def warmup_cosine(warmup: str | int = 0, floor: float = 0.0) -> Schedule:
+def cosine(warmup: str | int = 0, floor: float = 0.0) -> Schedule:
     """Rise for `warmup`, then fall along half a cosine to `floor` times the base learning rate.
 
     Loshchilov and Hutter 2017, equation 5, without restarts: https://arxiv.org/abs/1608.03983
 
-    >>> factor = warmup_cosine(1, floor=0.5).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
+    >>> factor = cosine(1, floor=0.5).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 3) for step in range(6)]
     [0.5, 1.0, 0.75, 0.5, 0.5, 0.5]
     """
@@ -178,14 +178,14 @@ def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
     return Schedule("inverse-sqrt", warmup=warmup)
 
 
-def step_decay(
+def multistep(
     warmup: str | int = 0, *, drops: tuple[str | int, ...] = ("50%", "75%"), drop_factor: float = 0.1
 ) -> Schedule:
     """Rise for `warmup`, then stay, and multiply by `drop_factor` at each of the steps `drops`, counted from the run's start.
 
     The defaults are those of He et al. 2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
 
-    >>> factor = step_decay(drop_factor=0.5).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
+    >>> factor = multistep(drop_factor=0.5).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in (0, 3, 4, 5, 6, 7)]
     [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
     """
@@ -214,20 +214,20 @@ def one_cycle(warmup: str | int = "30%", *, start: float = 1 / 25, floor: float 
     return Schedule("one-cycle", warmup=warmup, start=start, floor=floor)
 
 
-def warmup_stable_decay(warmup: str | int = 0, *, cooldown: str | int = "20%", floor: float = 0.0) -> Schedule:
+def wsd(warmup: str | int = 0, *, cooldown: str | int = "20%", floor: float = 0.0) -> Schedule:
     """Rise for `warmup`, stay, and fall to `floor` over the last `cooldown`; until then it can be made longer exactly.
 
     The cool-down is 1 - sqrt(its part that is over), from a last step at the full rate: Hägele et al. 2024, section 3,
     https://arxiv.org/abs/2405.18392 (the name is from Hu et al. 2024, https://arxiv.org/abs/2404.06395).
 
-    >>> factor = warmup_stable_decay(cooldown=4).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
+    >>> factor = wsd(cooldown=4).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in range(3, 9)]
     [1.0, 1.0, 0.5, 0.29, 0.13, 0.0]
     """
     return Schedule("wsd", warmup=warmup, cooldown=cooldown, floor=floor)
 
 
-def warm_restarts(
+def cosine_restarts(
     warmup: str | int = 0, *, cycle: str | int = "25%", cycle_growth: float = 1.0, floor: float = 0.0
 ) -> Schedule:
     """Rise for `warmup`, then fall along half a cosine in each `cycle`, back to the full rate at once at the start of the next.
@@ -236,7 +236,7 @@ def warm_restarts(
     is one of its own, and less lengthens the one before.
     Loshchilov and Hutter 2017, section 3: https://arxiv.org/abs/1608.03983
 
-    >>> factor = warm_restarts(cycle=2, cycle_growth=2.0).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
+    >>> factor = cosine_restarts(cycle=2, cycle_growth=2.0).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in range(7)]
     [1.0, 0.5, 1.0, 0.85, 0.5, 0.15, 0.0]
     """

@@ -1,1 +1,5 @@
 """Tokenizers: bytes, characters, byte-pair encoding and subwords."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -66,10 +66,10 @@ def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
     return plain and all(token.special for token in tokenizer.get_added_tokens_decoder().values())
 
 
-class BpeTokenizer:
+class BPETokenizer:
     """One token per byte or frequent row of bytes; the library `tokenizers` does the work.
 
-    >>> tokenizer = BpeTokenizer.trained(["low lower lowest"] * 9, vocabulary=264)
+    >>> tokenizer = BPETokenizer.trained(["low lower lowest"] * 9, vocabulary=264)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
     ('lower', True)
     """
@@ -157,21 +157,21 @@ class BpeTokenizer:
         return self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one != self.end])
 
 
-def tokenizer_from_json(text: str) -> Tokenizer:
+def from_json(text: str) -> Tokenizer:
     """The tokenizer that some tokenizer's `to_json` described.
 
-    >>> tokenizer_from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
+    >>> from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
     [1, 0]
     """
-    kinds: dict[str, type[ByteTokenizer | CharacterTokenizer | BpeTokenizer]] = {
+    kinds: dict[str, type[ByteTokenizer | CharacterTokenizer | BPETokenizer]] = {
         "bytes": ByteTokenizer,
         "characters": CharacterTokenizer,
-        "bpe": BpeTokenizer,
+        "bpe": BPETokenizer,
     }
     return kinds[described(text, None)["kind"]].from_json(text)
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
+def load(path: Path | str) -> Tokenizer:
     """The tokenizer in a file that some `to_json` or the library `tokenizers` wrote, or in a directory that holds one.
 
     Such a directory has a tokenizer.json (as every run's has), or GPT-2's encoder.json and vocab.bpe. Raises `DataError`.
@@ -180,7 +180,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     inside = path / "tokenizer.json"
     file = inside if inside.is_file() else path
     text, found = parsed(file, problem=f"{file} is no tokenizer") if file.is_file() else ("", None)
-    return tokenizer_from_json(text) if isinstance(found, dict) and "kind" in found else BpeTokenizer.load(file)
+    return from_json(text) if isinstance(found, dict) and "kind" in found else BPETokenizer.load(file)
 
 
 def _byte_level(*files: str) -> "tokenizers.Tokenizer":

@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
         """The text of tokens."""
 
     def to_json(self) -> str:
-        """Everything that `tokenizer_from_json` needs."""
+        """Everything that `from_json` needs."""
 
 
 class ByteTokenizer:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.tracking.console import Screen
 from surefoot.tracking.external.client import Tracker
 from surefoot.tracking.jsonl import JsonLines
@@ -26,7 +26,7 @@ class Journal:
         self.trackers: list[Tracker] = []
         self.failing: set[int] = set()  # ids of those that have been warned of
 
-    def open(self, directory: RunDirectory, *, step: int, found: Contents | None) -> None:
+    def open(self, directory: RunDirectory, *, step: int, found: Checkpoint | None) -> None:
         """Go on with the files of a directory after `step` steps; `found` is the checkpoint that they are gone on from."""
         from surefoot.tracking.tensorboard import TensorBoard
 

@@ -67,12 +67,12 @@ Group = Literal["best", "worst", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TintedText:
+class TextHeatmap:
     """A text in pieces, each with a number that says how strongly it is tinted; put together, the pieces are the text.
 
     unit: "nats" for losses (0 and more), "fraction" for 0..1. A piece that has no number is not tinted.
 
-    >>> TintedText(title="held-out", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
+    >>> TextHeatmap(title="held-out", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
     'def f'
     """
 
@@ -119,7 +119,7 @@ class Examples:
         check_texts(self.title, self.legend)
         check_count(self.examples, "examples")
         for one in self.examples:
-            check(isinstance(one, Example), f"an example is a {type(one).__name__}: give surefoot.Example(...)")
+            check(isinstance(one, Example), f"an example is a {type(one).__name__}: give surefoot.report.Example(...)")
             check_texts(one.source, one.reference, one.output)
             check_number(one.score, "a score")
             check(one.group in ("best", "worst", "random"), f"group is {one.group!r}: best, worst or random")
@@ -162,7 +162,7 @@ class ConfusionMatrix:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class Image:
     """A small picture (a PNG file as base64), what it shows, what it was taken for and how wrong that was."""
 
     png: str
@@ -175,18 +175,18 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures:
+class ImageGrid:
     """Pictures in a row."""
 
     kind: ClassVar[str] = "pictures"
     title: str
-    pictures: tuple[Picture, ...]
+    pictures: tuple[Image, ...]
 
     def __post_init__(self) -> None:
         check_texts(self.title)
         check_count(self.pictures, "pictures")
         for one in self.pictures:
-            check(isinstance(one, Picture), f"a picture is a {type(one).__name__}: give surefoot.Picture(...)")
+            check(isinstance(one, Image), f"a picture is a {type(one).__name__}: give surefoot.report.Image(...)")
             check_png(one.png)
             check_texts(one.caption, *(name for name in (one.label, one.guess) if name is not None))
             check_number(one.loss, "the loss of a picture", least=0.0)
@@ -194,7 +194,7 @@ class Pictures:
                 check_number(chance, "a probability", least=0.0, most=1.0)
 
 
-Panel = TintedText | Examples | Curves | ConfusionMatrix | Pictures
+Panel = TextHeatmap | Examples | Curves | ConfusionMatrix | ImageGrid
 PANELS: dict[str, type[Panel]] = {panel.kind: panel for panel in get_args(Panel)}
 
 

@@ -12,9 +12,9 @@ from surefoot.tracking.panels import (
     PANELS,
     VERSION,
     Example,
+    Image,
     Panel,
     Panels,
-    Picture,
     check,
     is_count,
     written,
@@ -115,7 +115,7 @@ def panels_from_json(text: str) -> Panels:
 
 def _panel(kind: str, values: dict[str, Any]) -> Panel:
     """A panel from its JSON, whose lists become tuples; whether they hold what they should it checks itself."""
-    for name, part in (("examples", Example), ("pictures", Picture)):
+    for name, part in (("examples", Example), ("pictures", Image)):
         if kind == name:
             values[name] = [part(**one) for one in values[name]]
     return PANELS[kind](**{name: _frozen(value) for name, value in values.items()})

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.durations import Length
 from surefoot.config.parallel import Strategy
@@ -90,7 +90,7 @@ class Components:
 
     def packed(
         self, *, evaluation_due: bool = False, ended: bool = False, first_scores: Mapping[str, float] | None = None
-    ) -> Contents:
+    ) -> Checkpoint:
         """A copy of all that changes, and what tells this run and this machine from others: a checkpoint's contents."""
         return packed(
             self.whole,
@@ -127,7 +127,7 @@ class Components:
         return flat(self.described) | printed | others
 
     @interprets
-    def continue_from(self, found: Contents) -> None:
+    def continue_from(self, found: Checkpoint) -> None:
         """Make it the run that goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
 
         Percentages of the schedule are of the length with which the run began.
@@ -180,7 +180,7 @@ class Components:
         self.task = replace(self.task, forward=sole_or_all(self.task.ranks.through(compiled(self.state.models))))
 
     @interprets
-    def refuse_another_architecture(self, found: Contents) -> None:
+    def refuse_another_architecture(self, found: Checkpoint) -> None:
         """Raise `CheckpointError` where a model prints itself otherwise than when it was saved, by the same version of torch."""
         if found.saved.machine["torch"] != torch.__version__:
             return  # whose modules may print themselves otherwise
@@ -195,7 +195,7 @@ class Components:
                     )
 
     @interprets
-    def notes(self, found: Contents) -> list[str]:
+    def notes(self, found: Checkpoint) -> list[str]:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
         other_machine = "; ".join(differences(found.saved.machine, self.machine()))
         before, was = found.saved.scored, found.saved.fingerprints

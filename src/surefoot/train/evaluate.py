@@ -166,7 +166,7 @@ def scored_by_batch(
     return [Mean(float(mean.total), float(mean.count)) for mean in found]
 
 
-def split_scores(
+def evaluate(
     model: nn.Module, split: Split, *, device: str = "auto", precision: str = "fp32", seed: int = 0
 ) -> dict[str, float]:
     """Every score of a split by name, of a model that is moved to the device and otherwise left as it was.
@@ -176,11 +176,11 @@ def split_scores(
     >>> import torch
     >>> from surefoot.metrics.classification import accuracy
     >>> data = torch.eye(3), torch.tensor([0, 1, 0])
-    >>> split_scores(nn.Identity(), Split(data, scores=accuracy, loss=False), device="cpu")
+    >>> evaluate(nn.Identity(), Split(data, scores=accuracy, loss=False), device="cpu")
     {'accuracy': 0.6666666666666666}
     """
     if split.loss:
-        raise ConfigError("split_scores: outside a run there is no loss to score: write Split(..., loss=False)")
+        raise ConfigError("evaluate: outside a run there is no loss to score: write Split(..., loss=False)")
     check_split("split", split.dataset, seed=seed)
     place = device_called(device)
     computed_in = chosen_precision(precision, place)

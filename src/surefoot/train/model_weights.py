@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from surefoot.checkpoint import module_state
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
 from surefoot.distributed.world import device_called
 from surefoot.errors import CheckpointError, ConfigError
@@ -17,7 +17,7 @@ from surefoot.train.loop import State
 @interprets
 def load_weights(
     model: nn.Module,
-    found: Contents,
+    found: Checkpoint,
     *,
     name: str = "model",
     device: str = "auto",
@@ -38,7 +38,7 @@ def load_weights(
 
 
 @contextmanager
-def weights_of(state: State, found: Contents) -> Iterator[None]:
+def weights_of(state: State, found: Checkpoint) -> Iterator[None]:
     """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
     for name, average in state.averages.items():
         average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
@@ -63,7 +63,7 @@ def refuse_lossy(state: State) -> None:
         module_state.refuse_lossy(model, trained=_trained(state.models[name]), name=file_name(kind, name))
 
 
-def load_models(state: State, found: Contents, *, where: str) -> list[Callable[[], None]]:
+def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable[[], None]]:
     """Load the models and their averages; what checks, when all is loaded, that they would save the same again."""
     checks = []
     for kind, name, model in models_of(state):
@@ -86,7 +86,7 @@ def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
     return [(kind, *each) for kind, models in (("model", state.models), ("ema", averages)) for each in models.items()]
 
 
-def model_state(found: Contents, file: str, name: str) -> module_state.ModelState:
+def model_state(found: Checkpoint, file: str, name: str) -> module_state.ModelState:
     """One model's tensors, aliases and extra state in a checkpoint."""
     aliases, extra = found.saved.aliases.get(name, {}), found.saved.extra.get(file, {})
     return module_state.ModelState(found.files[file], aliases, extra)

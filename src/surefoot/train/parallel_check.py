@@ -143,6 +143,6 @@ def _about_unused(names: Sequence[str]) -> str:
     return (
         f"{len(names)} parameter{'s' * several} get{'s' * (not several)} no gradient, and other processes would wait for"
         f" {'them' if several else 'it'}: {shown}\n"
-        "  do not train what is not used: requires_grad_(False), or surefoot.frozen(...) among the optimizer's rates;\n"
+        "  do not train what is not used: requires_grad_(False), or surefoot.optim.frozen(...) among the optimizer's rates;\n"
         "  or, where that changes from batch to batch, allow it: parallel=surefoot.ddp(unused=True)"
     )

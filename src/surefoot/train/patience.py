@@ -28,7 +28,7 @@ class EarlyStopping:
 
 
 @dataclass(frozen=True)
-class Plateau:
+class ReduceLROnPlateau:
     """Multiply every learning rate by `factor` whenever the watched score has not improved for `patience` evaluations.
 
     `watch` and `minimum_improvement` are those of `EarlyStopping`. A step's rate is its schedule's times all reductions so far,
@@ -65,7 +65,7 @@ class Plateau:
     def in_words(self) -> str:
         """What it does, in a line.
 
-        >>> print(Plateau("max held-out/accuracy", patience=3).in_words)
+        >>> print(ReduceLROnPlateau("max held-out/accuracy", patience=3).in_words)
         times 0.5 after 3 evaluations without a better held-out/accuracy, and again, down to 0.01 of these
         """
         return f"times {self.factor:g} after {self.evaluations} without a better {self.score}, and again, down to {self.floor:g} of these"
@@ -139,12 +139,12 @@ class Standing:
     step: int = 0  # of the last score
 
 
-def following(plateau: Plateau, before: Standing, *, step: int, score: float) -> Standing:
+def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score: float) -> Standing:
     """Where a plateau stands after one more score: a pure function of the recorded scores.
 
     So every rank decides alike, without asking. A score that is not a number is counted, and changes nothing else.
 
-    >>> plateau, standing = Plateau("min held-out/loss", patience=2), Standing()
+    >>> plateau, standing = ReduceLROnPlateau("min held-out/loss", patience=2), Standing()
     >>> for step, loss in enumerate([2.0, 2.5, math.nan, 3.0, 1.0], start=1):
     ...     standing = following(plateau, standing, step=step, score=loss)
     ...     print(standing.factor, standing.waited, standing.not_numbers)
@@ -170,7 +170,7 @@ def following(plateau: Plateau, before: Standing, *, step: int, score: float) ->
 class Feedback:
     """A plateau over a run: where it stands now, in words and in a checkpoint; `State.rate_factor` takes it to the optimizers."""
 
-    plateau: Plateau
+    plateau: ReduceLROnPlateau
     standing: Standing = Standing()
 
     def saw(self, step: int, score: float) -> str | None:
@@ -214,7 +214,7 @@ def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: C
 
 
 def feedback(
-    plateau: Plateau | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]
+    plateau: ReduceLROnPlateau | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]
 ) -> Feedback | None:
     """The plateau of a run that scores these splits; `ConfigError` for one that could never lower a rate."""
     if plateau is not None:
@@ -224,7 +224,7 @@ def feedback(
     return None if plateau is None else Feedback(plateau)
 
 
-def refuse_end_before_reduction(plateau: Plateau, early_stopping: EarlyStopping) -> None:
+def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: EarlyStopping) -> None:
     """Raise `ConfigError` where early stopping ends the run no later than its learning rate is lowered for the first time."""
     same = plateau.watch == early_stopping.watch and early_stopping.patience <= plateau.patience
     if same and early_stopping.minimum_improvement >= plateau.minimum_improvement:

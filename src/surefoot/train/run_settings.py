@@ -16,7 +16,7 @@ from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.schedules.lr_schedule import Joined, Schedule
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
-from surefoot.train.patience import EarlyStopping, Plateau
+from surefoot.train.patience import EarlyStopping, ReduceLROnPlateau
 
 if TYPE_CHECKING:
     from surefoot.tracking.panels import Panel
@@ -28,13 +28,13 @@ Model = nn.Module | Callable[[], nn.Module]
 
 def _schedule(value: Any, *, setting: str) -> None:
     if not isinstance(value, Schedule | Joined):
-        raise ConfigError(f"{setting} = {value!r} is no schedule: give surefoot.warmup_cosine(...) or the like")
+        raise ConfigError(f"{setting} = {value!r} is no schedule: give surefoot.schedules.cosine(...) or the like")
 
 
 def _plateau(value: Any, *, setting: str) -> None:
-    if not isinstance(value, Plateau):
+    if not isinstance(value, ReduceLROnPlateau):
         raise ConfigError(
-            f"{setting} = {value!r} is no plateau\n  write it as surefoot.Plateau('min held-out/loss', patience=3)"
+            f"{setting} = {value!r} is no plateau\n  write it as surefoot.ReduceLROnPlateau('min held-out/loss', patience=3)"
         )
 
 
@@ -77,10 +77,10 @@ class RunSettings(TrainSettings):
     count: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
     """Number of targets in a batch, over which the loss is a mean; called on the host. None: its first dimension."""
     optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built] = setting(identity=True, after="workers")
-    """`surefoot.adamw(...)` or the like, or a function from parameter groups to a `torch.optim.Optimizer`; or several by name."""
+    """`surefoot.optim.adamw(...)` or the like, or a function from parameter groups to a `torch.optim.Optimizer`; or several by name."""
     schedule: Schedule | Joined | None = setting(None, check=_schedule, identity=True)
-    """Factor on the learning rate over the run: `surefoot.warmup_cosine(...)` or the like. None: constant."""
-    plateau: Plateau | None = setting(None, check=_plateau, identity=True)
+    """Factor on the learning rate over the run: `surefoot.schedules.cosine(...)` or the like. None: constant."""
+    plateau: ReduceLROnPlateau | None = setting(None, check=_plateau, identity=True)
     """Lower the learning rate if a score stops improving; `evaluate_every` is then part of what the run is."""
     evaluate: Mapping[str, Split] | None = setting(None, check=_splits, observer=True, after="deterministic")
     """Named data sets to evaluate, such as "held-out": {name: Split}."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from surefoot.checkpoint import module_state
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.manifest import Pieces, bounds
 from surefoot.checkpoint.nested_state import copied, join_state, kept_state, restore_kept
 from surefoot.checkpoint.optimizer_state import group_numbers, load_group_numbers, load_optimizer, optimizer_tensors
@@ -62,7 +62,7 @@ class Whole:
     seen: set[str] = field(default_factory=set)  # parameters that have had a gradient in some watched step
 
 
-def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
+def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Checkpoint:
     """A copy of everything, on the host; waits for the device. `facts` are JSON that describes the run, not its state.
 
     Of several ranks each copies the rows that it holds and is to save, and the `main` one all that is the same on every rank.
@@ -81,7 +81,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         held[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, whole=main)
     files, pieces = _divided(held, rows)
     if not main:
-        return Contents(state.step, {}, pieces=pieces)
+        return Checkpoint(state.step, {}, pieces=pieces)
     groups = {name: group_numbers(trained.optimizer) for name, trained in state.trained.items()}
     loose = {"precision": whole.precision.tensors(), "meter": whole.meter.tensors()}
     loose["bad_in_a_row"] = {name: trained.bad_in_a_row for name, trained in state.trained.items()}
@@ -110,7 +110,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Contents:
         seen=sorted(whole.seen),
         kept=kept,
     )
-    return Contents(state.step, files, saved.to_json(), pieces=pieces)
+    return Checkpoint(state.step, files, saved.to_json(), pieces=pieces)
 
 
 def _divided(
@@ -138,7 +138,7 @@ def _divided(
 
 
 @interprets
-def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> None:
+def restore(whole: Whole, found: Checkpoint, *, where: str, main: bool = True) -> None:
     """Make everything what it was when `packed` was called, on any number of ranks; what does not fit raises `CheckpointError`."""
     saved, state = found.saved, whole.state
     wanted = {
@@ -189,7 +189,7 @@ def restore(whole: Whole, found: Contents, *, where: str, main: bool = True) -> 
     state.step = found.step
 
 
-def restore_known(objects: Mapping[str, Any], found: Contents) -> None:
+def restore_known(objects: Mapping[str, Any], found: Checkpoint) -> None:
     """Put back those of the user's objects that a checkpoint knows; `CheckpointError` if one does not take its state back."""
     tensors = _under("kept/", found.tensors("state"))
     for name in [name for name in objects if name in found.saved.kept]:

@@ -27,7 +27,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class FoundBatch:
+class BatchSizeSearch:
     """What `find_batch` tried, in order of size, and its recommendation; `batch_size` is the one that every row keeps."""
 
     tried: list[Tried]
@@ -117,7 +117,7 @@ def searched(
 
 def chosen(
     tried: list[Tried], *, batch_size: int, unit: Literal["samples", "tokens"], limit_bytes: int
-) -> FoundBatch | None:
+) -> BatchSizeSearch | None:
     """The smallest size within 3 % of the best throughput; None where none fits.
 
     >>> rows = [Tried(1, 4, 10, 50.0, 50.0), Tried(2, 2, 20, 98.0, 98.0), Tried(4, 1, 40, 100.0, 100.0)]
@@ -129,7 +129,7 @@ def chosen(
         return None
     fastest = max(working, key=lambda row: _rate(row, unit))
     close = [row for row in working if _rate(row, unit) >= _CLOSE * _rate(fastest, unit)]
-    return FoundBatch(
+    return BatchSizeSearch(
         tried,
         batch_size,
         unit,

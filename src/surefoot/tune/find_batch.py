@@ -12,7 +12,7 @@ from surefoot.memory import free_bytes, in_words, parsed_bytes
 from surefoot.models.layers import Dropout
 from surefoot.run.run import Run, unchanged
 from surefoot.train import error_causes
-from surefoot.tune.batch_size_search import FoundBatch, Tried, chosen, searched
+from surefoot.tune.batch_size_search import BatchSizeSearch, Tried, chosen, searched
 from surefoot.tune.micro_batch_trial import ONE_VALUE, Trial
 
 _MARGIN = 0.9  # of the limit: memory is lost between tensors, and kernels take some that no tensor holds
@@ -24,7 +24,7 @@ def find_batch_size(
     target_batch: int | str | None = None,
     memory: str | None = None,
     watch: Callable[[str], None] | None = None,
-) -> FoundBatch:
+) -> BatchSizeSearch:
     """Measure memory and throughput of the run's micro-batch sizes, and recommend one that leaves its batch size as it is.
 
     Sizes tried are divisors of the batch size (or of `target_batch`, as `Run(batch_size=...)` takes it), in samples or in

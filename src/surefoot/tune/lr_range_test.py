@@ -23,7 +23,7 @@ _FEW = 5  # losses from which no curve can be made
 
 
 @dataclass(frozen=True)
-class RangeTest:
+class LRRangeTest:
     """The losses of a range test, each at the rate of the update before it, and what follows from them; `print` shows a table.
 
     `rates` and `losses` are (n,): those before the loss diverged, or all. `end` says why there are no more: the highest rate was
@@ -63,7 +63,7 @@ class RangeTest:
         return "\n".join([*table, suggested, f"  {self.reason}", ended])
 
 
-def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> RangeTest:
+def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
     """The suggestion that a curve gives: the rate at which its smoothed loss falls steepest, for each factor on the rate.
 
     The steepest fall is fastai's suggestion after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). Where it is
@@ -75,11 +75,11 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
     (0.01, 0.01)
     """
     if len(losses) < _FEW:
-        return RangeTest(rates, losses, losses, end, diverged_at, _too_few(len(losses), diverged_at))
+        return LRRangeTest(rates, losses, losses, end, diverged_at, _too_few(len(losses), diverged_at))
     curve = smoothed(rates, without_spikes(losses))
     lowest = int(curve.argmin())
     if not _falls(rates, losses, curve, lowest):
-        return RangeTest(rates, losses, curve, end, diverged_at, _without_fall(rates, end))
+        return LRRangeTest(rates, losses, curve, end, diverged_at, _without_fall(rates, end))
     slope = np.gradient(curve, np.log10(rates))[: lowest + 1]
     steepest, minimum = float(rates[slope.argmin()]), float(rates[lowest])
     near = diverged_at is not None and steepest * _ROOM > diverged_at
@@ -100,7 +100,7 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
         )
     else:
         told += f"\n  a tenth of that, the other usual choice, is {written(minimum / 10)}"
-    return RangeTest(rates, losses, curve, end, diverged_at, told, steepest, minimum, float(f"{suggested:.1e}"))
+    return LRRangeTest(rates, losses, curve, end, diverged_at, told, steepest, minimum, float(f"{suggested:.1e}"))
 
 
 def check_range(low: float, high: float, steps: int) -> None:

@@ -17,7 +17,7 @@ from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
 from surefoot.train.error_causes import explaining
 from surefoot.train.loop import State, Step, forward_backward, update
-from surefoot.tune.lr_range_test import Curve, RangeTest, averaged, check_range, diverged, far, judged, written
+from surefoot.tune.lr_range_test import Curve, LRRangeTest, averaged, check_range, diverged, far, judged, written
 
 _BLOCK = 10  # losses are read so many at a time: reading waits for the device
 
@@ -29,7 +29,7 @@ def find_lr(
     high: float = 10.0,
     steps: int = 100,
     watch: Callable[[float, float], None] | None = None,
-) -> RangeTest:
+) -> LRRangeTest:
     """Try learning rates from `low` to `high`, each the same factor above the one before, and suggest one.
 
     The run makes its own next steps, one for each rate: same samples, accumulation, precision, clipping and optimizer. The
@@ -118,12 +118,12 @@ def _base_rate(parts: RunComponents) -> float:
     return float(rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"])
 
 
-def draw(found: RangeTest, directory: Path, *, title: str) -> list[Path]:
+def draw(found: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
     """Write find-lr.png and find-lr.svg into a directory; `ConfigError` where they cannot be written."""
     return figures.draw([chart_of(found)], directory / "find-lr", title=title)
 
 
-def chart_of(found: RangeTest) -> Chart:
+def chart_of(found: LRRangeTest) -> Chart:
     """Losses, on a logarithmic axis where all are above 0; crosses at its top for those that would hide the fall."""
     if not len(found.losses):
         return Chart("find-lr", "Loss", (), wide=True)

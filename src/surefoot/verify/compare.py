@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.tracking.record import Record
 from surefoot.verify.verdict import Difference
@@ -39,7 +39,7 @@ def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact
     return found
 
 
-def tensors(saved: Contents, computed: Contents, *, exact: bool, without: tuple[str, ...] = ()) -> list[Difference]:
+def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tuple[str, ...] = ()) -> list[Difference]:
     """The tensors, and what is plain beside them, in which a checkpoint differs from the state computed again.
 
     Of each file the tensors that differ, read one by one. Left out are objects and values of the user's own, and entries of the
@@ -134,7 +134,7 @@ def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
 
 
 def judged(
-    saved: Contents, computed: Contents, found: Iterable[Difference], buffers: Collection[str]
+    saved: Checkpoint, computed: Checkpoint, found: Iterable[Difference], buffers: Collection[str]
 ) -> list[Difference]:
     """The same differences, each relative to what it may be compared with, and for each kind of numbers one of all together.
 
@@ -180,7 +180,7 @@ def _kind(file: str, name: str, buffers: Collection[str]) -> str:
 
 
 def _together(
-    saved: Contents, computed: Contents, file: str, kind: str, buffers: Collection[str]
+    saved: Checkpoint, computed: Checkpoint, file: str, kind: str, buffers: Collection[str]
 ) -> tuple[float, float]:
     """Root mean squares over a kind: of what was saved, and of how far what was computed is from it."""
     squares, apart, count = 0.0, 0.0, 0
@@ -196,7 +196,7 @@ def _together(
     return math.sqrt(squares / max(count, 1)), math.sqrt(apart / max(count, 1))
 
 
-def _driven(saved: Contents, file: str, name: str, one: Tensor, size: Callable[[str, str], float]) -> Tensor:
+def _driven(saved: Checkpoint, file: str, name: str, one: Tensor, size: Callable[[str, str], float]) -> Tensor:
     """Which entries of a weight go where rounding takes them: those whose optimizer state is small against `size`, its kind's."""
     kind, _, model = file.partition("-")
     state = f"optimizer-{model}" if model else "optimizer"
@@ -210,7 +210,7 @@ def _driven(saved: Contents, file: str, name: str, one: Tensor, size: Callable[[
     return torch.stack(small).all(dim=0) if small else torch.zeros_like(one, dtype=torch.bool)
 
 
-def _comparable(saved: Contents, computed: Contents, file: str, name: str) -> tuple[Tensor, Tensor] | None:
+def _comparable(saved: Checkpoint, computed: Checkpoint, file: str, name: str) -> tuple[Tensor, Tensor] | None:
     """Both tensors of a name, where both are of floating point and of one shape."""
     one, other = _read(saved, file, name), _read(computed, file, name)
     if one is None or other is None or one.shape != other.shape or not one.is_floating_point():
@@ -218,6 +218,6 @@ def _comparable(saved: Contents, computed: Contents, file: str, name: str) -> tu
     return one, other
 
 
-def _read(contents: Contents, file: str, name: str) -> Tensor | None:
+def _read(contents: Checkpoint, file: str, name: str) -> Tensor | None:
     tensor = contents.files.get(file, {}).get(name)
     return tensor.whole() if isinstance(tensor, Stored) else tensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.checkpoint.format import Contents, DamageError
+from surefoot.checkpoint.format import Checkpoint, DamageError
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.reader import interpreted, opened, read_manifest
 from surefoot.checkpoint.reader import verify as wrong_in
@@ -25,12 +25,12 @@ _MAY_CHANGE = ("length", "init")  # from one sitting to the next, of what is des
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class StoredStep:
     """An intact checkpoint: its tensors are on disk, and every byte of it has been checked."""
 
     path: Path
     manifest: Manifest
-    found: Contents
+    found: Checkpoint
 
     @property
     def step(self) -> int:
@@ -47,17 +47,17 @@ class Files:
     """What was found in a directory: intact checkpoints by step, the records, the sittings, and what is wrong."""
 
     path: Path
-    checkpoints: dict[int, Checkpoint]
+    checkpoints: dict[int, StoredStep]
     log: Log
     sittings: Sequence[Session]
     problems: list[Problem]
     notes: list[str]
 
     @property
-    def newest(self) -> Checkpoint:
+    def newest(self) -> StoredStep:
         return self.checkpoints[max(self.checkpoints)]
 
-    def machine_of(self, step: int, *, otherwise: Contents) -> Mapping[str, Any]:
+    def machine_of(self, step: int, *, otherwise: Checkpoint) -> Mapping[str, Any]:
         """On what the step of that index was made; where no sitting tells it, that of a checkpoint."""
         # the last sitting that began at or before it: a later one that began there, or before, has made the step anew
         return next(
@@ -96,14 +96,14 @@ def program_notes(path: Path) -> list[str]:
     return []
 
 
-def _checkpoints(store: Store) -> tuple[dict[int, Checkpoint], list[Problem]]:
-    found: dict[int, Checkpoint] = {}
+def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
+    found: dict[int, StoredStep] = {}
     problems: list[Problem] = []
     for step, path in sorted(store.all()):
         wrong = wrong_in(path)
         try:
             if not wrong:
-                held = Checkpoint(path, read_manifest(path), opened(path))
+                held = StoredStep(path, read_manifest(path), opened(path))
                 if held.found.saved and held.step == step:
                     found.setdefault(step, held)
                     continue
@@ -118,7 +118,7 @@ def _checkpoints(store: Store) -> tuple[dict[int, Checkpoint], list[Problem]]:
     return found, problems
 
 
-def _other_runs(checkpoints: Mapping[int, Checkpoint]) -> list[Problem]:
+def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
     """Checkpoints of one run tell the same settings, all but those that may change when it goes on."""
     newest, problems = checkpoints[max(checkpoints)], []
     for step, checkpoint in sorted(checkpoints.items()):
@@ -138,7 +138,7 @@ def _lasting(described: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in described.items() if name not in _MAY_CHANGE}
 
 
-def _other_scores(checkpoints: Mapping[int, Checkpoint]) -> list[str]:
+def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
     """Splits whose data were exchanged between two sittings, which a resume allows."""
     newest = checkpoints[max(checkpoints)].found.saved.scored
     return [
@@ -161,7 +161,7 @@ def _sittings(path: Path) -> tuple[Sequence[Session], list[Problem]]:
     return [], [Problem("damaged", f"{file} {why}", file=file)]
 
 
-def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Session], log: Log) -> list[Problem]:
+def _misplaced(checkpoints: Mapping[int, StoredStep], sittings: Sequence[Session], log: Log) -> list[Problem]:
     """What environment.json tells of sittings, against the resumes on the record and the checkpoints that came of them."""
     if not sittings:
         return []
@@ -182,7 +182,7 @@ def _misplaced(checkpoints: Mapping[int, Checkpoint], sittings: Sequence[Session
     return [Problem("inconsistent", f"environment.json {line}", file="environment.json") for line in problems[:1]]
 
 
-def _script(path: Path, newest: Checkpoint) -> list[Problem]:
+def _script(path: Path, newest: StoredStep) -> list[Problem]:
     """The settings that config.toml tells of a run that a script has made, against those of the checkpoint."""
     try:
         settings = read_settings(path)

@@ -12,7 +12,7 @@ from surefoot.run.components import RunComponents
 from surefoot.tracking.record import PHASES, Record
 from surefoot.train.patience import EarlyStopping, Watch
 from surefoot.verify.compare import TOLERANCE, tensors
-from surefoot.verify.files import Checkpoint, Files
+from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import FILE, Line, Log, curve
 from surefoot.verify.verdict import Kind, Problem, Verdict, as_problem
 
@@ -46,7 +46,7 @@ def speeds(log: Log) -> Iterator[Problem]:
             yield _at(line, f"{name} is {why}", name=name, computed=speed)
 
 
-def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
+def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
     """The seconds of all records up to a checkpoint, and those not yet on record, must be those of its clock."""
     if checkpoint.manifest.log is None or not has_times(log, checkpoint):
         return []
@@ -65,18 +65,18 @@ def times(log: Log, checkpoint: Checkpoint) -> list[Problem]:
     return []
 
 
-def has_times(log: Log, checkpoint: Checkpoint) -> bool:
+def has_times(log: Log, checkpoint: StoredStep) -> bool:
     """Whether the clock of a checkpoint can be compared: of records that are not what they were nothing is to be added up."""
     return checkpoint.manifest.log is not None and checkpoint.manifest.log[0] <= log.proved_bytes
 
 
-def has_best(checkpoint: Checkpoint) -> bool:
+def has_best(checkpoint: StoredStep) -> bool:
     """Whether the best score of a checkpoint can be compared: one that is only watched may be so from any sitting on."""
     early, told = checkpoint.described.get("early_stopping"), checkpoint.found.saved.watch
     return early is not None and told is not None and checkpoint.manifest.log is not None
 
 
-def watched(log: Log, checkpoint: Checkpoint) -> list[Problem]:
+def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
     """The best score of a checkpoint, and how many evaluations ago it was, must follow from the scores on the record."""
     early, saved = checkpoint.described.get("early_stopping"), checkpoint.found.saved.watch
     if early is None or saved is None or checkpoint.manifest.log is None:
@@ -173,7 +173,7 @@ def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", c
     )
 
 
-def _of_checkpoint(checkpoint: Checkpoint, text: str, quantity: str, saved: str, computed: str) -> Problem:
+def _of_checkpoint(checkpoint: StoredStep, text: str, quantity: str, saved: str, computed: str) -> Problem:
     return Problem("inconsistent", f"{checkpoint.path.name} {text}", checkpoint.step, None, quantity, saved, computed)
 
 

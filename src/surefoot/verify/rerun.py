@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from surefoot.checkpoint.format import Contents
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.errors import CheckpointError, first_line
 from surefoot.replay.rerun import Execution, Made, execution, unlike
 from surefoot.run import periodic
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import OWN
 from surefoot.verify.compare import judged, numbers, tensors
-from surefoot.verify.files import Checkpoint, Files
+from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import FILE, curve
 from surefoot.verify.records import shortened
 from surefoot.verify.verdict import Difference, Outcome, Problem, Window, as_problem
@@ -95,7 +95,7 @@ def made_again(
     Where a checkpoint differs, the steps go on from what was computed; where the next one differs too, from the saved one.
     """
     remaking = _Remaking(parts, files, window, tolerance=tolerance, watch=watch)
-    start: Checkpoint | None = files.checkpoints[window.start]
+    start: StoredStep | None = files.checkpoints[window.start]
     while start is not None and start.step < window.stop:
         try:
             start = remaking.made_from(start)
@@ -121,7 +121,7 @@ class _Remaking:
         self.outcome = Outcome(window, exact=True)
         self.astray = False  # whether the last checkpoint differed
 
-    def made_from(self, start: Checkpoint) -> Checkpoint | None:
+    def made_from(self, start: StoredStep) -> StoredStep | None:
         """Make steps from a checkpoint on; where it is to be gone on from another one, that."""
         with execution(self.parts, start.found, records=[line.record for line in self.files.log.curve]) as stand:
             self._on(stand, start.step, start.found)
@@ -135,7 +135,7 @@ class _Remaking:
                 self._on(stand, stand.done, start.found)
         return None
 
-    def _on(self, stand: Execution, step: int, otherwise: Contents) -> None:
+    def _on(self, stand: Execution, step: int, otherwise: Checkpoint) -> None:
         """Compute the step of that index with as many threads as it was, and know whether equal bits can be asked for."""
         if step >= self.window.stop:
             return
@@ -169,7 +169,7 @@ class _Remaking:
         )
         outcome.problems.append(Problem("differs", text, step, FILE, name, saved, now))
 
-    def _checkpoint(self, checkpoint: Checkpoint, stand: Execution) -> bool:
+    def _checkpoint(self, checkpoint: StoredStep, stand: Execution) -> bool:
         """Compare; whether the steps that follow can be made from what was computed."""
         outcome, step = self.outcome, checkpoint.step
         cleared = self._cleared(checkpoint, stand)
@@ -185,7 +185,7 @@ class _Remaking:
         both, self.astray = wrong and self.astray, bool(wrong)
         return not (both or (cleared and step in self.resumed))
 
-    def _cleared(self, checkpoint: Checkpoint, stand: Execution) -> tuple[str, ...]:
+    def _cleared(self, checkpoint: StoredStep, stand: Execution) -> tuple[str, ...]:
         """What the end of a run that had diverged has cleared in the checkpoint that it wrote (`divergence.ended`)."""
         if checkpoint.manifest.log is None:
             return ()
@@ -207,7 +207,7 @@ class _Remaking:
         return [difference for difference in found if difference.relative > self.tolerance]
 
 
-def _of_checkpoint(wrong: list[Difference], checkpoint: Checkpoint) -> list[Problem]:
+def _of_checkpoint(wrong: list[Difference], checkpoint: StoredStep) -> list[Problem]:
     """One problem for each tensor that differs, the weights first; of many the first few."""
     first: dict[str, Difference] = {}  # a number that is too far by itself may be so with all others too
     for difference in wrong:

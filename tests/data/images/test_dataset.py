@@ -15,7 +15,7 @@ import surefoot as sf
 from in_one import in_one
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.images.augmentation import Augmentation
-from surefoot.data.images.dataset import ImageFiles, Images, normalised, picture_as_input
+from surefoot.data.images.dataset import ImageArrays, ImageFiles, normalised, read_image
 from surefoot.data.images.folder import Files, Fitting
 from surefoot.data.loader import Feed
 from surefoot.data.order import Order
@@ -30,8 +30,8 @@ def pixels() -> np.ndarray:
     return np.random.default_rng(0).integers(256, size=(NUMBER, SIDE, SIDE, 3), dtype=np.uint8)
 
 
-def in_memory(*, seed: int = 3, augmentation: Augmentation | None = CHANGES) -> Images:
-    return Images(pixels(), np.arange(NUMBER) % 4, **MOMENTS, augmentation=augmentation, seed=seed)
+def in_memory(*, seed: int = 3, augmentation: Augmentation | None = CHANGES) -> ImageArrays:
+    return ImageArrays(pixels(), np.arange(NUMBER) % 4, **MOMENTS, augmentation=augmentation, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,8 @@ def test_fingerprints_tell_images_labels_and_changes_apart(files: Files) -> None
     found = [
         fingerprint(in_memory()),
         fingerprint(in_memory(augmentation=None)),
-        fingerprint(Images(changed, np.arange(NUMBER) % 4, **MOMENTS, augmentation=CHANGES)),
-        fingerprint(Images(pixels(), np.arange(NUMBER) % 3, **MOMENTS, augmentation=CHANGES)),
+        fingerprint(ImageArrays(changed, np.arange(NUMBER) % 4, **MOMENTS, augmentation=CHANGES)),
+        fingerprint(ImageArrays(pixels(), np.arange(NUMBER) % 3, **MOMENTS, augmentation=CHANGES)),
         fingerprint(in_files(files)),
         fingerprint(in_files(files, "resized")),
     ]
@@ -132,7 +132,7 @@ def test_fingerprints_tell_images_labels_and_changes_apart(files: Files) -> None
 )
 def test_arrays_of_another_kind_are_refused(wrong: np.ndarray) -> None:
     with pytest.raises(DataError, match="images must be bytes of shape"):
-        Images(wrong, np.zeros(3), mean=(0.5,), std=(0.5,))
+        ImageArrays(wrong, np.zeros(3), mean=(0.5,), std=(0.5,))
 
 
 @pytest.mark.fast("3")
@@ -140,8 +140,8 @@ def test_arrays_of_another_kind_are_refused(wrong: np.ndarray) -> None:
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(killed_at: int, tmp_path: Path) -> None:
     def trained(out: Path, stop_after: str | None) -> dict[str, torch.Tensor]:
         def loss(model: Any, batch: Any) -> Any:
-            mixture = sf.mixed(*batch, mixup=0.3, cutmix=0.3)
-            return sf.mixed_cross_entropy(model(mixture.images), mixture, label_smoothing=0.1)
+            mixture = sf.losses.mixup(*batch, mixup=0.3, cutmix=0.3)
+            return sf.losses.mixup_cross_entropy(model(mixture.images), mixture, label_smoothing=0.1)
 
         run = sf.Run(
             model=lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4, dropout=0.2, channels_last=True),
@@ -150,7 +150,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(killed_at: in
             batch_size=8,
             micro_batch_size=4,
             length="6 steps",
-            optimizer=sf.adamw(lr=1e-2),
+            optimizer=sf.optim.adamw(lr=1e-2),
             out=out,
             stop_after=stop_after,
             precision="bf16",
@@ -178,7 +178,7 @@ def test_a_picture_of_any_mode_becomes_an_input(mode: str, channels: int, tmp_pa
     place = tmp_path / f"picture.{'tif' if mode == 'CMYK' else 'png'}"
     picture.save(place)
     moments = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
-    made = picture_as_input(place, size=8, channels=channels, crop="padded", **moments)
+    made = read_image(place, size=8, channels=channels, crop="padded", **moments)
     assert made.shape == (1, channels, 8, 8)
     if mode != "1":
         assert_close(made, torch.full_like(made, 100 / 255), rtol=0, atol=1.5 / 255)

@@ -17,7 +17,7 @@ from data_sets import DATA, needs
 from surefoot.data.images import arrays as cifar
 from surefoot.data.images import folder, load
 from surefoot.data.images.arrays import synthetic
-from surefoot.data.images.load import ImageSets, load_images
+from surefoot.data.images.load import ImageDatasets, load_images
 from surefoot.errors import ConfigError, DataError
 
 
@@ -242,7 +242,7 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
 # --- folders -------------------------------------------------------------------------------------------------------------
 
 
-def parts_of(found: ImageSets) -> tuple[int, int, int]:
+def parts_of(found: ImageDatasets) -> tuple[int, int, int]:
     return len(found.training), len(found.held_out), 0 if found.test is None else len(found.test)
 
 

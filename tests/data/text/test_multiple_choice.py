@@ -12,9 +12,10 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.data.dataset_checks import check_samples, fingerprint
-from surefoot.data.text.multiple_choice import Choices, Question, choice_accuracy, continuation_accuracy
+from surefoot.data.text.multiple_choice import MultipleChoice, Question
 from surefoot.errors import DataError
-from surefoot.train.evaluate import split_scores
+from surefoot.metrics.multiple_choice import continuation_accuracy, multiple_choice_accuracy
+from surefoot.train.evaluate import evaluate
 
 VOCABULARY = 7
 BYTES = [1, 2, 3, 1, 1, 5, 1]
@@ -46,12 +47,12 @@ def questions(number=40, *, choices=4):
 
 
 def dataset(asked, *, context=20):
-    return Choices(asked, context=context, byte_counts=BYTES)
+    return MultipleChoice(asked, context=context, byte_counts=BYTES)
 
 
 def scored(asked, *scores, batch_size=7, model=None):
     split = sf.Split(dataset(asked), scores=scores, loss=False, batch_size=batch_size)
-    return split_scores(Table() if model is None else model, split)
+    return evaluate(Table() if model is None else model, split)
 
 
 def walked(model, beginning, ending):
@@ -77,7 +78,7 @@ def by_hand(model, asked, *, size):
 @pytest.mark.parametrize("batch_size", [1, 7, 40])
 def test_accuracies_are_those_of_every_ending_scored_token_by_token(batch_size):
     asked = questions()
-    found = scored(asked, choice_accuracy, batch_size=batch_size)
+    found = scored(asked, multiple_choice_accuracy, batch_size=batch_size)
     assert found["acc"] == by_hand(Table(), asked, size=lambda ending: 1)
     assert found["acc_norm"] == by_hand(Table(), asked, size=len)
     assert found["acc_per_byte"] == by_hand(Table(), asked, size=lambda ending: sum(BYTES[one] for one in ending))
@@ -96,7 +97,9 @@ def test_a_continuation_is_right_where_every_token_of_it_is_the_likeliest(batch_
 
 def gpt():
     torch.manual_seed(0)
-    shape = sf.models.GPTShape(layers=2, heads=2, width=32, context=20, vocabulary=VOCABULARY, family="gpt2", tied=True)
+    shape = sf.models.GPTConfig(
+        layers=2, heads=2, width=32, context=20, vocabulary=VOCABULARY, family="gpt2", tied=True
+    )
     model = sf.models.GPT(shape)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -106,14 +109,14 @@ def gpt():
 @cache
 def each_alone():
     model, asked = gpt(), questions()
-    return [scored([question], choice_accuracy, continuation_accuracy_, model=model) for question in asked]
+    return [scored([question], multiple_choice_accuracy, continuation_accuracy_, model=model) for question in asked]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, 40])
 def test_scores_of_a_transformer_do_not_depend_on_the_batch_size_nor_on_what_stands_beside(batch_size):
     """Law 6; attention must not see the filling. Against each question in a data set of its own."""
     asked, alone = questions(), each_alone()
-    found = scored(asked, choice_accuracy, continuation_accuracy_, model=gpt(), batch_size=batch_size)
+    found = scored(asked, multiple_choice_accuracy, continuation_accuracy_, model=gpt(), batch_size=batch_size)
     for name, value in found.items():
         assert value == pytest.approx(math.fsum(one[name] for one in alone) / len(asked), rel=1e-6), name
 
@@ -125,7 +128,7 @@ def continuation_accuracy_(model, batch):
 def test_the_logits_of_the_endings_alone_give_the_same_scores():
     from surefoot.recipes.gpt.questions import choice_accuracy as of_endings
 
-    assert scored(questions(), of_endings, model=gpt()) == scored(questions(), choice_accuracy, model=gpt())
+    assert scored(questions(), of_endings, model=gpt()) == scored(questions(), multiple_choice_accuracy, model=gpt())
 
 
 def test_endings_that_are_equally_likely_are_told_apart_by_nothing():
@@ -134,7 +137,9 @@ def test_endings_that_are_equally_likely_are_told_apart_by_nothing():
     model.logits.zero_()
     short = [Question([[1]] * 4, [[place] * 5 for place in range(4)], 0)] * 3
     long = [Question([[1]] * 4, [[place] * 19 for place in range(4)], 0)]
-    assert scored(short + long, choice_accuracy, model=model, batch_size=4)["acc"] == 1.0  # the first of equals
+    assert (
+        scored(short + long, multiple_choice_accuracy, model=model, batch_size=4)["acc"] == 1.0
+    )  # the first of equals
 
 
 def test_a_row_longer_than_the_context_loses_its_beginning_and_never_its_ending():
@@ -187,13 +192,13 @@ def test_questions_that_are_none_are_refused(wrong, says):
 
 def test_outside_a_run_there_is_no_loss_to_score():
     with pytest.raises(sf.ConfigError, match="loss=False"):
-        split_scores(Table(), sf.Split(dataset(questions()), scores=choice_accuracy))
+        evaluate(Table(), sf.Split(dataset(questions()), scores=multiple_choice_accuracy))
 
 
 def test_scoring_leaves_a_model_as_it_was():
     model = gpt().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    scored(questions(), choice_accuracy, model=model)
+    scored(questions(), multiple_choice_accuracy, model=model)
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -206,7 +211,7 @@ def test_a_compiled_model_is_not_compiled_again_for_every_shape_of_questions():
         return graph.forward
 
     model, asked = gpt(), questions()
-    assert scored(asked, choice_accuracy, model=torch.compile(model, backend=backend)) == scored(
-        asked, choice_accuracy, model=model
+    assert scored(asked, multiple_choice_accuracy, model=torch.compile(model, backend=backend)) == scored(
+        asked, multiple_choice_accuracy, model=model
     )
     assert counted == []

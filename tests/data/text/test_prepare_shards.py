@@ -23,7 +23,7 @@ from surefoot.data.text.shards import TokenShards
 from surefoot.errors import ConfigError, DataError
 from waiting import wait_until
 
-BYTES = sf.ByteTokenizer()
+BYTES = sf.tokenizers.ByteTokenizer()
 
 
 def test_how_far_it_is_is_said_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,17 +73,17 @@ def prepared(out: Path, inputs: list[Path], **settings: Any) -> TokenShards:
 
 def test_shards_hold_the_tokens_of_every_document_and_its_end(inputs: list[Path], tmp_path: Path) -> None:
     shards = prepared(tmp_path / "out", inputs)
-    expected = sf.encode_documents(json.loads((tmp_path / "expected.json").read_text()), BYTES)
+    expected = sf.data.encode_documents(json.loads((tmp_path / "expected.json").read_text()), BYTES)
     assert np.array_equal(np.concatenate(list(shards.arrays)), expected)
     assert {len(array) for array in shards.arrays[:-1]} == {1000}
     assert shards.vocabulary == 257
     shards.refuse_damaged()
-    assert sf.load_tokenizer(tmp_path / "out").to_json() == BYTES.to_json()
+    assert sf.tokenizers.load(tmp_path / "out").to_json() == BYTES.to_json()
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_the_number_of_processes_changes_no_byte(kind: str, inputs: list[Path], tmp_path: Path) -> None:
-    tokenizer = BYTES if kind == "bytes" else sf.BpeTokenizer.trained(documents(), vocabulary=300)
+    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.trained(documents(), vocabulary=300)
     for processes in (1, 2):
         prepared(tmp_path / str(processes), inputs, tokenizer=tokenizer, processes=processes)
     assert whole(tmp_path / "1") == whole(tmp_path / "2")
@@ -163,7 +163,7 @@ def test_a_finished_directory_is_checked_and_what_is_damaged_is_made_again(input
     [
         ({"shard_tokens": 999}, "shard_tokens was 1000, now 999"),
         ({"column": "body"}, "column was 'text', now 'body'"),
-        ({"tokenizer": sf.CharacterTokenizer.of("abcdefghijklmnopqrstuvwxyz")}, "made by another tokenizer"),
+        ({"tokenizer": sf.tokenizers.CharacterTokenizer.of("abcdefghijklmnopqrstuvwxyz")}, "made by another tokenizer"),
         ({"inputs": 2}, r"of 3 files, now 2, such as c\.jsonl"),
     ],
 )
@@ -194,7 +194,7 @@ def test_a_file_that_has_changed_since_is_refused(inputs: list[Path], tmp_path: 
 
 
 def test_shards_of_someone_else_are_not_touched(inputs: list[Path], tmp_path: Path) -> None:
-    sf.write_shards(np.arange(9), tmp_path / "out", vocabulary=9)
+    sf.data.write_shards(np.arange(9), tmp_path / "out", vocabulary=9)
     before = whole(tmp_path / "out")
     with pytest.raises(DataError, match="not prepared here"):
         prepared(tmp_path / "out", inputs)
@@ -217,7 +217,7 @@ def test_a_text_that_is_none_is_told_with_file_and_document(
 ) -> None:
     lines = inputs[2].read_text().splitlines(keepends=True)
     inputs[2].write_text("".join([*lines[:17], '{"text": "bad \\ud83d here"}\n', *lines[17:]]))
-    tokenizer = BYTES if kind == "bytes" else sf.BpeTokenizer.trained(documents(), vocabulary=300)
+    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.trained(documents(), vocabulary=300)
     with pytest.raises(DataError, match=r"c\.jsonl, document 18 \(the first is 1\): character 4 .* half a surrogate"):
         prepared(tmp_path / "out", inputs, tokenizer=tokenizer, processes=processes)
 
@@ -236,7 +236,7 @@ def test_shards_below_the_directory_that_is_read_are_gone_on_with(tmp_path: Path
 def test_a_script_without_a_guard_is_told_of_it_and_its_processes_write_nothing(
     inputs: list[Path], tmp_path: Path
 ) -> None:
-    call = f"sf.prepare_shards(f'{{os.getpid()}}.out', [{str(inputs[0])!r}], tokenizer=sf.ByteTokenizer(), processes=2)"
+    call = f"sf.data.prepare_shards(f'{{os.getpid()}}.out', [{str(inputs[0])!r}], tokenizer=sf.tokenizers.ByteTokenizer(), processes=2)"
     (tmp_path / "bare.py").write_text(f"import os\nimport surefoot as sf\n{call}\n")
     (tmp_path / "guarded.py").write_text(f"import os\nimport surefoot as sf\nif __name__ == '__main__':\n    {call}\n")
     bare, guarded = (

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 import surefoot as sf
 from data_sets import DATA, needs
 from in_one import in_one
-from surefoot.data.text.multiple_choice import Choices, choice_accuracy
+from surefoot.data.text.multiple_choice import MultipleChoice
 from surefoot.data.text.question_files import load_questions
 from surefoot.errors import DataError
+from surefoot.metrics.multiple_choice import multiple_choice_accuracy
 from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
-from surefoot.train.evaluate import split_scores
+from surefoot.train.evaluate import evaluate
 
 HELLASWAG = {"ctx": "A man sits. he", "endings": ["runs.", "is off.", "holds it.", "starts."], "label": 3}
 ARC = {"query": "Question: why?\n", "choices": ["so", "thus"], "gold": 1}
@@ -151,9 +152,9 @@ def test_the_public_files_are_read_whole(name, number, choices):
 @needs("gpt2-bpe", "hellaswag")
 def test_hellaswag_is_scored_as_build_nanogpt_does():
     """`render_example` and `get_most_likely_row` of karpathy/build-nanogpt, hellaswag.py, written out, question by question."""
-    tokenizer = sf.load_tokenizer(DATA / "gpt2-bpe")
+    tokenizer = sf.tokenizers.load(DATA / "gpt2-bpe")
     torch.manual_seed(0)
-    shape = sf.models.GPTShape(
+    shape = sf.models.GPTConfig(
         layers=2, heads=2, width=16, context=256, vocabulary=tokenizer.vocabulary, family="gpt2", tied=True
     )
     model = sf.models.GPT(shape)
@@ -177,7 +178,7 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
         total = (losses * mask[:, 1:]).sum(dim=1)
         summed += int(total.argmin()) == example["label"]
         normed += int((total / mask[:, 1:].sum(dim=1)).argmin()) == example["label"]
-    dataset = Choices(found, context=256, byte_counts=tokenizer.byte_counts)
-    scores = split_scores(model, sf.Split(dataset, scores=choice_accuracy, loss=False, batch_size=3))
+    dataset = MultipleChoice(found, context=256, byte_counts=tokenizer.byte_counts)
+    scores = evaluate(model, sf.Split(dataset, scores=multiple_choice_accuracy, loss=False, batch_size=3))
     assert (scores["acc"], scores["acc_norm"]) == (summed / 12, normed / 12)
     assert summed != normed

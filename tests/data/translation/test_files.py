@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from data_sets import DATA, needs
-from surefoot.data.translation.files import Parallel, held_out_pairs, load_pairs
-from surefoot.data.translation.phrases import _amounts, _day, locale, phrases
+from surefoot.data.translation.files import ParallelText, load_pairs, split_pairs
+from surefoot.data.translation.phrases import _amounts, _day, cldr_phrases, locale
 from surefoot.errors import ConfigError, DataError
 
 PAIRS = [(f"sentence {n} \u2028 with a\u0085 strange space", f"Satz {n}, weiß") for n in range(40)]
@@ -39,7 +39,7 @@ def test_parts_of_a_directory_are_read_line_by_line(validation: str, gz: str, tm
     write_both(tmp_path, validation, PAIRS[30:35])
     write_both(tmp_path, "test", PAIRS[35:], gz=gz)
     (tmp_path / "README").write_text("whatever")
-    assert load_pairs(tmp_path) == Parallel(PAIRS[:30], PAIRS[30:35], PAIRS[35:])
+    assert load_pairs(tmp_path) == ParallelText(PAIRS[:30], PAIRS[30:35], PAIRS[35:])
 
 
 def test_the_other_direction_is_the_other_way_round(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_one_file_is_divided_by_a_hash_of_the_source(form: str, tmp_path: Path) 
     else:
         write(path, lines[form.removesuffix(".gz")])
     found = load_pairs(path, held_out_fraction=0.2)
-    assert (found.training, found.held_out) == held_out_pairs(PAIRS, held_out_fraction=0.2)
+    assert (found.training, found.held_out) == split_pairs(PAIRS, held_out_fraction=0.2)
     assert sorted(found.training + found.held_out) == sorted(PAIRS)
 
 
@@ -114,9 +114,9 @@ def test_space_around_a_sentence_and_carriage_returns_are_taken_away(tmp_path: P
 
 def test_equal_sources_stay_on_one_side_and_more_pairs_move_none() -> None:
     several = [*PAIRS, *((one, f"{other}!") for one, other in PAIRS)]
-    training, held_out = held_out_pairs(several, held_out_fraction=0.3)
+    training, held_out = split_pairs(several, held_out_fraction=0.3)
     assert not {one for one, _ in training} & {one for one, _ in held_out}
-    fewer = held_out_pairs(PAIRS[:20], held_out_fraction=0.3)
+    fewer = split_pairs(PAIRS[:20], held_out_fraction=0.3)
     assert [pair for pair in fewer[1] if pair not in held_out] == []
 
 
@@ -209,17 +209,17 @@ def test_other_files_are_refused_by_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "d.tsv.gz").write_bytes(b"a\n")  # unpacked, by a browser say
     assert "d.tsv.gz, line 1: 1 column" in refused(tmp_path / "d.tsv.gz")
     with pytest.raises(DataError, match=r"held_out_fraction = 0\.0 of 40 pairs leaves 40 to train on and 0 to score"):
-        held_out_pairs(PAIRS, held_out_fraction=0.0)
+        split_pairs(PAIRS, held_out_fraction=0.0)
 
 
 # --- phrases -------------------------------------------------------------------------------------------------------------
 
 
 def test_phrases_are_many_different_ones_and_the_same_every_time() -> None:
-    found = phrases(count=22_000)
+    found = cldr_phrases(count=22_000)
     assert len({one for one, _ in found}) == len(found) == 22_000
-    assert phrases(count=500) == found[:500]
-    assert phrases(count=500, seed=1) != found[:500]
+    assert cldr_phrases(count=500) == found[:500]
+    assert cldr_phrases(count=500, seed=1) != found[:500]
     assert all(one.strip() and other.strip() and "\n" not in one + other for one, other in found)
 
 
@@ -227,7 +227,7 @@ def test_phrases_are_many_different_ones_and_the_same_every_time() -> None:
     "pair", [("en", "de"), ("fr", "ja"), ("pt-BR", "ru"), ("ar", "zh_Hant"), ("sw", "hi"), ("vi", "ak")]
 )
 def test_any_two_languages_have_phrases_of_their_own(pair: tuple[str, str]) -> None:
-    found = phrases(*pair, count=1000)
+    found = cldr_phrases(*pair, count=1000)
     assert len(found) == 1000
     assert sum(one != other for one, other in found) > 800
     assert not [one for pair in found for one in pair if "duration-" in one or "length-" in one]
@@ -238,9 +238,9 @@ def test_a_language_that_cldr_does_not_have_is_told_with_near_ones() -> None:
         with pytest.raises(ConfigError, match=f"near ones: .*{near}"):
             locale(name)
     with pytest.raises(ConfigError, match="both 'de'"):
-        phrases("de", "de")
+        cldr_phrases("de", "de")
     with pytest.raises(ConfigError, match="count = 0"):
-        phrases(count=0)
+        cldr_phrases(count=0)
 
 
 def test_half_a_character_in_json_is_told_by_its_line(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.loader import in_order
-from surefoot.data.translation.pairs import Pairs
+from surefoot.data.translation.pairs import TokenPairs
 from surefoot.errors import ConfigError, DataError
 from surefoot.tokenizers.subwords import BEGIN, END, PADDING, SubwordTokenizer
 
@@ -32,7 +32,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("ids", [[0], [3, 1], [4, 2, 0, 1, 3], [2, 2]], ids=str)
 def test_a_batch_holds_each_row_with_begin_end_and_padding_behind(ids):
-    source_BS, target_BT = Pairs(SOURCES, TARGETS).gather(np.array(ids), np.zeros(len(ids), dtype=np.int64))
+    source_BS, target_BT = TokenPairs(SOURCES, TARGETS).gather(np.array(ids), np.zeros(len(ids), dtype=np.int64))
     sources = [[*SOURCES[one], END] for one in ids]
     targets = [[BEGIN, *TARGETS[one], END] for one in ids]
     for found, rows in ((source_BS, sources), (target_BT, targets)):
@@ -42,14 +42,14 @@ def test_a_batch_holds_each_row_with_begin_end_and_padding_behind(ids):
 
 
 def test_lengths_are_the_places_that_a_model_computes():
-    pairs = Pairs(SOURCES, TARGETS)
+    pairs = TokenPairs(SOURCES, TARGETS)
     source_BS, target_BT = pairs.gather(np.arange(5), np.zeros(5, dtype=np.int64))
     assert pairs.lengths[:, 0].tolist() == (source_BS != PADDING).sum(dim=1).tolist()
     assert pairs.lengths[:, 1].tolist() == (target_BT[:, 1:] != PADDING).sum(dim=1).tolist()
 
 
 def test_pairs_over_a_length_are_left_out_and_counted():
-    pairs = Pairs(SOURCES, TARGETS, max_source=6, max_target=6)  # with the end: five tokens
+    pairs = TokenPairs(SOURCES, TARGETS, max_source=6, max_target=6)  # with the end: five tokens
     assert (len(pairs), pairs.left_out) == (3, 2)
     assert pairs.lengths.tolist() == [[5, 4], [3, 3], [6, 6]]
     source_BS, _ = pairs.gather(np.array([1]), np.array([0]))
@@ -58,23 +58,23 @@ def test_pairs_over_a_length_are_left_out_and_counted():
 
 def test_limits_that_leave_nothing_or_cannot_be_are_refused():
     with pytest.raises(DataError, match="all 5 pairs are longer than max_source = 2 and max_target = 2"):
-        Pairs(SOURCES, TARGETS, max_source=2, max_target=2)
+        TokenPairs(SOURCES, TARGETS, max_source=2, max_target=2)
     with pytest.raises(ConfigError, match="max_target = 1"):
-        Pairs(SOURCES, TARGETS, max_target=1)
+        TokenPairs(SOURCES, TARGETS, max_target=1)
     with pytest.raises(DataError, match="5 sources and 4 targets"):
-        Pairs(SOURCES, TARGETS[:-1])
+        TokenPairs(SOURCES, TARGETS[:-1])
 
 
 def test_a_run_can_read_them():
-    pairs = Pairs(SOURCES, TARGETS)
+    pairs = TokenPairs(SOURCES, TARGETS)
     assert check_samples(pairs, seed=0) == 5
     batches = list(in_order(pairs, batch_size=2, seed=0, device=torch.device("cpu")))
     assert [len(batch.batch[0]) for batch in batches] == [2, 2, 1]
-    assert fingerprint(pairs)["sha256"] != fingerprint(Pairs(SOURCES, SOURCES))["sha256"]
+    assert fingerprint(pairs)["sha256"] != fingerprint(TokenPairs(SOURCES, SOURCES))["sha256"]
 
 
 def test_moving_a_boundary_between_rows_is_seen_in_the_fingerprint():
-    assert fingerprint(Pairs([[3, 4], [5]], [[3], [3]])) != fingerprint(Pairs([[3], [4, 5]], [[3], [3]]))
+    assert fingerprint(TokenPairs([[3, 4], [5]], [[3], [3]])) != fingerprint(TokenPairs([[3], [4, 5]], [[3], [3]]))
 
 
 # --- subwords --------------------------------------------------------------------------------------------------------

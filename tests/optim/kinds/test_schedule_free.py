@@ -128,7 +128,7 @@ def build(**changes: Any) -> sf.Run:
         "train_data": data(),
         "batch_size": 4,
         "length": "12 steps",
-        "optimizer": sf.schedule_free(0.05),
+        "optimizer": sf.optim.schedule_free(0.05),
         "evaluate": {"all": sf.Split(data(), batch_size=8)},
         "evaluate_every": "3 steps",
         "precision": "fp32",
@@ -208,14 +208,14 @@ def test_averages_of_its_own_and_ema_are_refused_together() -> None:
 
 
 def test_a_falling_schedule_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    build(schedule=sf.warmup_cosine(), console=True)
-    build(schedule=sf.constant("2 steps"), console=True)
+    build(schedule=sf.schedules.cosine(), console=True)
+    build(schedule=sf.schedules.constant("2 steps"), console=True)
 
     said = capsys.readouterr().out
     assert said.count("schedule-free needs no falling rate") == 1
-    assert "schedule=surefoot.constant(...), or --schedule.name constant" in said
+    assert "schedule=surefoot.schedules.constant(...), or --schedule.name constant" in said
 
 
 def test_a_first_beta_of_zero_is_refused() -> None:
     with pytest.raises(sf.ConfigError, match="a first one above 0"):
-        sf.schedule_free(0.1, betas=(0.0, 0.9))
+        sf.optim.schedule_free(0.1, betas=(0.0, 0.9))

@@ -144,7 +144,7 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
     trained(asked)
     saved = tmp_path / "run" / "tokenizer.json"
     before = saved.read_text()
-    other = sf.BpeTokenizer.trained(["something else entirely " * 9], vocabulary=270)
+    other = sf.tokenizers.BPETokenizer.trained(["something else entirely " * 9], vocabulary=270)
     saved.write_text(other.to_json())
     with pytest.raises(sf.CheckpointError, match="cannot resume"):
         trained(dataclasses.replace(asked, stop_after=None))
@@ -189,10 +189,10 @@ def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path:
 
 def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_noticed(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "characters.json"
-    file.write_text(sf.CharacterTokenizer.of(text() + "!").to_json())
+    file.write_text(sf.tokenizers.CharacterTokenizer.of(text() + "!").to_json())
     asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
     assert trained(asked).parts.files["tokenizer.json"] == file.read_text()
-    file.write_text(sf.CharacterTokenizer.of(text() + "?").to_json())
+    file.write_text(sf.tokenizers.CharacterTokenizer.of(text() + "?").to_json())
     with pytest.raises(sf.CheckpointError, match=r"data\.tokenizer was"):
         trained(dataclasses.replace(asked, stop_after=None))
 
@@ -200,7 +200,7 @@ def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_notic
 def test_a_run_goes_on_where_the_tokenizer_s_file_is_gone(path: Path, tmp_path: Path) -> None:
     """Its own copy is what it uses."""
     file = tmp_path / "characters.json"
-    file.write_text(sf.CharacterTokenizer.of(text() + "!").to_json())
+    file.write_text(sf.tokenizers.CharacterTokenizer.of(text() + "!").to_json())
     asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
     trained(asked)
     file.unlink()
@@ -215,7 +215,7 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
     Path("deep/weights").mkdir(parents=True)
     weights_file = Path("first/checkpoints/step-00000006/model.safetensors")
     shutil.copy(weights_file, "deep/weights/x.safetensors")
-    Path("tokenizer.json").write_text(sf.CharacterTokenizer.of("abc").to_json())  # of something else
+    Path("tokenizer.json").write_text(sf.tokenizers.CharacterTokenizer.of("abc").to_json())  # of something else
     changes = {"data.tokenizer": None, "data.vocabulary": None}
     built = gpt.build(config(path, init="deep/weights/x.safetensors", **changes))
     assert '"kind": "bpe"' in built.parts.files["tokenizer.json"]
@@ -281,7 +281,7 @@ def test_the_last_step_is_saved_before_a_sample_is_tried(
 
 def test_a_tokenizer_left_by_a_run_that_never_began_is_not_taken_over(path: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    other = sf.BpeTokenizer.trained(["something else entirely " * 9], vocabulary=270)
+    other = sf.tokenizers.BPETokenizer.trained(["something else entirely " * 9], vocabulary=270)
     (tmp_path / "run" / "tokenizer.json").write_text(other.to_json())
     run = trained(config(path, out=str(tmp_path / "run")))
     assert (tmp_path / "run" / "tokenizer.json").read_text() == run.parts.files["tokenizer.json"] != other.to_json()
@@ -294,7 +294,9 @@ def test_the_tokenizer_is_made_from_what_is_trained_on_alone(path: Path) -> None
 
 
 def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp_path: Path) -> None:
-    sf.write_shards(sf.ByteTokenizer().encode(text()), tmp_path / "shards", vocabulary=257, shard_tokens=7000)
+    sf.data.write_shards(
+        sf.tokenizers.ByteTokenizer().encode(text()), tmp_path / "shards", vocabulary=257, shard_tokens=7000
+    )
     shards = config(tmp_path / "shards", **{"data.tokenizer": "bytes"})
     whole = config(path, **{"data.tokenizer": "bytes"})
     assert trained(shards).scores()["held-out/bits_per_byte"] == pytest.approx(
@@ -305,11 +307,11 @@ def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp
 
 
 def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(path: Path, tmp_path: Path) -> None:
-    trained_here = sf.BpeTokenizer.trained([text()], vocabulary=300)
-    sf.prepare_shards(tmp_path / "shards", [path], tokenizer=trained_here, processes=1)
+    trained_here = sf.tokenizers.BPETokenizer.trained([text()], vocabulary=300)
+    sf.data.prepare_shards(tmp_path / "shards", [path], tokenizer=trained_here, processes=1)
     weights = tmp_path / "weights"
     weights.mkdir()
-    (weights / "tokenizer.json").write_text(sf.BpeTokenizer.trained([text()], vocabulary=310).to_json())
+    (weights / "tokenizer.json").write_text(sf.tokenizers.BPETokenizer.trained([text()], vocabulary=310).to_json())
     plain = {"data.vocabulary": None, "cloze_questions": 0}
     for other in ({"data.tokenizer": str(weights)}, {"init": str(weights)}):
         with pytest.raises(sf.ConfigError, match="is another\n") as caught:
@@ -322,7 +324,7 @@ def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(
 
 @pytest.mark.parametrize("left", ["prepare.json", "shard-00000.bin"])
 def test_unfinished_shards_are_called_so(left: str, path: Path, tmp_path: Path) -> None:
-    sf.prepare_shards(tmp_path / "shards", [path], tokenizer=sf.ByteTokenizer(), processes=1)
+    sf.data.prepare_shards(tmp_path / "shards", [path], tokenizer=sf.tokenizers.ByteTokenizer(), processes=1)
     for file in (tmp_path / "shards").iterdir():
         if file.name != left:
             file.unlink()

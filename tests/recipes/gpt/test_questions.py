@@ -84,8 +84,8 @@ def test_files_are_scored_in_the_precision_that_is_asked_for(
         asked.append(precision)
         return scores(*arguments, precision=precision, **settings)
 
-    asked, scores = list[str](), sf.split_scores
-    monkeypatch.setattr(sf, "split_scores", noted)
+    asked, scores = list[str](), sf.evaluate
+    monkeypatch.setattr(sf, "evaluate", noted)
     main(["train", "gpt", *SMALL])
     capsys.readouterr()
     settled = sf.checkpoint.Store(Path("runs/a/checkpoints")).newest_intact()[0].state["described"]["precision"]
@@ -148,18 +148,18 @@ def test_names_that_no_split_can_have_are_refused(given: list[str]) -> None:
 
 
 def test_how_many_questions_are_cut_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    question_split("last", Path("last.jsonl"), tokenizer=sf.ByteTokenizer(), context=20)
+    question_split("last", Path("last.jsonl"), tokenizer=sf.tokenizers.ByteTokenizer(), context=20)
     assert "note: last: 20 of 20 questions are longer than the context of 20 tokens" in capsys.readouterr().err
 
 
 def test_the_scores_of_a_gpt_need_no_other_logits_than_those_of_endings() -> None:
     torch.manual_seed(0)
-    shape = sf.models.GPTShape(layers=1, heads=2, width=16, context=64, vocabulary=257, family="gpt2")
+    shape = sf.models.GPTConfig(layers=1, heads=2, width=16, context=64, vocabulary=257, family="gpt2")
     model = sf.models.GPT(shape)
-    for name, score in (("swag", sf.choice_accuracy), ("last", sf.continuation_accuracy)):
-        split = question_split(name, Path(f"{name}.jsonl"), tokenizer=sf.ByteTokenizer(), context=64)
-        whole = sf.split_scores(model, sf.Split(split.dataset, scores=score, loss=False))
-        found = sf.split_scores(model, split)
+    for name, score in (("swag", sf.metrics.multiple_choice_accuracy), ("last", sf.metrics.continuation_accuracy)):
+        split = question_split(name, Path(f"{name}.jsonl"), tokenizer=sf.tokenizers.ByteTokenizer(), context=64)
+        whole = sf.evaluate(model, sf.Split(split.dataset, scores=score, loss=False))
+        found = sf.evaluate(model, split)
         assert {key: found[key] for key in whole} == pytest.approx(whole, rel=1e-6)
 
 

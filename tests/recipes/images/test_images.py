@@ -78,7 +78,7 @@ def test_accuracy_while_training_counts_both_labels_by_their_shares(monkeypatch:
     asked = config(**{"augmentation.mixup": 0.4, "augmentation.label_smoothing": 0.0})
     run = images.build(asked)
     labels, others = torch.tensor([1, 1, 1, 1]), torch.tensor([2, 2, 1, 0])
-    monkeypatch.setattr(sf, "mixed", lambda images, labels, **_: sf.Mixed(images, labels, others, 0.25))
+    monkeypatch.setattr(sf, "mixed", lambda images, labels, **_: sf.losses.MixedBatch(images, labels, others, 0.25))
     guess = torch.nn.functional.one_hot(torch.full((4,), 2), 10).float()
     _, told = run.parts.task.loss(torch.nn.Identity(), (guess, labels))
     assert told["accuracy"].value.item() == 0.75 * 2 / 4
@@ -474,7 +474,7 @@ def test_a_preset_is_a_complete_configuration(name: str) -> None:
     asked.optimizer.spec()
     asked.schedule.spec()
     networks.refuse_settings(asked.model)
-    sf.Augmentation(crop_padding=asked.augmentation.crop_padding, randaugment=asked.augmentation.randaugment)
+    sf.data.Augmentation(crop_padding=asked.augmentation.crop_padding, randaugment=asked.augmentation.randaugment)
     with torch.device("meta"):
         networks.builder(asked.model, asked.model.name, channels=3, classes=10, size=asked.data.size or 32)()
 

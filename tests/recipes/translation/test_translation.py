@@ -87,8 +87,8 @@ def weights(run: sf.Run) -> dict[str, torch.Tensor]:
 def a_batch(*, longer: int = 0) -> tuple[Any, Any, Any]:
     """A model in float64, and a padded batch; `longer`: padded further."""
     torch.manual_seed(3)
-    shape = sf.models.Seq2SeqShape(encoder_layers=1, decoder_layers=1, heads=2, width=16, hidden=32, vocabulary=40)
-    pairs = sf.Pairs([[5, 6, 7], [9], [4, 4]], [[8], [7, 6, 5, 4], [3, 9]])
+    shape = sf.models.Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=16, hidden=32, vocabulary=40)
+    pairs = sf.data.TokenPairs([[5, 6, 7], [9], [4, 4]], [[8], [7, 6, 5, 4], [3, 9]])
     source_BS, target_BT = pairs.gather(torch.arange(3).numpy(), torch.zeros(3).numpy())
     source_BS, target_BT = F.pad(source_BS, (0, longer)), F.pad(target_BT, (0, longer))
     return sf.models.Seq2Seq(shape).double(), source_BS, target_BT
@@ -130,7 +130,7 @@ def test_off_the_cpu_the_padding_is_ignored_where_it_stands() -> None:
     whole = model(
         source_BS,
         target_BT[:, :-1],
-        loss=lambda hidden, head: sf.linear_cross_entropy(
+        loss=lambda hidden, head: sf.losses.linear_cross_entropy(
             hidden, head, target_BT[:, 1:], ignore_index=0, label_smoothing=0.1
         ),
     )
@@ -150,7 +150,7 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
         config(folder, length="20 steps", evaluate_every="20 steps", **{"optimizer.lr": 2e-2, "validation_beam": 2})
     )
     scores, model = run.scores(), run.state.models["model"].eval()
-    tokenizer = sf.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
+    tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     sentences = [(words(n, "en"), words(n, "de")) for n in range(1, 120, 3)]
     search = Search(tokenizer, tokenizer, beam=2, length_penalty=1.0)
     said = [translated(model, [one], search)[0] for one, _ in sentences]
@@ -354,7 +354,7 @@ def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
 
 def test_every_line_is_answered_by_a_line(folder: Path, tmp_path: Path) -> None:
     run = trained(config(folder))
-    tokenizer = sf.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
+    tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     search = Search(tokenizer, tokenizer, beam=2, length_penalty=0.6)
     sentences = ["one two.", "", "three.", "  ", "four five six."]
     found = translated(run.state.models["model"], sentences, search, batch_size=2)
@@ -369,7 +369,7 @@ def test_every_line_is_answered_by_a_line(folder: Path, tmp_path: Path) -> None:
 
 def test_a_sentence_that_is_too_long_is_told(folder: Path) -> None:
     run = translation.build(config(folder))
-    tokenizer = sf.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
+    tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     with pytest.raises(sf.DataError, match=r"sentence 2 has .* tokens, and the model takes 511"):
         translated(run.state.models["model"], ["one.", "one " * 600], Search(tokenizer, tokenizer, 1, 1.0))
 

@@ -22,17 +22,17 @@ from surefoot.errors import DataError
 from surefoot.seeding import fold, seeded_bits, stream_key
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
-Dataset = TypeVar("Dataset", bound="Images | ImageFiles")
+Dataset = TypeVar("Dataset", bound="ImageArrays | ImageFiles")
 
 _PIECE = 1000  # draws of the piece that is cut out begin here, apart from those of augmentation
 
 
-class Images:
+class ImageArrays:
     """Images in memory (N, H, W, C) as bytes, with their labels (N,); `gather` makes a whole batch.
 
     `seed` is that of the run: what is drawn for an image comes from (seed, epoch, sample). Without an augmentation nothing is.
 
-    >>> images = Images(np.zeros((5, 8, 8, 1), np.uint8), np.arange(5), mean=(0.5,), std=(0.25,))
+    >>> images = ImageArrays(np.zeros((5, 8, 8, 1), np.uint8), np.arange(5), mean=(0.5,), std=(0.25,))
     >>> batch, labels = images.gather(np.array([3, 4]), np.array([0, 0]))
     >>> batch.shape, float(batch[0, 0, 0, 0]), labels.tolist()
     (torch.Size([2, 1, 8, 8]), -2.0, [3, 4])
@@ -124,12 +124,12 @@ class ImageFiles:
         return {**own, "measured": [list(part) for part in self.measured], **_how(self)}
 
 
-def _how(dataset: Images | ImageFiles) -> dict[str, Any]:
+def _how(dataset: ImageArrays | ImageFiles) -> dict[str, Any]:
     changes = dataset.augmentation and vars(dataset.augmentation)
     return {"mean": list(dataset.mean), "std": list(dataset.std), "augmentation": changes}
 
 
-def _inputs(dataset: Images | ImageFiles, images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64]) -> Tensor:
+def _inputs(dataset: ImageArrays | ImageFiles, images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64]) -> Tensor:
     if dataset.augmentation is not None:
         images_BHWC = augmented(images_BHWC, bits_B, dataset.augmentation, mean_C=np.array(dataset.mean))
     return normalised(images_BHWC, mean=dataset.mean, std=dataset.std)
@@ -153,7 +153,7 @@ def normalised(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: 
     return (pixels_BCHW.to(torch.float32) - shift) / scale
 
 
-def picture_as_input(
+def read_image(
     path: Path, *, size: int, channels: int, crop: Any, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Tensor:
     """A picture of any kind and size as one input (1, C, H, W) of a model that was trained on images made in that way."""

@@ -14,7 +14,7 @@ import numpy as np
 from surefoot.config.paths import local_path
 from surefoot.data.images.arrays import Arrays, digits, found_in, synthetic
 from surefoot.data.images.augmentation import Augmentation, Pixels
-from surefoot.data.images.dataset import ImageFiles, Images, Moments, normalised_with
+from surefoot.data.images.dataset import ImageArrays, ImageFiles, Moments, normalised_with
 from surefoot.data.images.folder import (
     Corrupt,
     Crop,
@@ -36,12 +36,12 @@ _TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation
 
 
 @dataclass(frozen=True)
-class ImageSets:
+class ImageDatasets:
     """Three data sets and what is known of them. Only `training` is augmented; `test` is None where there is no test part."""
 
-    training: Images | ImageFiles
-    held_out: Images | ImageFiles
-    test: Images | ImageFiles | None
+    training: ImageArrays | ImageFiles
+    held_out: ImageArrays | ImageFiles
+    test: ImageArrays | ImageFiles | None
     classes: tuple[str, ...]
     fitting: Fitting
     """Side, channels, and how a picture of another size is made to fit."""
@@ -73,7 +73,7 @@ def load_images(
     channels: int | None = None,
     crop: Crop = "padded",
     corrupt: Corrupt = "stop",
-) -> ImageSets:
+) -> ImageDatasets:
     """Labelled images in three parts: those at `path`, or the 8 x 8 digits of scikit-learn where it is None.
 
     path: a directory of IDX files (MNIST, Fashion-MNIST), of CIFAR-10's binary version, or of class folders, as they are or
@@ -131,7 +131,7 @@ def refuse_fraction(held_out_fraction: float) -> None:
 
 def _of_arrays(
     arrays: Arrays, where: str, held_out_fraction: float, *, augmentation: Augmentation | None, seed: int
-) -> ImageSets:
+) -> ImageDatasets:
     for part, labels in (("training", arrays.labels), ("test", arrays.test_labels)):
         outside = np.flatnonzero((labels < 0) | (labels >= len(arrays.classes)))
         if outside.size:
@@ -148,10 +148,10 @@ def _of_arrays(
     kept, apart = _divided(len(arrays.images), held_out_fraction)
     training = arrays.images[kept]
     mean, std = _moments(_counts(training))
-    return ImageSets(
-        training=Images(training, arrays.labels[kept], mean=mean, std=std, augmentation=augmentation, seed=seed),
-        held_out=Images(arrays.images[apart], arrays.labels[apart], mean=mean, std=std),
-        test=Images(arrays.test_images, arrays.test_labels, mean=mean, std=std),
+    return ImageDatasets(
+        training=ImageArrays(training, arrays.labels[kept], mean=mean, std=std, augmentation=augmentation, seed=seed),
+        held_out=ImageArrays(arrays.images[apart], arrays.labels[apart], mean=mean, std=std),
+        test=ImageArrays(arrays.test_images, arrays.test_labels, mean=mean, std=std),
         classes=arrays.classes,
         fitting=Fitting(height, channels),
         mean=mean,
@@ -168,7 +168,7 @@ def _of_folders(
     *,
     augmentation: Augmentation | None,
     corrupt: Corrupt,
-) -> ImageSets:
+) -> ImageDatasets:
     train, validation, test = (
         next((folder / name for name in names if (folder / name).is_dir()), None)
         for names in (_TRAIN, _VALIDATION, _TEST)
@@ -197,7 +197,7 @@ def _of_folders(
     for path in training.paths[:: -(-len(training.paths) // _MEASURED_FILES)]:
         counts_CV += _counts(fits.whole(read_picture(path)))
     mean, std = _moments(counts_CV)
-    return ImageSets(
+    return ImageDatasets(
         training=ImageFiles(training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()),
         held_out=ImageFiles(held_out, fits, mean=mean, std=std),
         test=ImageFiles(parts["test"], fits, mean=mean, std=std) if "test" in parts else None,

@@ -13,7 +13,7 @@ import numpy as np
 
 from surefoot.data.text.shards import Tokens
 from surefoot.errors import ConfigError, DataError
-from surefoot.tokenizers.bpe import tokenizer_from_json
+from surefoot.tokenizers.bpe import from_json
 from surefoot.tokenizers.tokenizer import Tokenizer
 
 _of_this_process: list[Tokenizer] = []  # in a process of the pool: the one that encodes
@@ -95,7 +95,7 @@ def _begin(tokenizer: str) -> None:
     """In a process of the pool: leave Ctrl-C to the one that started it, and end when that ends, even by SIGKILL."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread for each process
-    _of_this_process.append(tokenizer_from_json(tokenizer))
+    _of_this_process.append(from_json(tokenizer))
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -126,17 +126,17 @@ def stdlib_documents() -> dict[str, str]:
     return _read(files, below=root)
 
 
-def held_out_documents(documents: Mapping[str, str], *, held_out_fraction: float) -> tuple[list[str], list[str]]:
+def split_documents(documents: Mapping[str, str], *, held_out_fraction: float) -> tuple[list[str], list[str]]:
     """The documents to train on and those to score: whole ones, chosen by a hash of their names; of a single one its end.
 
     A folder that grows keeps most of them out. As many as make up the fraction, counted in characters, and never twice as much;
     the smallest where all are too large for that. Raises `DataError` where a part would be empty.
 
-    >>> held_out_documents({"a": "abcdefghij"}, held_out_fraction=0.2)
+    >>> split_documents({"a": "abcdefghij"}, held_out_fraction=0.2)
     (['abcdefgh'], ['ij'])
     """
     if len(documents) == 1:
-        beginning, end = held_out_split(next(iter(documents.values())), held_out_fraction=held_out_fraction)
+        beginning, end = split_sequence(next(iter(documents.values())), held_out_fraction=held_out_fraction)
         return [beginning], [end]
     wanted = held_out_fraction * sum(len(text) for text in documents.values())
     held_out: set[str] = set()
@@ -167,10 +167,10 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarr
     return np.concatenate(parts)
 
 
-def held_out_split(whole: Part, *, held_out_fraction: float = 0.1) -> tuple[Part, Part]:
+def split_sequence(whole: Part, *, held_out_fraction: float = 0.1) -> tuple[Part, Part]:
     """Text or tokens in two: what comes first to train on, and the end to score.
 
-    >>> held_out_split("abcdefghij", held_out_fraction=0.2)
+    >>> split_sequence("abcdefghij", held_out_fraction=0.2)
     ('abcdefgh', 'ij')
     """
     cut = len(whole) - round(len(whole) * held_out_fraction) if 0 < held_out_fraction < 1 else 0

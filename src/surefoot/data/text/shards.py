@@ -180,7 +180,7 @@ def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
     path = directory / INDEX
     if not directory.is_dir():
         raise DataError(
-            f"no token shards at {directory}: there is no such directory\n  make them with surefoot.write_shards"
+            f"no token shards at {directory}: there is no such directory\n  make them with surefoot.data.write_shards"
         )
     if not path.is_file():
         raise DataError(f"no token shards in {directory}: it has no {INDEX}, which is written last\n  write them again")

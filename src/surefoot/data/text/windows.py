@@ -18,13 +18,13 @@ from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
 
 
-class Windows:
+class TrainWindows:
     """Windows of `context` tokens to train on, that never overlap within an epoch and are cut elsewhere in the next.
 
     Each epoch starts at an offset from (seed, epoch). A window is (inputs, targets), the targets one token later, and lies
     within one shard. Fewer than two windows' worth of tokens stay out of an epoch at a shard's ends, others in the next.
 
-    >>> windows = Windows(np.arange(10), context=3, seed=0)
+    >>> windows = TrainWindows(np.arange(10), context=3, seed=0)
     >>> len(windows), [part.shape for part in windows.gather(np.array([0, 1]), np.array([0, 0]))]
     (2, [torch.Size([2, 3]), torch.Size([2, 3])])
     """
@@ -81,12 +81,12 @@ class Windows:
         return self.described
 
 
-class HeldOut:
+class EvalWindows:
     """Windows of `context` tokens in order, that hold every target exactly once; the last of a shard is filled up.
 
     Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is no target.
 
-    >>> HeldOut(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
+    >>> EvalWindows(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
     (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))
     """
 
@@ -154,7 +154,7 @@ def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise DataError(
                 f"tokens must be a 1-dimensional array of whole numbers, found {array.dtype} of shape {array.shape}\n"
-                "  encode text first: surefoot.ByteTokenizer().encode(text)"
+                "  encode text first: surefoot.tokenizers.ByteTokenizer().encode(text)"
             )
     return [array for array in arrays if len(array)] or [np.empty(0, np.int64)]
 

@@ -35,7 +35,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Parallel:
+class ParallelText:
     """Sentence pairs to train on, to score while training, and to score once at the end (None: no such part).
 
     Parts with files of their own have an origin. `left_out` counts skipped pairs with an empty side.
@@ -57,7 +57,7 @@ class _Part(NamedTuple):
 
 def load_pairs(
     path: Path | str, *, source: str = "en", target: str = "de", held_out_fraction: float = 0.02, empty: Empty = "stop"
-) -> Parallel:
+) -> ParallelText:
     """Parallel text at `path`; `source` and `target` name the languages as the files do.
 
     A directory with train.en and train.de; val (or valid, validation, dev) and test beside them, Multi30k's
@@ -90,15 +90,15 @@ def load_pairs(
         validation = next((read(path / name) for name in _VALIDATION if name in names), validation)
     pairs, held_out = training.pairs or [], validation.pairs
     if held_out is None:
-        pairs, held_out = held_out_pairs(pairs, held_out_fraction=held_out_fraction)
+        pairs, held_out = split_pairs(pairs, held_out_fraction=held_out_fraction)
     left_out = training.left_out + validation.left_out + test.left_out
-    return Parallel(pairs, held_out, test.pairs, validation.origin, test.origin, left_out)
+    return ParallelText(pairs, held_out, test.pairs, validation.origin, test.origin, left_out)
 
 
-def held_out_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sentences, Sentences]:
+def split_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sentences, Sentences]:
     """The pairs to train on and those to score, by a hash of the source: about the fraction, whatever stands beside them.
 
-    >>> training, held_out = held_out_pairs([(str(n), "x") for n in range(100)], held_out_fraction=0.2)
+    >>> training, held_out = split_pairs([(str(n), "x") for n in range(100)], held_out_fraction=0.2)
     >>> len(training) + len(held_out), 10 < len(held_out) < 30
     (100, True)
     """

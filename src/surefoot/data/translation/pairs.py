@@ -20,13 +20,13 @@ from surefoot.tokenizers.subwords import BEGIN, END, PADDING, SubwordTokenizer
 Tokens = NDArray[np.int32]
 
 
-class Pairs:
+class TokenPairs:
     """Pairs of token rows. A source ends in `END`; a target begins with `BEGIN` and ends in `END`; `PADDING` fills up.
 
     Pairs of which a side has more than `max_source` or `max_target` tokens (with the end) are left out: `left_out` of them.
     `lengths` (pairs, 2): the places of a pair in a model, the source's tokens with the end, the target's with begin or end.
 
-    >>> pairs = Pairs([[7, 8], [9]], [[5], [6, 6]])
+    >>> pairs = TokenPairs([[7, 8], [9]], [[5], [6, 6]])
     >>> source_BS, target_BT = pairs.gather(np.array([1, 0]), np.array([0, 0]))
     >>> source_BS.tolist(), target_BT.tolist(), pairs.lengths.tolist()
     ([[9, 2, 0], [7, 8, 2]], [[1, 6, 6, 2], [1, 5, 2, 0]], [[3, 2], [2, 3]])

@@ -44,13 +44,13 @@ _CLOCK = ("duration-hour", "duration-minute", "duration-second")
 _CURRENCIES = ("EUR", "USD", "GBP", "JPY", "CHF", "CNY", "INR", "PLN", "SEK", "BRL", "CAD", "AUD", "MXN", "TRY", "KRW")
 
 
-def phrases(source: str = "en", target: str = "de", *, count: int = 24_000, seed: int = 0) -> Sentences:
+def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000, seed: int = 0) -> Sentences:
     """`count` pairs with different sources, the same for the same seed and version of Babel; about 3 seconds.
 
     `source` and `target` are locales ("en", "pt_BR", "sr-Latn"). Every kind of phrase that both languages have takes turns.
     Raises `ConfigError` for a locale that CLDR does not have.
 
-    >>> phrases("en", "de", count=3)[0]
+    >>> cldr_phrases("en", "de", count=3)[0]
     ('Tuesday, February 15, 2039', 'Dienstag, 15. Februar 2039')
     """
     if count < 1:

@@ -67,7 +67,7 @@ KINDS = (
     _other(
         optim.Muon,
         count=1,
-        why_whole="it would make the rows of each rank orthogonal by themselves: surefoot.muon(...) gathers them",
+        why_whole="it would make the rows of each rank orthogonal by themselves: surefoot.optim.muon(...) gathers them",
     ),
     _other(
         optim.Adafactor, why_whole="its means over rows and columns, and the size of its steps, need whole matrices"

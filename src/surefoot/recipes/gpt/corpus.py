@@ -43,7 +43,7 @@ class Corpus:
 
     @property
     def _held_out_arrays(self) -> Any:
-        return self.held_out.arrays if isinstance(self.held_out, sf.TokenShards) else [self.held_out]
+        return self.held_out.arrays if isinstance(self.held_out, sf.data.TokenShards) else [self.held_out]
 
     @property
     def longest_held_out(self) -> Any:
@@ -75,17 +75,17 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
                 f"{path} holds unfinished token shards: it has no tokens.json, which is written last\n"
                 "  the same surefoot data prepare goes on where it was; shards copied from elsewhere: was all copied?"
             )
-    documents = sf.stdlib_documents() if path is None else sf.load_documents(path)
-    training, held_out = sf.held_out_documents(documents, held_out_fraction=data.held_out_fraction)
+    documents = sf.data.stdlib_documents() if path is None else sf.data.load_documents(path)
+    training, held_out = sf.data.split_documents(documents, held_out_fraction=data.held_out_fraction)
     match tokenizer:
         case None | "bpe":
             size = _VOCABULARY if data.vocabulary is None else data.vocabulary
-            made = made or sf.BpeTokenizer.trained(training, vocabulary=size)
+            made = made or sf.tokenizers.BPETokenizer.trained(training, vocabulary=size)
             chosen = f"bpe, {size} tokens" if init is None or tokenizer else f"that of init, or bpe, {size} tokens"
         case "characters":
-            made, chosen = made or sf.CharacterTokenizer.of("".join(documents.values())), tokenizer
+            made, chosen = made or sf.tokenizers.CharacterTokenizer.of("".join(documents.values())), tokenizer
         case "bytes":
-            made, chosen = made or sf.ByteTokenizer(), tokenizer
+            made, chosen = made or sf.tokenizers.ByteTokenizer(), tokenizer
         case _:  # read for a resume too, to see that it is the same: a place may hold another one now
             is_there = Path(_GPT2 if tokenizer == "gpt2" else tokenizer).exists()
             there = named_tokenizer(tokenizer) if made is None or is_there else made
@@ -94,7 +94,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
                 f"{there.vocabulary} tokens, {sha256(there.to_json().encode()).hexdigest()[:16]}",
             )
     origin = "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
-    tokens = sf.encode_documents(training, made), sf.encode_documents(held_out, made)
+    tokens = sf.data.encode_documents(training, made), sf.data.encode_documents(held_out, made)
     return Corpus(*tokens, made, chosen, about=(origin, _parted(documents, held_out)))
 
 
@@ -139,7 +139,7 @@ def refuse_foreign_vocabulary(data: Data) -> None:
 def saved_tokenizer(path: Path) -> Any:
     """The tokenizer of a run; `CheckpointError` where its file is damaged."""
     try:
-        return sf.tokenizer_from_json(read_regular(path, limit=_LARGEST_BYTES).decode())
+        return sf.tokenizers.from_json(read_regular(path, limit=_LARGEST_BYTES).decode())
     except (sf.DataError, OSError, ValueError) as problem:
         raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
 
@@ -165,7 +165,7 @@ def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
             "  leave it out (--data.vocabulary None, where a preset has one), or train another tokenizer, whose tokens those\n"
             "  weights do not know: --data.tokenizer bpe"
         )
-    return None if found is None else sf.load_tokenizer(found)
+    return None if found is None else sf.tokenizers.load(found)
 
 
 def _parted(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
@@ -178,17 +178,17 @@ def _parted(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
 def named_tokenizer(name: str) -> Any:
     """The tokenizer called bytes or gpt2, or that of a file or directory; `DataError` where it is not there."""
     if name == "bytes":
-        return sf.ByteTokenizer()
+        return sf.tokenizers.ByteTokenizer()
     if name == "gpt2" and not _GPT2.is_dir():
         raise sf.DataError(
             f"GPT-2's tokenizer is not at {_GPT2}\n"
             "  put its encoder.json and vocab.bpe there, or name their directory in the place of gpt2"
         )
-    return sf.load_tokenizer(_GPT2 if name == "gpt2" else name)
+    return sf.tokenizers.load(_GPT2 if name == "gpt2" else name)
 
 
 def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
-    shards, tokenizer = sf.TokenShards.open(path), data.tokenizer
+    shards, tokenizer = sf.data.TokenShards.open(path), data.tokenizer
     checked, count = shards.refuse_damaged(), len(shards.shards)
     if checked < count:
         note(
@@ -196,7 +196,7 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
             " them: the same surefoot data prepare once more"
         )
     kept = path / TOKENIZER  # by `surefoot data prepare`
-    own = sf.load_tokenizer(kept) if kept.is_file() else None
+    own = sf.tokenizers.load(kept) if kept.is_file() else None
     made = made or own if tokenizer is None else made
     if tokenizer in ("bpe", "characters") or (tokenizer is None and made is None):
         raise sf.ConfigError(

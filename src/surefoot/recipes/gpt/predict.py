@@ -57,7 +57,7 @@ def continuations(
         yield from _decoded(tokenizer, drawn)
         yield "\n"
         return
-    continued = sf.generate.samples(model, encoded, batch_size=asked.batch_size, **settings)
+    continued = sf.generate.sample_batch(model, encoded, batch_size=asked.batch_size, **settings)
     for prompt, before, after in zip(prompts, encoded, continued, strict=True):
         answer = {"prompt": prompt, "continuation": tokenizer.decode(after[len(before) :])}
         yield json.dumps(answer, ensure_ascii=False) + "\n"

@@ -39,8 +39,8 @@ def question_split(
     name: str, path: Path, *, tokenizer: Any, context: int, number: int | None = None, seed: int = 0
 ) -> Any:
     """A file of questions as a `Split` for a `models.GPT`: all of them, or `number` chosen by the seed."""
-    questions = sf.load_questions(path, tokenizer, number=number, seed=seed)
-    dataset = sf.Choices(questions, context=context, byte_counts=tokenizer.byte_counts)
+    questions = sf.data.load_questions(path, tokenizer, number=number, seed=seed)
+    dataset = sf.data.MultipleChoice(questions, context=context, byte_counts=tokenizer.byte_counts)
     if dataset.shortened:
         note(
             f"note: {name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
@@ -51,10 +51,10 @@ def question_split(
         dataset,
         scores=choice_accuracy
         if several
-        else lambda model, batch: sf.continuation_accuracy(model, batch, logits=_logits_at),
+        else lambda model, batch: sf.metrics.continuation_accuracy(model, batch, logits=_logits_at),
         batch_size=questions_at_once(dataset, vocabulary=tokenizer.vocabulary),
         loss=False,
-        derived={} if several else {"perplexity": sf.perplexity},
+        derived={} if several else {"perplexity": sf.metrics.perplexity},
     )
 
 
@@ -64,8 +64,8 @@ def questions_at_once(dataset: Any, *, vocabulary: int) -> int:
 
 
 def choice_accuracy(model: Any, batch: Any) -> "dict[str, sf.Mean]":
-    """`surefoot.choice_accuracy` of a `models.GPT`, which makes no logits but those of the endings."""
-    return sf.choice_accuracy(model, batch, logits=_logits_at)
+    """`surefoot.metrics.multiple_choice_accuracy` of a `models.GPT`, which makes no logits but those of the endings."""
+    return sf.metrics.multiple_choice_accuracy(model, batch, logits=_logits_at)
 
 
 def _logits_at(model: Any, tokens_RT: Any, places_E: Any) -> Any:

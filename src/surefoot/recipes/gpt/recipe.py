@@ -16,12 +16,12 @@ from surefoot.recipes.optimizer_settings import checked, refuse_default_data
 _TOKENS = 300  # are shown, about
 
 
-def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.TintedText":
+def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.report.TextHeatmap":
     """Some windows from the middle of the held-out text, each token with its loss as the evaluation has it."""
     import numpy as np
     import torch.nn.functional as F
 
-    windows = sf.HeldOut(found.longest_held_out, context=context)
+    windows = sf.data.EvalWindows(found.longest_held_out, context=context)
     count = min(len(windows), max(1, round(_TOKENS / context)))
     first = (len(windows) - count) // 2
     parts = windows.gather(np.arange(first, first + count), np.zeros(count, dtype=np.int64))
@@ -30,7 +30,7 @@ def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.Tin
     losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
     real = targets_BT.flatten() >= 0  # the last window is filled up
     tokens = [int(inputs_BT[0, 0]), *targets_BT.flatten()[real].tolist()]
-    return sf.tinted_by_loss(
+    return sf.report.tinted_by_loss(
         "held-out text",
         tokens,
         losses[real].tolist(),
@@ -82,10 +82,10 @@ def build(config: Config) -> "sf.Run":
 
     splits = {
         "held-out": sf.Split(
-            sf.HeldOut(found.held_out, context=context),
+            sf.data.EvalWindows(found.held_out, context=context),
             batch_size=64,
             derived={
-                "perplexity": sf.perplexity,
+                "perplexity": sf.metrics.perplexity,
                 "bits_per_byte": lambda scores: scores["loss"] * found.targets_per_byte / math.log(2),
             },
         )
@@ -100,7 +100,7 @@ def build(config: Config) -> "sf.Run":
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
-        train_data=sf.Windows(found.training, context=context, seed=config.seed),
+        train_data=sf.data.TrainWindows(found.training, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
         evaluate=splits,
@@ -128,7 +128,7 @@ def outline(config: Config) -> "sf.Run | None":
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
-        train_data=sf.Windows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
+        train_data=sf.data.TrainWindows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
         about_data=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
@@ -138,7 +138,7 @@ def outline(config: Config) -> "sf.Run | None":
 
 def _loss(model: Any, batch: Any) -> Any:
     inputs_BT, targets_BT = batch
-    return model(inputs_BT, loss=lambda hidden, head: sf.linear_cross_entropy(hidden, head, targets_BT))
+    return model(inputs_BT, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets_BT))
 
 
 def network_shape(config: Config, *, vocabulary: int) -> Any:
@@ -150,7 +150,7 @@ def network_shape(config: Config, *, vocabulary: int) -> Any:
         )
     own = {name: value for name, value in vars(shape).items() if value is not None}
     try:
-        return sf.models.GPTShape(**{"vocabulary": vocabulary, "tied": shape.family == "gpt2"} | own)
+        return sf.models.GPTConfig(**{"vocabulary": vocabulary, "tied": shape.family == "gpt2"} | own)
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem
 
@@ -160,7 +160,7 @@ def _prompt(config: Config, tokenizer: Any) -> str:
         return config.sample_prompt
     if config.data.path is None:
         return "\ndef "
-    only = tokenizer.characters if isinstance(tokenizer, sf.CharacterTokenizer) else "\n"
+    only = tokenizer.characters if isinstance(tokenizer, sf.tokenizers.CharacterTokenizer) else "\n"
     return "\n" if "\n" in only else only[0]
 
 
@@ -174,12 +174,14 @@ def _cloze(config: Config, found: texts.Corpus) -> "sf.Split | None":
             return None
         wanted = 200
     try:
-        questions = sf.cloze(held_out, context=context, questions=wanted, seed=config.seed, choices=_CHOICES)
+        questions = sf.data.cloze_questions(
+            held_out, context=context, questions=wanted, seed=config.seed, choices=_CHOICES
+        )
     except sf.DataError:  # a text that repeats itself
         if config.cloze_questions is None:
             return None
         raise
-    rows = sf.Choices(questions, context=context, byte_counts=found.tokenizer.byte_counts)
+    rows = sf.data.MultipleChoice(questions, context=context, byte_counts=found.tokenizer.byte_counts)
     return sf.Split(
         rows,  # whose endings are all of one length
         scores=lambda model, batch: {"accuracy": asked_questions.choice_accuracy(model, batch)["acc"]},
@@ -196,7 +198,7 @@ def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
     model = _trained(config, tokenizer, checkpoint, device=config.device)
     as_trained = checkpoint.saved.described["precision"] if config.precision == "auto" else config.precision
     for name, split in splits.items():
-        scores = sf.split_scores(model, split, device=config.device, precision=as_trained, seed=config.seed)
+        scores = sf.evaluate(model, split, device=config.device, precision=as_trained, seed=config.seed)
         yield from ((f"{name}/{score}", value) for score, value in scores.items())
 
 

@@ -136,7 +136,7 @@ def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iter
     if asked.top < 1:
         raise sf.ConfigError(f"top = {asked.top}: how many classes to tell, 1 or more")
     made: dict[str, Any] = {name: getattr(data, name) for name in ("size", "channels", "crop", "mean", "std")}
-    pictures = [sf.picture_as_input(local_path(path, setting="picture"), **made) for path in inputs]
+    pictures = [sf.data.read_image(local_path(path, setting="picture"), **made) for path in inputs]
     device = next(model.parameters()).device
     for path, picture_1CHW in zip(inputs, pictures, strict=True):
         with torch.no_grad():

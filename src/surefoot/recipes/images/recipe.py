@@ -25,7 +25,7 @@ def check(config: Config) -> list[Any]:
     changes = config.augmentation
     wrong = f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1"
     return checked(
-        lambda: sf.Augmentation(**{name: getattr(changes, name) for name in _ARRAYS}),
+        lambda: sf.data.Augmentation(**{name: getattr(changes, name) for name in _ARRAYS}),
         config.optimizer.spec,
         config.schedule.spec,
         config.check,
@@ -44,7 +44,7 @@ def build(config: Config) -> "sf.Run":
     changes = config.augmentation
     augmentation, optimizer, schedule, *_ = check(config)
     held = pictures.begun(config.out)
-    found = sf.load_images(**vars(config.data), augmentation=augmentation, seed=config.seed)
+    found = sf.data.load_images(**vars(config.data), augmentation=augmentation, seed=config.seed)
     if count := len(found.left_out):
         what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
         print(f"warning: {what} left out: {found.left_out[0]}{' ...' * (count > 1)}", flush=True)
@@ -67,21 +67,21 @@ def build(config: Config) -> "sf.Run":
     def loss(model: Any, batch: Any) -> Any:
         images_BCHW, labels_B = batch
         if not model.training:
-            return sf.cross_entropy(model(images_BCHW), labels_B)
-        mixture = sf.mixed(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
+            return sf.losses.cross_entropy(model(images_BCHW), labels_B)
+        mixture = sf.losses.mixup(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
         logits_BK = model(mixture.images)
-        mean = sf.mixed_cross_entropy(logits_BK, mixture, label_smoothing=changes.label_smoothing)
+        mean = sf.losses.mixup_cross_entropy(logits_BK, mixture, label_smoothing=changes.label_smoothing)
         return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
 
-    def outputs(model: Any, batch: Any) -> "list[sf.Classified]":
+    def outputs(model: Any, batch: Any) -> "list[sf.metrics.Classified]":
         if strange is not None:  # not before: a plan is told too, and a resume is refused by name
             raise sf.DataError(strange)
-        return sf.classified(model, batch)
+        return sf.metrics.classified(model, batch)
 
     def panels(model: Any) -> Iterator[Any]:
         if strange is not None:
             raise sf.DataError(strange)
-        yield from sf.classification_panels(model, found.held_out, classes=names, **normalised)
+        yield from sf.report.classification_panels(model, found.held_out, classes=names, **normalised)
 
     normalised: dict[str, Any] = {"mean": found.held_out.mean, "std": found.held_out.std}
     left_out = repr([f"{path.parent.name}/{path.name}" for path in found.left_out]).encode(errors="surrogateescape")
@@ -91,7 +91,7 @@ def build(config: Config) -> "sf.Run":
             loss=False,
             batch_size=256,
             outputs=outputs,
-            judge=lambda classified: sf.classification_scores(classified, classes=len(names)),
+            judge=lambda classified: sf.metrics.classification_scores(classified, classes=len(names)),
             at_end=name == "test",
         )
         for name, part in (("held-out", found.held_out), ("test", found.test))
@@ -119,7 +119,7 @@ def build(config: Config) -> "sf.Run":
     )
 
 
-def _in_words(found: "sf.ImageSets", path: str | None) -> list[str]:
+def _in_words(found: "sf.data.ImageDatasets", path: str | None) -> list[str]:
     """Lines that say which images these are, and how many are for what."""
     test = "no test part" if found.test is None else f"{len(found.test):,} to test at the end"
     return [
@@ -130,9 +130,9 @@ def _in_words(found: "sf.ImageSets", path: str | None) -> list[str]:
     ]
 
 
-def _accuracy(logits_BK: Any, mixture: "sf.Mixed") -> "sf.Mean":
+def _accuracy(logits_BK: Any, mixture: "sf.losses.MixedBatch") -> "sf.Mean":
     """How often the likeliest class is right; of images that show two samples each by its share."""
-    first, second = (sf.top_k_accuracy(logits_BK, labels) for labels in (mixture.labels, mixture.others))
+    first, second = (sf.metrics.top_k_accuracy(logits_BK, labels) for labels in (mixture.labels, mixture.others))
     return sf.Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
 
 

@@ -50,7 +50,7 @@ class Bilingual:
         return {TOKENIZER: self.source.to_json(), **own}
 
     def pairs(self, sentences: Sentences) -> Any:
-        return sf.Pairs.encoded(sentences, source=self.source, target=self.target)
+        return sf.data.TokenPairs.encoded(sentences, source=self.source, target=self.target)
 
 
 def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
@@ -62,11 +62,13 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     data, init, context = config.data, config.init, config.model.context
     source, target, fraction = data.source, data.target, data.held_out_fraction
     if data.path is None:
-        drawn = sf.phrases(source, target, count=data.phrases, seed=config.seed)
-        parts = sf.Parallel(*sf.held_out_pairs(drawn, held_out_fraction=fraction), None)
+        drawn = sf.data.cldr_phrases(source, target, count=data.phrases, seed=config.seed)
+        parts = sf.data.ParallelText(*sf.data.split_pairs(drawn, held_out_fraction=fraction), None)
         about = f"phrases in {source} and {target}, rendered from CLDR (data.path is absent)"
     else:
-        parts = sf.load_pairs(data.path, source=source, target=target, held_out_fraction=fraction, empty=data.empty)
+        parts = sf.data.load_pairs(
+            data.path, source=source, target=target, held_out_fraction=fraction, empty=data.empty
+        )
         about = f"pairs of {data.path}, {source} to {target}"
     place = saved if saved is not None or init is None else beside(local_path(init, setting="init"))
     if place is None:
@@ -75,7 +77,7 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         made = saved_tokenizers(place.parent)
         if saved is None:
             _refuse_unlike(data, made, place)
-    pairs = sf.Pairs.encoded(
+    pairs = sf.data.TokenPairs.encoded(
         parts.training, source=made[0], target=made[1], max_source=data.max_source, max_target=data.max_target
     )
     if parts.left_out:
@@ -113,7 +115,7 @@ def _refuse_unlike(data: Data, made: tuple[Any, Any], place: Path) -> None:
 
 def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, origin: Any) -> Sentences:
     """The sentences to score that fit the model; those of files of their own must all fit: `DataError` names the first."""
-    lengths = sf.Pairs.encoded(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
+    lengths = sf.data.TokenPairs.encoded(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
     long = (lengths > context).nonzero()[0].tolist()
     if long and (origin is not None or len(long) == len(sentences)):
         where = "a pair to be scored" if origin is None else f"{origin.of(long[0])}: a pair to be scored"
@@ -133,9 +135,9 @@ def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, 
 def saved_tokenizers(run: Path) -> tuple[Any, Any]:
     """The tokenizers of source and target in a run's directory; `CheckpointError` where a file is damaged."""
     try:
-        first = sf.SubwordTokenizer.load(run / TOKENIZER)
+        first = sf.tokenizers.SubwordTokenizer.load(run / TOKENIZER)
         own = run / TARGET_TOKENIZER
-        return first, sf.SubwordTokenizer.load(own) if own.is_file() else first
+        return first, sf.tokenizers.SubwordTokenizer.load(own) if own.is_file() else first
     except sf.DataError as problem:
         raise sf.CheckpointError(f"a tokenizer in {run} is damaged: {problem}") from problem
 
@@ -151,7 +153,9 @@ def promised_vocabulary(vocabulary: int | None) -> int:
 
 def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     """The tokenizers of both sides, trained on what is trained on."""
-    trained = partial(sf.SubwordTokenizer.trained, vocabulary=promised_vocabulary(data.vocabulary), kind=data.tokenizer)
+    trained = partial(
+        sf.tokenizers.SubwordTokenizer.trained, vocabulary=promised_vocabulary(data.vocabulary), kind=data.tokenizer
+    )
     sources, targets = [one for one, _ in pairs], [other for _, other in pairs]
     return (trained(sources + targets),) * 2 if data.shared else (trained(sources), trained(targets))
 
@@ -164,7 +168,7 @@ def smoothed(label_smoothing: float) -> Any:
 
         def of_hidden(hidden_BTC: Any, head_VC: Any) -> Any:
             hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
-            return sf.linear_cross_entropy(
+            return sf.losses.linear_cross_entropy(
                 hidden, head_VC, targets, ignore_index=PADDING, label_smoothing=label_smoothing
             )
 
@@ -182,7 +186,7 @@ def of_tokens(model: Any, batch: Any) -> "dict[str, sf.Mean]":
         logits, real = hidden @ head_VC.to(hidden.dtype).T, targets != PADDING
         right = (logits.argmax(dim=-1) == targets) & real
         return {
-            "loss": sf.cross_entropy(logits, targets, ignore_index=PADDING),
+            "loss": sf.losses.cross_entropy(logits, targets, ignore_index=PADDING),
             "accuracy": sf.Mean(right.sum(), real.sum()),
         }
 

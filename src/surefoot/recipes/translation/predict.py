@@ -82,7 +82,7 @@ def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]],
     return judge
 
 
-def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> "sf.Examples":
+def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> "sf.report.Examples":
     """The best, the worst and some random translations of sentences spread over `pairs`, by the BLEU of each sentence."""
     from sacrebleu.metrics.bleu import BLEU
 
@@ -93,7 +93,7 @@ def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, langu
         (one, meant, answer, min(100.0, bleu.sentence_score(answer, [meant]).score))
         for (one, meant), answer in zip(spread, said, strict=True)
     ]
-    return sf.examples_by_score(
+    return sf.report.examples_by_score(
         f"{len(rows)} of {len(pairs):,} held-out sentences translated", "BLEU of the sentence, 0 to 100", rows
     )
 

@@ -52,7 +52,7 @@ def build(config: Config) -> "sf.Run":
             scores=texts.of_tokens,
             batch_size=64,
             loss=False,
-            derived={"perplexity": sf.perplexity},
+            derived={"perplexity": sf.metrics.perplexity},
             outputs=outputs,
             judge=judged([other for _, other in ordered], language=config.data.target),
             at_end=at_end,
@@ -111,7 +111,7 @@ def outline(config: Config) -> "sf.Run | None":
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=texts.smoothed(config.label_smoothing),
-        train_data=sf.Pairs([row] * 64, [row] * 64),
+        train_data=sf.data.TokenPairs([row] * 64, [row] * 64),
         optimizer=optimizer,
         schedule=schedule,
         about_data=[
@@ -125,7 +125,7 @@ def outline(config: Config) -> "sf.Run | None":
 def network_shape(config: Config, *, source: int | None, target: int) -> Any:
     """The network's shape for vocabularies of these sizes (source None: one for both); `ConfigError` where it cannot be."""
     try:
-        return sf.models.Seq2SeqShape(vocabulary=target, source_vocabulary=source, **asdict(config.model))
+        return sf.models.Seq2SeqConfig(vocabulary=target, source_vocabulary=source, **asdict(config.model))
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem
 
@@ -147,7 +147,7 @@ def _as_usual(optimizer: Optimizer) -> Optimizer:
 
 def _refuse_wrong(config: Config) -> None:
     """Raise one `ConfigError` for all settings of this recipe's data that cannot be."""
-    data, context, least = config.data, config.model.context, sf.SubwordTokenizer.least
+    data, context, least = config.data, config.model.context, sf.tokenizers.SubwordTokenizer.least
     sides = {"data.max_source": data.max_source, "data.max_target": data.max_target}
     refuse_all(
         {
