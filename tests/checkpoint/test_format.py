@@ -204,15 +204,18 @@ def test_files_that_are_not_ours_do_not_matter(tmp_path: Path) -> None:
     assert read(tmp_path / "c").step == 7
 
 
-def test_a_newer_format_is_named_as_such(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2, 5])
+def test_another_format_is_named_as_such(version: int, tmp_path: Path) -> None:
     write(small(), directory=tmp_path / "c")
     body = json.loads((tmp_path / "c" / "manifest.json").read_text())
     del body["sha256"]
-    body["format_version"] = 3
+    body["format_version"] = version
     plain = (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
     body["sha256"] = sha256(plain).hexdigest()
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
-    with pytest.raises(DamageError, match=r"is of format 3, this surefoot reads format 2 and older"):
+    with pytest.raises(
+        DamageError, match=rf"is of format {version}, which another version of surefoot wrote: this one reads 3 and 4"
+    ):
         read(tmp_path / "c")
 
 

@@ -77,8 +77,8 @@ def _shapes(file: str, held: Any) -> dict[str, tuple[int, ...]]:
     raise ValueError(f"says of the pieces of {file} what cannot be")
 
 
-FORMAT_VERSION = 1
-FORMAT_OF_PIECES = 2  # where tensors lie over several files, which those who read the first would not find
+FORMAT_VERSION = 3
+FORMAT_OF_PIECES = 4  # where tensors lie over several files, which those who read the first would not find
 MANIFEST, STATE = "manifest.json", "state.json"
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 
@@ -118,7 +118,9 @@ def from_bytes(data: bytes) -> Manifest:
         raise ValueError("hash differs")
     match body:
         case {"format_version": int(version)} if version not in (FORMAT_VERSION, FORMAT_OF_PIECES):
-            raise ValueError(f"is of format {version}, this surefoot reads format {FORMAT_OF_PIECES} and older ones")
+            raise ValueError(
+                f"is of format {version}, which another version of surefoot wrote: this one reads {FORMAT_VERSION} and {FORMAT_OF_PIECES}"
+            )
         case {"files": dict(files), "metrics": log, "step": int(step)} if step >= 0 and STATE in files:
             if foreign := [file for file in files if file != STATE and not TENSORS.fullmatch(file)]:
                 raise ValueError(f"{foreign[0]!r} is no file of a checkpoint")

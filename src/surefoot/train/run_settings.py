@@ -67,7 +67,7 @@ class RunSettings(TrainSettings):
     loss: Loss | None = setting(None, identity=True, by_fingerprint=True)
     """`loss(model, batch)` returns a scalar mean, or a counted `Mean`. None: your code makes the steps."""
     train_data: Any = setting(identity=True, by_fingerprint=True)
-    """Training data: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, or token `Windows`."""
+    """Training data: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
     early_stopping: EarlyStopping | None = setting(None, identity=True, after="time_limit")
     """End if a score stops improving."""
     collate: Callable[[list[Any]], Any] | None = setting(
