@@ -169,8 +169,8 @@ def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
         return draw_quantity, lambda value, language: units.format_unit(value[0], value[1], length, locale=language)
 
     def quantities(generator: Random) -> list[tuple[int, str]]:
-        drawn = [(generator.randint(1, 59), unit) for unit in _CLOCK]
-        return drawn[generator.randrange(2) :][: generator.randint(2, 3)]
+        parts = [(generator.randint(1, 59), unit) for unit in _CLOCK]
+        return parts[generator.randrange(2) :][: generator.randint(2, 3)]
 
     def money(style: Literal["name", "standard"]) -> Kind:
         return (
