@@ -67,7 +67,7 @@ def fed(seen: Locals) -> str:
     parts = []
     for one in seen["step"].micro_batches:
         shape = " x ".join(str(size) for size in one.batch[0].shape)
-        ids = ", ".join(str(sample) for sample in one.ids[:4].tolist())
+        ids = ", ".join(str(sample) for sample in one.sample_ids[:4].tolist())
         parts.append(f"micro-batch {one.index}: images {shape}, samples {ids} ...")
     return "; ".join(parts)
 
@@ -140,14 +140,14 @@ PARTS = (
         " waits for the answer (on the CPU, where there is nothing to wait for, the number itself is looked at).",
         (
             Line("gradients = trained.gradients()", gradients),
-            Line("step.norms[name] = norm =", lambda seen: f"norm {short(seen['norm'])}"),
+            Line("step.grad_norms[name] = norm =", lambda seen: f"norm {short(seen['norm'])}"),
             Line("skipped = skipped_where_bad(", lambda seen: f"skipped {short(seen['skipped'])}"),
         ),
     ),
     Part(
         "Clip",
         "Unscaling, the division by what was counted and the limit are one factor, applied in one pass over the gradients.",
-        (Line("step.clipped[name] = trained.clipping.apply(", clipping),),
+        (Line("step.clip_fractions[name] = trained.clipping.apply(", clipping),),
     ),
     Part(
         "Rate",

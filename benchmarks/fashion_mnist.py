@@ -132,8 +132,8 @@ def surefoot(data: sf.data.ImageDatasets, preset: str, asked: dict[str, Any]) ->
         with run:
             opening_s = perf_counter() - begun
             for step in run:
-                if step.scores:  # those of the last step
-                    scores |= step.scores
+                if step.metrics:  # those of the last step
+                    scores |= step.metrics
                     break
         scores |= run.scores("test")
     spent_s = run.parts.whole.clock.state()["total_s"]

@@ -198,7 +198,7 @@ def stepping(run: sf.Run, open_runs: ExitStack) -> Step:
     made: Iterator[sf.Step] = iter(run)
 
     def step() -> int:
-        return int(next(made).count)
+        return int(next(made).target_count)
 
     return step
 

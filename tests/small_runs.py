@@ -87,7 +87,9 @@ def train(run: sf.Run, ids: Path | None = None) -> None:
             seen["noise"] += torch.rand(())  # the body's random numbers belong to its step too
             if ids is not None:
                 with ids.open("a") as file:
-                    file.write(json.dumps([step.index, [part.ids.tolist() for part in step.micro_batches]]) + "\n")
+                    file.write(
+                        json.dumps([step.index, [part.sample_ids.tolist() for part in step.micro_batches]]) + "\n"
+                    )
 
 
 class KilledBeforeOperation:

@@ -240,7 +240,7 @@ def test_an_index_of_the_users_own_that_is_out_of_range_is_no_label(tmp_path: Pa
 def batches_of(*tensors: Tensor) -> list[list[int]]:
     run = build(None, train_data=(tensors[0], tensors[1].clamp(0, 2)), **PLAIN)
     with run:
-        return [[int(sample) for part in step.micro_batches for sample in part.ids] for step in run]
+        return [[int(sample) for part in step.micro_batches for sample in part.sample_ids] for step in run]
 
 
 def test_nan_in_the_data_names_the_sample_and_keeps_the_weights_of_the_last_good_step(
@@ -441,7 +441,7 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "two scores called 'loss'": (2, lambda: splits(scores=named_loss)),
     "a score function without a name": (2, lambda: splits(scores=partial(sf.metrics.accuracy))),
     "patience = 0": (2, lambda: stopping(patience=0)),
-    "minimum_improvement = nan": (2, lambda: stopping(minimum_improvement=float("nan"))),
+    "min_delta = nan": (2, lambda: stopping(min_delta=float("nan"))),
     "schedule = 'cosine' is no schedule": (2, lambda: {"schedule": "cosine"}),
     "batch_size = 64.0": (2, lambda: {"batch_size": 64.0}),
     "SGD is neither a specification nor": (2, lambda: {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}),

@@ -468,7 +468,7 @@ def test_a_worker_that_hangs_is_named_and_waited_for(tmp_path: Path, monkeypatch
     steps = [feed.micro_batches(step) for step in range(4)]
     feed.close()
     (warning,) = warnings
-    hung = next(step for step, (micro_batch,) in enumerate(steps) if 9 in micro_batch.ids.tolist())
+    hung = next(step for step, (micro_batch,) in enumerate(steps) if 9 in micro_batch.sample_ids.tolist())
     assert f"loader worker {hung % 2} (process " in warning
     assert f"of step {hung}" in warning
     assert len(warning.splitlines()) == 3

@@ -36,7 +36,7 @@ class Mean:
             return self.total / torch.where(self.count > 0, self.count, 1)
         return self.total / (self.count if self.count > 0 else 1)
 
-    def detached(self) -> "Mean":
+    def detach(self) -> "Mean":
         """The same numbers in float64 (float32 on devices without it), cut from the autograd graph; waits for nothing."""
         return Mean(_detached(self.total), _detached(self.count))
 
@@ -77,7 +77,7 @@ def correction(nominal: float, counted: Tensor | float | None, *, like: Tensor) 
 def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
     """Add counted means by name to those that are there, cut from the graph."""
     for name, mean in further.items():
-        sums[name] = sums[name] + mean.detached() if name in sums else mean.detached()
+        sums[name] = sums[name] + mean.detach() if name in sums else mean.detach()
 
 
 def as_logged(name: str, value: Any) -> Any:

@@ -161,7 +161,7 @@ def test_micro_batches_are_read_as_planned_by_any_number_of_workers(workers: int
     try:
         for step in range(plan.steps):
             for micro_batch, (ids, _) in zip(feed.micro_batches(step), plan.micro_batches(step), strict=True):
-                assert micro_batch.ids.tolist() == ids.tolist()
+                assert micro_batch.sample_ids.tolist() == ids.tolist()
                 if len(ids):
                     assert torch.equal(micro_batch.batch, padded([data[sample] for sample in ids.tolist()]))
                 else:

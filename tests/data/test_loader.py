@@ -94,7 +94,7 @@ def test_samples_do_not_depend_on_the_micro_batch_size(kind, micro_batch_size):
     def rows(size):
         steps = fed(made(kind), 0, 6, micro_batch_size=size)
         first = [one.batch if isinstance(one.batch, torch.Tensor) else one.batch[0] for step in steps for one in step]
-        return torch.cat(first), np.concatenate([one.ids for step in steps for one in step]).tolist()
+        return torch.cat(first), np.concatenate([one.sample_ids for step in steps for one in step]).tolist()
 
     few, all_at_once = rows(micro_batch_size), rows(8)
     assert torch.equal(few[0], all_at_once[0])
@@ -104,7 +104,7 @@ def test_samples_do_not_depend_on_the_micro_batch_size(kind, micro_batch_size):
 @pytest.mark.parametrize("kind", ["TensorDataset", "tuple", "list"])
 def test_a_batch_holds_the_samples_that_it_names(kind):
     for micro_batch in [one for step in fed(made(kind), 0, 6) for one in step]:
-        assert micro_batch.batch[1].tolist() == [2.0 * sample for sample in micro_batch.ids]
+        assert micro_batch.batch[1].tolist() == [2.0 * sample for sample in micro_batch.sample_ids]
 
 
 def test_gathered_batches_are_those_read_sample_by_sample():
@@ -146,7 +146,7 @@ def test_what_few_samples_draw_comes_from_their_own_seed():
     dataset = Seldom(20)
     for micro_batch in [one for step in fed(dataset, 0, 6) for one in step]:
         expected = []
-        for sample, epoch in zip(micro_batch.ids.tolist(), micro_batch.epochs.tolist(), strict=True):
+        for sample, epoch in zip(micro_batch.sample_ids.tolist(), micro_batch.epochs.tolist(), strict=True):
             seed_generators(fold(stream_key(7, "augment"), epoch, sample))
             expected.append(dataset[sample][0])
         assert bit_equal([micro_batch.batch[0]], [torch.stack(expected)])
@@ -209,7 +209,7 @@ def test_a_batch_without_rows_asks_for_a_count():
 def test_ids_cannot_be_written_to():
     micro_batch = fed(made("tuple"), 0, 1)[0][0]
     with pytest.raises(ValueError, match="read-only"):
-        micro_batch.ids[0] = 3
+        micro_batch.sample_ids[0] = 3
 
 
 def test_a_step_out_of_order_is_refused():
@@ -249,7 +249,7 @@ def test_an_error_in_gather_names_samples_and_step():
 @pytest.mark.parametrize("batch_size", [1, 7, 20, 64])
 def test_in_order_gives_every_sample_once(kind, batch_size):
     found = list(in_order(made(kind), batch_size=batch_size, seed=0, device=CPU))
-    assert np.concatenate([one.ids for one in found]).tolist() == list(range(20))
+    assert np.concatenate([one.sample_ids for one in found]).tolist() == list(range(20))
     assert sum(one.count for one in found) == 20
 
 
@@ -262,7 +262,7 @@ def test_some_batches_in_order_are_spread_evenly_and_are_those_of_all(kind, most
     """Of 7, the middle of each part."""
     every = list(in_order(made(kind), batch_size=3, seed=0, device=CPU))
     some = list(in_order(made(kind), batch_size=3, seed=0, device=CPU, most=most))
-    assert [one.ids.tolist() for one in some] == [every[place].ids.tolist() for place in batches]
+    assert [one.sample_ids.tolist() for one in some] == [every[place].ids.tolist() for place in batches]
 
 
 def test_in_order_of_whole_batches_goes_without_the_runs_collate():

@@ -59,7 +59,7 @@ def test_windows_in_a_mixture_are_shifted_by_the_epoch_of_their_own_source():
     parts = {name: TrainWindows(array, context=5, seed=3) for name, array in tokens.items()}
     mixture = Mixture({name: (part, 1) for name, part in parts.items()})
     for one in fed(mixture, 3):
-        for row, (sample, epoch) in enumerate(zip(one.ids.tolist(), one.epochs.tolist(), strict=True)):
+        for row, (sample, epoch) in enumerate(zip(one.sample_ids.tolist(), one.epochs.tolist(), strict=True)):
             few = sample < len(parts["few"])
             part, local = (parts["few"], sample) if few else (parts["many"], sample - len(parts["few"]))
             expected = part.gather(np.array([local]), np.array([epoch]))

@@ -85,7 +85,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(workers, collate):
         torch.set_num_threads(threads)
     there = fed(Augmented(), 0, 4, workers=workers, collate=collate)
     for one, other in zip(here, there, strict=True):
-        assert one.ids.tolist() == other.ids.tolist()
+        assert one.sample_ids.tolist() == other.sample_ids.tolist()
         assert (one.count, one.index) == (other.count, other.index)
         pairs = [(one.batch, other.batch)] if collate else zip(one.batch, other.batch, strict=True)
         assert all(torch.equal(some, others) for some, others in pairs)

@@ -87,7 +87,7 @@ def read_before_the_first_step() -> list[list[int]]:
     with run:
         before = sorted(data.read - {0, len(data) // 2, len(data) - 1})  # which are looked at
         step = next(iter(run))
-        return [before, [int(sample) for part in step.micro_batches for sample in part.ids]]
+        return [before, [int(sample) for part in step.micro_batches for sample in part.sample_ids]]
 
 
 def test_a_rank_reads_only_its_own_micro_batches_ahead(ranks: Ranks) -> None:
@@ -225,7 +225,7 @@ def test_the_end_says_which_rank_was_told_to_stop(ranks: Ranks, tmp_path: Path) 
 
 
 def early(*, out: str) -> dict[str, Any]:
-    stopping = sf.EarlyStopping("min held-out/loss", patience=1, minimum_improvement=10.0)
+    stopping = sf.EarlyStopping("min held-out/loss", patience=1, min_delta=10.0)
     run = world_runs.built(out=out, steps=100, early_stopping=stopping, evaluate_every="3 steps")
     run.train()
     assert run.parts.whole.watch is not None

@@ -115,7 +115,7 @@ def of_each_limit(limits: list[str], **changes: Any) -> dict[str, Any]:
         fractions = []
 
         def note(step: sf.Step, kept: list[float] = fractions) -> None:
-            kept += [float(share) for share in step.clipped.values() if share is not None]
+            kept += [float(share) for share in step.clip_fractions.values() if share is not None]
 
         run = _run(clip=clip, steps=4, evaluate={}, **changes)
         with run:
@@ -154,7 +154,7 @@ def sampled(**changes: Any) -> dict[str, Any]:
         sample_fn=sample, sample_every="2 steps", panels_fn=panels, evaluate=splits, evaluate_every="2 steps", **changes
     )
     with run:
-        scores = [dict(step.scores) for step in run]
+        scores = [dict(step.metrics) for step in run]
         said = run.sample()
         shown = run.make_panels().to_json()
     written = sf.load(changes["out"]).panels() if "out" in changes else None

@@ -99,8 +99,8 @@ def test_gradient_and_loss_do_not_depend_on_how_the_batch_is_cut(loss: Any, coun
     assert_same(found, gradient)
     assert_same(step.loss, mean)
     by_target = 0.7 if loss is weighted_mean else 1.0
-    assert float(step.count) == pytest.approx(by_target * counted_targets(tokens(SAMPLES, seed=1)), rel=1e-12)
-    assert_same(step.norm, torch.linalg.vector_norm(torch.cat([held.flatten() for held in gradient.values()])))
+    assert float(step.target_count) == pytest.approx(by_target * counted_targets(tokens(SAMPLES, seed=1)), rel=1e-12)
+    assert_same(step.grad_norm, torch.linalg.vector_norm(torch.cat([held.flatten() for held in gradient.values()])))
 
 
 @in_one
@@ -127,7 +127,7 @@ def test_what_a_limit_leaves_does_not_depend_on_how_the_batch_is_cut(clip: str, 
         for seed in (1, 2):  # the second is limited by what was remembered of the first
             data = tokens(SAMPLES, seed=seed, dtype=torch.float64)
             change, step = change_and_step(run, cut(data, sizes, one_a_sample))
-        return change, step.clipped
+        return change, step.clip_fractions
 
     assert_same(two_steps(sizes), two_steps([SAMPLES]))
 
@@ -161,7 +161,7 @@ def test_a_batch_with_nothing_to_count_changes_nothing_and_is_no_bad_step(loss: 
     assert all(torch.count_nonzero(held) == 0 for held in found.values())
     assert step.skipped is not None
     assert step.loss is not None
-    assert (float(step.skipped), float(step.loss), float(step.count)) == (0.0, 0.0, 0.0)
+    assert (float(step.skipped), float(step.loss), float(step.target_count)) == (0.0, 0.0, 0.0)
 
 
 def test_a_loss_may_count_some_micro_batches_itself_and_others_not() -> None:
@@ -176,7 +176,7 @@ def test_a_loss_may_count_some_micro_batches_itself_and_others_not() -> None:
     expected, whole = change_and_step(run_of(plain_mean), cut(batch, [8]))
     assert_same(found, expected)
     assert float(step.loss) == pytest.approx(float(whole.loss), rel=1e-6)  # type: ignore[arg-type]
-    assert float(step.count) == float(whole.count)
+    assert float(step.target_count) == float(whole.target_count)
 
 
 def test_what_a_loss_returns_beside_it_is_averaged_over_what_was_counted() -> None:
@@ -246,7 +246,7 @@ def test_a_step_with_nothing_to_count_changes_no_weight_and_no_statistic(sizes: 
     before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
     inputs, targets = tokens(SAMPLES, seed=1, dtype=torch.float64)
     _, step = change_and_step(run, cut((inputs, torch.full_like(targets, IGNORED)), sizes))
-    assert (float(step.loss), float(step.norm), float(step.skipped)) == (0.0, 0.0, 0.0)
+    assert (float(step.loss), float(step.grad_norm), float(step.skipped)) == (0.0, 0.0, 0.0)
     after = run.state.models["model"].state_dict()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
@@ -274,7 +274,7 @@ def test_a_whole_run_does_not_depend_on_the_micro_batch_size(loss: Any, count: A
             console=False,
         )
         with run:
-            counts = [float(step.count) for step in run]
+            counts = [float(step.target_count) for step in run]
         return run.state.models["model"].state_dict(), counts
 
     torch.testing.assert_close(trained(micro_batch_size), trained(12), rtol=1e-9, atol=1e-9)

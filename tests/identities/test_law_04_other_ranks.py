@@ -72,7 +72,7 @@ def sitting(out: Path, start: Start, *, until: int, disk_of_last: Any = None, **
         with run, out.with_name(f"{out.name}-ids-{rank}").open("a") as file:
             for step in run:
                 step.log(rank=float(rank * (step.index + 1)))
-                ids = [[part.index, part.ids.tolist()] for part in step.micro_batches]
+                ids = [[part.index, part.sample_ids.tolist()] for part in step.micro_batches]
                 file.write(json.dumps([step.index, ids]) + "\n")
 
     assert on_ranks(count, train) == [0] * count

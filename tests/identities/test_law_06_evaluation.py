@@ -70,7 +70,7 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
     last = {}
     with run:
         for step in run:
-            last = step.scores
+            last = step.metrics
     return run, last
 
 

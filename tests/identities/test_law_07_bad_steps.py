@@ -94,7 +94,7 @@ def order_of_samples() -> list[int]:
     run = build(data())
     with run:
         for step in run:
-            found += [int(sample) for part in step.micro_batches for sample in part.ids]
+            found += [int(sample) for part in step.micro_batches for sample in part.sample_ids]
     return found
 
 
@@ -234,7 +234,7 @@ def most_in_a_row(bad: list[int], steps: int) -> int:
     longest = row = 0
     with run:
         for step in run:
-            row = row + 1 if any(int(sample) in bad for part in step.micro_batches for sample in part.ids) else 0
+            row = row + 1 if any(int(sample) in bad for part in step.micro_batches for sample in part.sample_ids) else 0
             longest = max(longest, row)
     return longest
 

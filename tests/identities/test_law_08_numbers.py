@@ -118,7 +118,7 @@ def test_steps_that_count_nothing_weigh_nothing_in_the_logged_loss(loss: Any, co
 
 
 def ids_of(step: Step) -> Any:
-    return [sample for part in step.micro_batches for sample in part.ids.tolist()]
+    return [sample for part in step.micro_batches for sample in part.sample_ids.tolist()]
 
 
 def test_the_logged_rate_is_that_of_the_last_step(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) 
     with run:
         (step,) = run
     one = 4 * math.sqrt(3 + 1)  # the gradient of each weight and of the bias is the sum over four samples of one
-    assert float(step.norm) == pytest.approx(math.hypot(one, 5 * one))  # type: ignore[arg-type]
+    assert float(step.grad_norm) == pytest.approx(math.hypot(one, 5 * one))  # type: ignore[arg-type]
     (record,) = training_records(tmp_path / "run")
     assert record["clipped"] == 0.5
 

@@ -185,8 +185,8 @@ def assert_nothing_is_read(changes: dict[str, Any]) -> None:
             length=STEPS,
             watch=lambda index: Watched(index, looking) if index % 2 else UNWATCHED,
         ):
-            assert step.norm is not None
-            step.log(norm_again=step.norm, index=step.index)
+            assert step.grad_norm is not None
+            step.log(norm_again=step.grad_norm, index=step.index)
             made.append(step)
 
     assert len(made) == STEPS
@@ -260,7 +260,7 @@ def test_on_a_gpu_steps_wait_for_nothing(changes: dict[str, Any]) -> None:
     run = build(data(), **({"device": "cuda"} | changes))
     fed = [
         [
-            MicroBatch(tuple(t.cuda() for t in part.batch), part.count, part.index, part.ids, part.epochs)
+            MicroBatch(tuple(t.cuda() for t in part.batch), part.count, part.index, part.sample_ids, part.epochs)
             for part in parts
         ]
         for parts in micro_batches()

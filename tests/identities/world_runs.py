@@ -109,9 +109,9 @@ def trained(**changes: Any) -> dict[str, Any]:
     seen: list[Any] = []
     with run:
         for step in run:
-            own = [[index.index, index.ids.tolist()] for index in step.micro_batches]
+            own = [[index.index, index.sample_ids.tolist()] for index in step.micro_batches]
             assert step.loss is not None
-            assert step.norm is not None
+            assert step.grad_norm is not None
             assert step.skipped is not None
             masks = float(step.logged["mask"].total)
             told = world.gathered({"samples": own, "mask": masks})
@@ -121,9 +121,9 @@ def trained(**changes: Any) -> dict[str, Any]:
                     "samples": everybody,
                     "mask": sum(other["mask"] for other in told),
                     "loss": float(step.loss),
-                    "norm": float(step.norm),
+                    "norm": float(step.grad_norm),
                     "skipped": float(step.skipped),
-                    "scores": dict(step.scores),
+                    "scores": dict(step.metrics),
                 }
             )
         scores = run.scores()
@@ -205,7 +205,7 @@ def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
         console=False,
     )
     with run:
-        found = [(float(step.loss), float(step.count)) for step in run if step.loss is not None]
+        found = [(float(step.loss), float(step.target_count)) for step in run if step.loss is not None]
     losses, counts = zip(*found, strict=True)
     return {"losses": list(losses), "counts": list(counts), "weights": weights(run)}
 
@@ -252,7 +252,7 @@ def by_tokens() -> dict[str, Any]:
         for step in run:
             assert step.loss is not None
             losses.append(float(step.loss))
-            rows += [len(micro_batch.ids) for micro_batch in step.micro_batches]
+            rows += [len(micro_batch.sample_ids) for micro_batch in step.micro_batches]
     return {"losses": losses, "rows": rows, "weights": weights(run)}
 
 
@@ -338,7 +338,7 @@ def of_recipe(*, recipe: str, texts: str, parallel: str = "auto", steps: int = 3
             losses.append(float(step.loss))
             told = run.parts.world.gathered([[piece.index, piece.ids.tolist()] for piece in step.micro_batches])
             samples.append(sorted(piece for other in told for piece in other))
-            scores |= step.scores
+            scores |= step.metrics
     return {"losses": losses, "samples": samples, "scores": scores, "weights": weights(run)}
 
 

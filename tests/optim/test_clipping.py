@@ -276,7 +276,7 @@ def test_clipped_is_the_mean_fraction_of_values_or_units_over_the_steps(kind, tm
     run, seen = build(tmp_path / "run", clip=kind, log_every="8 steps"), []
     with run:
         for step in run:
-            seen.append(float(step.clipped["model"]))
+            seen.append(float(step.clip_fractions["model"]))
     (record,) = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
     assert 0 < record["clipped"] < 1
     assert record["clipped"] == pytest.approx(np.mean(seen), rel=1e-12)
@@ -339,7 +339,7 @@ def test_a_step_without_gradients_is_not_among_the_recent_norms():
             name = "second" if step.index % 3 == 2 else "first"
             sf.forward_backward(step, lambda models, batch, name=name: loss(models[name], batch))
             sf.update(step)  # both
-            norms += [float(step.norms["second"])] if name == "second" else []
+            norms += [float(step.grad_norms["second"])] if name == "second" else []
     remembered = run.state.trained["second"].clipping.remembered["norms"]
     assert remembered[torch.isfinite(remembered)].tolist() == norms
     assert len(norms) == 2

@@ -138,7 +138,7 @@ def test_four_steps_a_resume_and_four_more_are_eight_to_the_bit(name: str, tmp_p
 def first_samples() -> list[int]:
     """The first sample of each step, which does not depend on the optimizer."""
     with build("sgd") as run:
-        return [int(step.micro_batches[0].ids[0]) for step in run]
+        return [int(step.micro_batches[0].sample_ids[0]) for step in run]
 
 
 @EVERY

@@ -67,7 +67,7 @@ def test_after_a_resume_no_sample_of_the_pass_is_repeated_or_missed(stop: int, t
     for last in (f"{stop} steps", None):
         with build(tmp_path / "run", length="2 epochs", stop_after=last) as run:
             for step in run:
-                seen += [int(sample) for part in step.micro_batches for sample in part.ids]
+                seen += [int(sample) for part in step.micro_batches for sample in part.sample_ids]
     assert len(seen) == 2 * SAMPLES
     assert sorted(seen[:SAMPLES]) == sorted(seen[SAMPLES:]) == list(range(SAMPLES))
 

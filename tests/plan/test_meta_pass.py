@@ -73,7 +73,7 @@ def test_a_pass_keeps_and_takes_what_it_does_on_paper(name: str, monkeypatch: py
         timed_pass(run.parts.task, run.parts.state, micro_batch)
 
     # the largest difference, 3.3 %, is of what the CPU does otherwise: its translation loss leaves padding out before the head
-    assert computed.samples == len(micro_batch.ids)
+    assert computed.samples == len(micro_batch.sample_ids)
     if run.parts.computed_again is None:  # else what is kept is a part of what is measured: the most at any time
         assert computed.kept_bytes == pytest.approx(kept, rel=0.05)
     assert computed.most_bytes == pytest.approx(most.memory_bytes, rel=0.05)

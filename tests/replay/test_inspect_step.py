@@ -52,8 +52,8 @@ def test_loss_and_norm_are_those_of_the_step_bit_for_bit(checkpointing: Any) -> 
     forward_backward(step)
     update(step)
     assert step.loss is not None
-    assert step.norm is not None
-    assert (seen.loss, seen.norm) == (float(step.loss), float(step.norm))
+    assert step.grad_norm is not None
+    assert (seen.loss, seen.norm) == (float(step.loss), float(step.grad_norm))
 
 
 def settings(**changes: Any) -> dict[str, Any]:

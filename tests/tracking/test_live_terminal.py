@@ -385,7 +385,7 @@ def test_what_the_user_prints_stands_on_lines_of_its_own(started: Callable[..., 
 import sys
 with build(length="12 steps") as run:
     for step in run:
-        if step.scores:
+        if step.metrics:
             print("the user's", step.index)
         if step.index == 6:
             print("no end", end="")

@@ -323,7 +323,7 @@ def test_a_percentage_stays_the_steps_that_it_was_when_the_run_is_made_longer(tm
 
 
 def test_a_reduction_is_told_in_one_line_and_in_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(tmp_path / "run", console=True, plateau=ReduceLROnPlateau("min held-out/same", 2, floor=0.3)).train()
+    build(tmp_path / "run", console=True, plateau=ReduceLROnPlateau("min held-out/same", 2, min_lr_ratio=0.3)).train()
     said = [line for line in capsys.readouterr().out.splitlines() if "learning rate" in line]
     assert said == [
         "learning rate halved after 2 evaluations without a better held-out/same: 0.5 of the schedule's from step 6 on",
@@ -399,7 +399,7 @@ def test_plan_says_that_rates_may_be_lower() -> None:
         ({"factor": 0.0}, "factor = 0.0"),
         ({"floor": 1.0}, "floor = 1.0: the lowest factor"),
         ({"cooldown": -1}, "cooldown = -1"),
-        ({"minimum_improvement": math.nan}, "minimum_improvement = nan"),
+        ({"min_delta": math.nan}, "min_delta = nan"),
         ({"watch": "held-out/loss"}, "say which way is better"),
     ],
 )

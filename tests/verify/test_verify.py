@@ -498,7 +498,7 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
     [
         pytest.param(
             {
-                "plateau": sf.ReduceLROnPlateau("min held-out/loss", patience=1, minimum_improvement=0.5),
+                "plateau": sf.ReduceLROnPlateau("min held-out/loss", patience=1, min_delta=0.5),
                 "early_stopping": None,
                 "optimizer": sf.optim.muon(lr=0.01),
                 "workers": 1,
@@ -512,7 +512,7 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1, minimum_improvement=0.5)},
+            {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1, min_delta=0.5)},
             id="stopped early",
             marks=pytest.mark.slow,
         ),

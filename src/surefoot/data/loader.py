@@ -24,11 +24,11 @@ class MicroBatch:
     """Over how many things the loss is a mean; known to the host."""
     index: int
     """Within the global batch of its step."""
-    ids: Ids
+    sample_ids: Ids
     """The samples, by their place in the data set."""
     epochs: Ids
     """The pass over the data that each belongs to."""
-    void: bool = False
+    is_padding: bool = False
     """Read only to keep step with other ranks: what is found of it is dropped."""
 
 
@@ -179,7 +179,7 @@ def in_order(
         feed.start(0, stop=steps)
         for step in range(steps):
             (batch,) = feed.micro_batches(step)
-            yield replace(batch, void=True) if step * ranks + rank >= plan.batches else batch
+            yield replace(batch, is_padding=True) if step * ranks + rank >= plan.batches else batch
     finally:
         feed.close()
 

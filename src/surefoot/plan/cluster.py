@@ -104,7 +104,7 @@ class Case:
 
 def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
     """Samples of a micro-batch, micro-batches of each rank, and what `train` would refuse of that."""
-    sizes, rows, each = parts.supply.sizes, len(parts.supply.again(0)[0].ids), 1
+    sizes, rows, each = parts.supply.sizes, len(parts.supply.again(0)[0].sample_ids), 1
     if sizes.pieces == 1:  # without a size of its own each rank makes one
         rows, shared_by_all = max(1, round(rows / ranks)), sizes.batch_size
     else:
@@ -120,7 +120,7 @@ def tokens_each(parts: RunComponents) -> float | None:
     """Tokens of a sample, with the padding, where the data say how long samples are."""
     supply = parts.supply
     if supply.sizes.unit == "tokens":
-        return supply.sizes.micro_batch_size / len(supply.again(0)[0].ids)
+        return supply.sizes.micro_batch_size / len(supply.again(0)[0].sample_ids)
     lengths = supply.dataset.lengths if isinstance(supply.dataset, Lengthy) else None
     return float(lengths) if isinstance(lengths, int) else None
 

@@ -122,7 +122,7 @@ def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
     found = next((held for held in parts.supply.again(0) if held.count), None)
     if found is None:
         raise DataError("the first micro-batch cannot be read: see surefoot plan without --world for the reason")
-    there = len(found.ids)
+    there = len(found.sample_ids)
     if rows is None or rows == there:
         return found.batch, there
 

@@ -127,7 +127,7 @@ class Glass:
         found = tally(tensor)
         if found.nonfinite or not only_bad:
             micro_batch = self.step.micro_batches[self.place]
-            bad = bad_rows(tensor, len(micro_batch.ids)) if found.nonfinite and what != "gradient" else None
+            bad = bad_rows(tensor, len(micro_batch.sample_ids)) if found.nonfinite and what != "gradient" else None
             self.events.append(Event(what, name, micro_batch.index, found, kind, bad))
         return found
 
@@ -151,7 +151,7 @@ def value_of(result: Any) -> tuple[float, float | None]:
     ((2.0, 3.0), (0.5, None))
     """
     result = result[0] if isinstance(result, tuple) else result
-    whole = (result if isinstance(result, Mean) else Mean(result, 1)).detached()
+    whole = (result if isinstance(result, Mean) else Mean(result, 1)).detach()
     return float(whole.value), float(whole.count) if isinstance(result, Mean) else None
 
 

@@ -80,7 +80,10 @@ def look(
         parameters=parameters,
         micro_batches=[
             OfMicroBatch(
-                held.index, rank_of[held.index], tuple(held.ids.tolist()), *glass.losses.get(held.index, (0, 0.0))
+                held.index,
+                rank_of[held.index],
+                tuple(held.sample_ids.tolist()),
+                *glass.losses.get(held.index, (0, 0.0)),
             )
             for held in step.micro_batches
         ],
@@ -134,7 +137,7 @@ def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: 
     micro_batch = next(held for held in step.micro_batches if held.index == event.micro_batch)
     if (data := _in_data(micro_batch, event)) is not None:
         return replace(data, reaches=glass.reached(event.micro_batch))
-    count, bad = len(micro_batch.ids), event.rows
+    count, bad = len(micro_batch.sample_ids), event.rows
     if not bad or (len(bad) == count and count > 1):  # rows do not tell, or what couples samples has spread it
         probe = probes[event.micro_batch]
         bad = probe.wrong_samples()
@@ -145,7 +148,7 @@ def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: 
         event.name,
         kind=event.kind,
         micro_batch=event.micro_batch,
-        samples=tuple(int(micro_batch.ids[row]) for row in bad),
+        samples=tuple(int(micro_batch.sample_ids[row]) for row in bad),
         every_sample=len(bad) == count > 1,
     )
 
@@ -156,10 +159,10 @@ def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
     for name, tensor in named_tensors(micro_batch.batch):
         seen = tally(tensor) if tensor.is_floating_point() else Tally()
         if seen.nonfinite and not (seen.only_minus and event.what != "input"):
-            strange[name] = bad_rows(tensor, len(micro_batch.ids)) or []
+            strange[name] = bad_rows(tensor, len(micro_batch.sample_ids)) or []
     if not strange:
         return None
-    samples = tuple(int(micro_batch.ids[row]) for row in sorted(set(chain.from_iterable(strange.values()))))
+    samples = tuple(int(micro_batch.sample_ids[row]) for row in sorted(set(chain.from_iterable(strange.values()))))
     return First("inputs", next(iter(strange)), micro_batch=micro_batch.index, samples=samples)
 
 
@@ -173,7 +176,7 @@ def _samples(
     total = sum(probe.count for probe in probes.values())
     for probe in probes.values():
         micro_batch = probe.micro_batch
-        for row, (sample, epoch) in enumerate(zip(micro_batch.ids, micro_batch.epochs, strict=True)):
+        for row, (sample, epoch) in enumerate(zip(micro_batch.sample_ids, micro_batch.epochs, strict=True)):
             loss = norm = None
             if probe.can_cut and len(found) < passed_alone:
                 loss = probe.loss([row], mode="evaluation")

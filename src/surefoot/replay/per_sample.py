@@ -27,7 +27,7 @@ class Probe:
 
     def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., None]) -> None:
         self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
-        self.count = len(micro_batch.ids)
+        self.count = len(micro_batch.sample_ids)
         self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
         # with a loss scale a single sample's gradient would overflow where the mean's does not
         plain = replace(step.task.precision, loss_scale=None)

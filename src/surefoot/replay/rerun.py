@@ -49,7 +49,7 @@ class Made:
 
     def numbers(self) -> Numbers:
         """Loss, norm and whether the update was skipped; waits for the device."""
-        tensors = (self.step.loss, self.step.norm, self.step.skipped)
+        tensors = (self.step.loss, self.step.grad_norm, self.step.skipped)
         loss, norm, skipped = (float(tensor) for tensor in tensors if tensor is not None)  # the step is made
         return Numbers(loss, norm, bool(skipped))
 

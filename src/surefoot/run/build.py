@@ -85,7 +85,7 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
     splits = settings.evaluate or {}
     for name, split in splits.items():
-        check_split(name, split.dataset, seed=seed)
+        check_split(name, split.data, seed=seed)
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
         pipeline.Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate),
@@ -185,7 +185,7 @@ def assemble(
         layout=laid,
         described=run_identity(settings, plan, models, state, laid),
         architecture=models.architecture,
-        scored={name: fingerprint(split.dataset) for name, split in splits.items()},
+        scored={name: fingerprint(split.data) for name, split in splits.items()},
         directory=directory,
         saving=None if directory is None else Saving(directory, times, disk=settings.disk, say=say, world=supply.world),
         console=console,
@@ -203,7 +203,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
     times, supply, lowering = plan.times, plan.supply, plan.lowering
     plateau = None
     if lowering is not None:  # what else its decisions depend on: when it is asked, and the data that are scored
-        scored = fingerprint((settings.evaluate or {})[lowering.plateau.score.split("/")[0]].dataset)
+        scored = fingerprint((settings.evaluate or {})[lowering.plateau.score.split("/")[0]].data)
         plateau = vars(lowering.plateau) | {
             "evaluate_every": times.every["evaluate_every"].described(),
             "scored": scored,

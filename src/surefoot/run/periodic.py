@@ -81,7 +81,7 @@ class BetweenSteps:
     def evaluate(self, step: Step) -> None:
         self._evaluate()
         if self.evaluations.scores_due(step.index + 1):
-            step.scores = self.evaluations.scores
+            step.metrics = self.evaluations.scores
 
     def log(self) -> None:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
@@ -137,7 +137,10 @@ class BetweenSteps:
         self.whole.meter.add(step)
         if step.index == self.later_step - 1:
             self.looped_at = self.whole.clock.now()  # what comes once is over: later steps tell the time that is left
-        if isinstance(step.watch, Watched) and (seen := self.layers.read(step.watch, count=step.count)) is not None:
+        if (
+            isinstance(step.watch, Watched)
+            and (seen := self.layers.read(step.watch, count=step.target_count)) is not None
+        ):
             self.journal.write(seen)
 
     # --- asked by whoever holds the sitting ----------------------------------------------------------------------

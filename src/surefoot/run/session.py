@@ -160,7 +160,7 @@ class Sitting:
         from surefoot.data.leakage_check import first_look
 
         supply, splits = self.parts.supply, self.parts.scoring.splits
-        looked = first_look(supply.dataset, {name: split.dataset for name, split in splits.items()}, seed=supply.seed)
+        looked = first_look(supply.dataset, {name: split.data for name, split in splits.items()}, seed=supply.seed)
         alike = [name for name, split in splits.items() if split.loss]
         self.journal.write({"kind": "data", "step": self.state.step, **looked, "scored_by_training_loss": alike})
 

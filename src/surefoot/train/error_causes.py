@@ -106,8 +106,8 @@ def _ids_where(micro_batches: Sequence[MicroBatch], where: Callable[[torch.Tenso
     ids: set[int] = set()
     for micro_batch in micro_batches:
         for tensor in pytree.tree_leaves(micro_batch.batch):
-            if isinstance(tensor, torch.Tensor) and tensor.ndim > 0 and len(tensor) == len(micro_batch.ids):
+            if isinstance(tensor, torch.Tensor) and tensor.ndim > 0 and len(tensor) == len(micro_batch.sample_ids):
                 places = where(tensor.reshape(len(tensor), -1))
                 rows = [] if places is None else places.any(dim=1).nonzero().flatten().tolist()
-                ids.update(int(micro_batch.ids[row]) for row in rows)
+                ids.update(int(micro_batch.sample_ids[row]) for row in rows)
     return sorted(ids)

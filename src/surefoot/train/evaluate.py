@@ -43,7 +43,7 @@ class Split:
     `at_end`: scored once, when the run is over, with the best checkpoint's weights if there is one: a test split.
     """
 
-    dataset: Any
+    data: Any
     scores: Score | Sequence[Score] = ()
     batch_size: int | None = None
     loss: bool = True
@@ -129,9 +129,9 @@ def scored(
                     raise
                 diverged = problem  # the other ranks go on, and may need this one: to gather weights, and to stop
                 continue
-            add_each(sums, {name: Mean(0.0, 0) for name in found} if batch.void else found)
+            add_each(sums, {name: Mean(0.0, 0) for name in found} if batch.is_padding else found)
             outputs.append(made)
-            void.append(batch.void)
+            void.append(batch.is_padding)
     if world is not None and ranks > 1:
         return scores_together(world, sums, outputs, void, judge=split.judge, diverged=diverged)
     judged = {} if split.judge is None else as_recorded(split.judge([each for made in outputs for each in made]))
@@ -162,7 +162,7 @@ def scored_by_batch(
             mean = _judged_alone(split, outputs, score=score) if mean is None else mean
             if mean is None:
                 return None
-            found.append(mean.detached())
+            found.append(mean.detach())
     return [Mean(float(mean.total), float(mean.count)) for mean in found]
 
 
@@ -181,10 +181,10 @@ def evaluate(
     """
     if split.loss:
         raise ConfigError("evaluate: outside a run there is no loss to score: write Split(..., loss=False)")
-    check_split("split", split.dataset, seed=seed)
+    check_split("split", split.data, seed=seed)
     place = device_called(device)
     computed_in = chosen_precision(precision, place)
-    batches = in_order(split.dataset, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=place)
+    batches = in_order(split.data, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=place)
     with computed_in.numerics():
         found = scored(model.to(place), batches, split, loss=None, precision=computed_in, seed=seed)
     scores = numbers(found)

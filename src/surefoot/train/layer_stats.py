@@ -51,7 +51,7 @@ class Watched:
             with self.activity:
                 result = loss(model, batch)
             part = result[0] if isinstance(result, tuple) else result
-            own = part.detached().count if isinstance(part, Mean) else None
+            own = part.detach().count if isinstance(part, Mean) else None
             counted.append(next(each.count for each in micro_batches if each.batch is batch) if own is None else own)
             return result
 

@@ -83,12 +83,12 @@ class Step:
     task: Task
     state: State
     loss: Tensor | None = None  # mean over everything counted in the global batch
-    count: Tensor | float = 0
-    norm: Tensor | None = None  # of the whole gradient, of all optimizers together, before clipping
-    norms: dict[str, Tensor] = field(default_factory=dict)  # of each optimizer's
-    clipped: dict[str, Tensor | None] = field(default_factory=dict)  # how much of each was limited, 0 to 1
+    target_count: Tensor | float = 0
+    grad_norm: Tensor | None = None  # of the whole gradient, of all optimizers together, before clipping
+    grad_norms: dict[str, Tensor] = field(default_factory=dict)  # of each optimizer's
+    clip_fractions: dict[str, Tensor | None] = field(default_factory=dict)  # how much of each was limited, 0 to 1
     skipped: Tensor | None = None  # 1.0 where the update was not applied, else 0.0
-    scores: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
+    metrics: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
     logged: dict[str, Any] = field(default_factory=dict)
     pending: tuple[Tensor, Tensor | float] | None = None  # loss and nominal/total of the gradients not yet used
     watch: Watch = UNWATCHED
@@ -202,7 +202,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     mean = total if total_count is None else total * factor
     step.pending = (mean, factor)
     if step.loss is None:
-        step.loss, step.count = mean, sums.plain if total_count is None else total_count
+        step.loss, step.target_count = mean, sums.plain if total_count is None else total_count
     return mean
 
 
@@ -222,7 +222,7 @@ def update(step: Step, *names: str) -> None:
     step.watch.after(names or state.trained)
     if scale is not None:  # once all gradients made under it are used
         scale.update(skipped > 0)
-    step.norm = reduce(torch.hypot, step.norms.values())
+    step.grad_norm = reduce(torch.hypot, step.grad_norms.values())
     step.skipped = skipped if step.skipped is None else torch.maximum(step.skipped, skipped)
     state.buffers.finish(skipped)
     clear(state.parameters)
@@ -231,10 +231,10 @@ def update(step: Step, *names: str) -> None:
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
     task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
     gradients = trained.gradients()
-    step.norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
+    step.grad_norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
     most, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
     skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=most, loss_scale=factor_of_scale)
-    step.clipped[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
+    step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     rate = task.factors(step.index) * step.state.rate_factor
     for group in trained.optimizer.param_groups:
         group["lr"] = group["initial_lr"] * rate

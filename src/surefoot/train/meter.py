@@ -32,8 +32,12 @@ class Meter:
 
     def add(self, step: Step) -> None:
         """Keep a step's row; reads nothing. Values that the user logs later in the same step are seen too."""
-        clipped = next(iter(step.clipped.values()), None) if len(step.clipped) < 2 else _mean(step.clipped.values())
-        self.rows.append((step.index, step.loss, step.count, step.norm, clipped, step.skipped))
+        clipped = (
+            next(iter(step.clip_fractions.values()), None)
+            if len(step.clip_fractions) < 2
+            else _mean(step.clip_fractions.values())
+        )
+        self.rows.append((step.index, step.loss, step.target_count, step.grad_norm, clipped, step.skipped))
         self.logged.append((step.index, step.logged))
 
     def read(self, *, first_steps: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:

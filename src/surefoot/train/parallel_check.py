@@ -103,7 +103,7 @@ def _passed(
 ) -> list[str]:
     """Names of the trained parameters that got no gradient."""
     given = sole_or_all({name: Called(model, partial(watch.through, model)) for name, model in models.items()})
-    settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.ids))
+    settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.sample_ids))
     task = Task(given, watch.over(loss), 0, precision, factors=lambda _: 1.0, settings=settings)
     used: set[Tensor] = set()
 

@@ -13,45 +13,47 @@ from surefoot.errors import ConfigError
 class EarlyStopping:
     """End a run whose watched score has not improved for `patience` evaluations.
 
-    `watch` is "min SPLIT/SCORE" or "max SPLIT/SCORE"; only a change of more than `minimum_improvement` counts as one.
+    `monitor` is "min SPLIT/SCORE" or "max SPLIT/SCORE"; only a change of more than `min_delta` counts as one.
     """
 
-    watch: str
+    monitor: str
     patience: int
-    minimum_improvement: float = 0.0
+    min_delta: float = 0.0
 
     def __post_init__(self) -> None:
         if self.patience < 1:
             raise ConfigError(f"early stopping: patience = {self.patience}: how many evaluations to wait, 1 or more")
-        if not 0 <= self.minimum_improvement < math.inf:
-            raise ConfigError(f"early stopping: minimum_improvement = {self.minimum_improvement}: a number from 0 on")
+        if not 0 <= self.min_delta < math.inf:
+            raise ConfigError(f"early stopping: min_delta = {self.min_delta}: a number from 0 on")
 
 
 @dataclass(frozen=True)
 class ReduceLROnPlateau:
     """Multiply every learning rate by `factor` whenever the watched score has not improved for `patience` evaluations.
 
-    `watch` and `minimum_improvement` are those of `EarlyStopping`. A step's rate is its schedule's times all reductions so far,
+    `monitor` and `min_delta` are those of `EarlyStopping`. A step's rate is its schedule's times all reductions so far,
     which together are never less than `floor`. After a reduction `cooldown` evaluations use up no patience. As torch's
     ReduceLROnPlateau with threshold_mode="abs" and a patience one less.
     """
 
-    watch: str
+    monitor: str
     patience: int
     factor: float = 0.5
-    floor: float = 0.01
+    min_lr_ratio: float = 0.01
     cooldown: int = 0
-    minimum_improvement: float = 0.0
+    min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        parsed(self.watch)
-        least = self.minimum_improvement
+        parsed(self.monitor)
+        least = self.min_delta
         needs = {
             f"patience = {self.patience}: how many evaluations to wait, 1 or more": self.patience >= 1,
             f"factor = {self.factor}: what the learning rate is multiplied by, between 0 and 1": 0 < self.factor < 1,
-            f"floor = {self.floor}: the lowest factor on the schedule, from 0 to below 1": 0 <= self.floor < 1,
+            f"floor = {self.min_lr_ratio}: the lowest factor on the schedule, from 0 to below 1": 0
+            <= self.min_lr_ratio
+            < 1,
             f"cooldown = {self.cooldown}: how many evaluations, 0 or more": self.cooldown >= 0,
-            f"minimum_improvement = {least}: a number from 0 on": 0 <= least < math.inf,
+            f"min_delta = {least}: a number from 0 on": 0 <= least < math.inf,
         }
         if problems := [f"plateau: {problem}" for problem, is_met in needs.items() if not is_met]:
             raise ConfigError("\n".join(problems))
@@ -59,7 +61,7 @@ class ReduceLROnPlateau:
     @property
     def score(self) -> str:
         """The name of the watched score."""
-        return parsed(self.watch)[1]
+        return parsed(self.monitor)[1]
 
     @property
     def in_words(self) -> str:
@@ -68,7 +70,8 @@ class ReduceLROnPlateau:
         >>> print(ReduceLROnPlateau("max held-out/accuracy", patience=3).in_words)
         times 0.5 after 3 evaluations without a better held-out/accuracy, and again, down to 0.01 of these
         """
-        return f"times {self.factor:g} after {self.evaluations} without a better {self.score}, and again, down to {self.floor:g} of these"
+        after = f"after {self.evaluations} without a better {self.score}"
+        return f"times {self.factor:g} {after}, and again, down to {self.min_lr_ratio:g} of these"
 
     @property
     def evaluations(self) -> str:
@@ -91,7 +94,7 @@ class Watch:
     def __init__(self, text: str, early_stopping: EarlyStopping | None = None) -> None:
         self.direction, self.score = parsed(text)
         self.patience = None if early_stopping is None else early_stopping.patience
-        self.minimum_improvement = 0.0 if early_stopping is None else early_stopping.minimum_improvement
+        self.min_delta = 0.0 if early_stopping is None else early_stopping.min_delta
         self.value: float | None = None
         self.step: int | None = None
         self.waited = 0
@@ -105,7 +108,7 @@ class Watch:
         if math.isnan(value):
             return False
         gain = math.inf if self.value is None else (self.value - value) * (1 if self.direction == "min" else -1)
-        if gain > self.minimum_improvement:
+        if gain > self.min_delta:
             self.value, self.step, self.waited = value, step, 0
             return True
         self.waited += 1
@@ -156,14 +159,16 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
     """
     if math.isnan(score):
         return replace(before, step=step, not_numbers=before.not_numbers + 1)
-    sign = 1.0 if parsed(plateau.watch)[0] == "min" else -1.0
+    sign = 1.0 if parsed(plateau.monitor)[0] == "min" else -1.0
     best = sign * math.inf if before.best is None else before.best
-    improved = sign * (best - score) > plateau.minimum_improvement  # never for infinity against infinity, which is NaN
+    improved = sign * (best - score) > plateau.min_delta  # never for infinity against infinity, which is NaN
     waited = 0 if improved or before.cooling else before.waited + 1
     seen = replace(before, step=step, best=score if improved else before.best)
     if waited < plateau.patience:
         return replace(seen, waited=waited, cooling=max(0, before.cooling - 1))
-    return replace(seen, waited=0, cooling=plateau.cooldown, factor=max(before.factor * plateau.factor, plateau.floor))
+    return replace(
+        seen, waited=0, cooling=plateau.cooldown, factor=max(before.factor * plateau.factor, plateau.min_lr_ratio)
+    )
 
 
 @dataclass
@@ -187,7 +192,7 @@ class Feedback:
         how = "halved" if now.factor == 0.5 * before.factor else f"multiplied by {now.factor / before.factor:.3g}"
         return (
             f"learning rate {how} after {plateau.evaluations} without a better {plateau.score}:"
-            f" {now.factor:.3g} of the schedule's from step {step:,} on{', its floor' * (now.factor == plateau.floor)}"
+            f" {now.factor:.3g} of the schedule's from step {step:,} on{', its floor' * (now.factor == plateau.min_lr_ratio)}"
         )
 
     def state(self) -> Lowered:
@@ -202,11 +207,11 @@ class Feedback:
 
 def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]) -> Watch | None:
     """The one score that a run watches, for what is best or for stopping early; None for neither."""
-    if early_stopping is not None and best not in (None, early_stopping.watch):
+    if early_stopping is not None and best not in (None, early_stopping.monitor):
         raise ConfigError(
-            f"best = {best!r} and early stopping watches {early_stopping.watch!r}: a run watches one score"
+            f"best = {best!r} and early stopping watches {early_stopping.monitor!r}: a run watches one score"
         )
-    text = best if early_stopping is None else early_stopping.watch
+    text = best if early_stopping is None else early_stopping.monitor
     if text is None:
         return None
     _refuse_unknown_split(parsed(text)[1], splits)
@@ -226,8 +231,8 @@ def feedback(
 
 def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: EarlyStopping) -> None:
     """Raise `ConfigError` where early stopping ends the run no later than its learning rate is lowered for the first time."""
-    same = plateau.watch == early_stopping.watch and early_stopping.patience <= plateau.patience
-    if same and early_stopping.minimum_improvement >= plateau.minimum_improvement:
+    same = plateau.monitor == early_stopping.monitor and early_stopping.patience <= plateau.patience
+    if same and early_stopping.min_delta >= plateau.min_delta:
         waits, several = early_stopping.patience, early_stopping.patience != 1
         shorter = f"--plateau {max(1, waits // 3)}, or " if several else ""  # nothing is shorter than 1
         raise ConfigError(

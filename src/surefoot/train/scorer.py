@@ -54,7 +54,7 @@ class Scoring:
         for name in names:
             split = self.splits[name]
             with nullcontext() if split.outputs is None else self.ranks.whole(models):
-                batches = self.supply.split(split.dataset, batch_size=split.batch_size)
+                batches = self.supply.split(split.data, batch_size=split.batch_size)
                 scores = scored(forward, batches, split, stop=stop, world=self.supply.world, **self._how())
             scores |= {score: function(scores) for score, function in split.derived.items()}
             found |= {f"{name}/{score}": value for score, value in scores.items()}
@@ -65,11 +65,11 @@ class Scoring:
         split, forward = self.splits[name], self._forward()
         without_judge = replace(split, judge=None if split.judge is None else lambda _: {})
         took_s, seen = 0.0, 0
-        for batch in self.supply.split(split.dataset, batch_size=split.batch_size, most=batches):
+        for batch in self.supply.split(split.data, batch_size=split.batch_size, most=batches):
             begun = perf_counter()
             scored(forward, [batch], without_judge, **self._how())
-            took_s, seen = took_s + perf_counter() - begun, seen + len(batch.ids)
-        return took_s * sample_count(split.dataset) / max(1, seen)
+            took_s, seen = took_s + perf_counter() - begun, seen + len(batch.sample_ids)
+        return took_s * sample_count(split.data) / max(1, seen)
 
     def score_by_batch(self, score: str, *, batches: int) -> list[Mean] | None:
         """ "SPLIT/SCORE" of each of so many batches of neighbouring samples by itself (fewer of a small split).
@@ -78,7 +78,7 @@ class Scoring:
         """
         name, _, wanted = score.partition("/")
         split = self.splits[name]
-        neighbours = self.supply.split(split.dataset, batch_size=-(-sample_count(split.dataset) // batches))
+        neighbours = self.supply.split(split.data, batch_size=-(-sample_count(split.data) // batches))
         return scored_by_batch(self._forward(), neighbours, split, score=wanted, **self._how())
 
     def _how(self) -> dict[str, Any]:

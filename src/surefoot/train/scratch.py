@@ -88,4 +88,4 @@ def timed_pass(task: Task, state: State, micro_batch: MicroBatch) -> tuple[float
     took_s = clock() - began
     clear(state.parameters)
     state.buffers.undo()
-    return took_s, int(step.count)
+    return took_s, int(step.target_count)

@@ -151,7 +151,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
         "machine": parts.machine(),
         "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
         "samples": hashed(supply.dataset),
-        "splits": {name: hashed(split.dataset) for name, split in parts.scoring.splits.items()},
+        "splits": {name: hashed(split.data) for name, split in parts.scoring.splits.items()},
         "micro_batch": None,
         "loss": None,
         "draws": False,
@@ -171,7 +171,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
             found["micro_batch"] = {
                 "sha256": hash_of(micro_batch.batch, unknown),
                 "count": micro_batch.count,
-                "samples": len(micro_batch.ids),
+                "samples": len(micro_batch.sample_ids),
             }
     possible = at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     if all(parts.world.gathered(possible)) and micro_batch is not None:
@@ -238,12 +238,12 @@ def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
 
 def _halves(whole: MicroBatch, parts: Components) -> list[MicroBatch] | None:
     """The same nest with half the rows of every tensor; None where something in it is no tensor of so many rows."""
-    size, count = len(whole.ids), parts.supply.count or rows
+    size, count = len(whole.sample_ids), parts.supply.count or rows
     leaves, nest = pytree.tree_flatten(whole.batch)
     if size < 2 or any(not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):
         return None
     halves = []
     for half in (slice(0, size // 2), slice(size // 2, size)):
         batch = pytree.tree_unflatten([leaf[half] for leaf in leaves], nest)
-        halves.append(MicroBatch(batch, count(batch), 0, whole.ids[half], whole.epochs[half]))
+        halves.append(MicroBatch(batch, count(batch), 0, whole.sample_ids[half], whole.epochs[half]))
     return halves

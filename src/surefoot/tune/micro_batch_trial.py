@@ -112,7 +112,7 @@ class Trial:
         if self.update_s is None:
             self.update_s = median(self._step(self.task, [timed[0]]) for _ in range(_ROUNDS))
         targets = sum(timed_pass(self.task, self.state, micro_batch)[1] for micro_batch in timed)
-        samples = sum(len(micro_batch.ids) for micro_batch in timed)
+        samples = sum(len(micro_batch.sample_ids) for micro_batch in timed)
         begun, times = perf_counter(), list[float]()
         while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - begun < _ENOUGH_S):
             times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed))

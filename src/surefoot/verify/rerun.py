@@ -126,7 +126,7 @@ class _Remaking:
         with execution(self.parts, start.found, records=[line.record for line in self.files.log.curve]) as stand:
             self._on(stand, start.step, start.found)
             for made in stand.steps(self.window.stop):
-                self.outcome.loss_counts |= isinstance(made.step.count, torch.Tensor)
+                self.outcome.loss_counts |= isinstance(made.step.target_count, torch.Tensor)
                 self._record(made, stand)
                 self.watch()
                 checkpoint = self.files.checkpoints.get(stand.done)

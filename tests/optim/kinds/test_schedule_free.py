@@ -178,8 +178,8 @@ def test_a_split_for_the_end_is_scored_with_the_mean_of_the_best_step(tmp_path: 
     seen: dict[int, float] = {}
     with run:
         for step in run:
-            if step.scores:
-                seen[step.index + 1] = step.scores["all/loss"]
+            if step.metrics:
+                seen[step.index + 1] = step.metrics["all/loss"]
     last = [line for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"end"' in line]
     worst = max(seen, key=seen.__getitem__)
 

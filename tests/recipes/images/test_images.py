@@ -55,7 +55,7 @@ def records(out: Path) -> list[dict[str, Any]]:
 def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path: Path) -> None:
     run = trained(config(**{"augmentation.label_smoothing": 0.3}))
     split = run.parts.scoring.splits["held-out"]
-    data = split.dataset
+    data = split.data
     inputs, labels = data.gather(np.arange(len(data)), np.zeros(len(data), dtype=np.int64))
     with torch.no_grad():
         logits = run.state.models["model"].eval()(inputs)
@@ -169,7 +169,7 @@ def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stop
     other = {"data.path": "synthetic", "data.size": 8, "data.channels": 1}
     again = images.build(config(out=stopped, **other))
     for name in ("held-out", "test"):
-        ours, theirs = again.parts.scoring.splits[name].dataset, run.parts.scoring.splits[name].dataset
+        ours, theirs = again.parts.scoring.splits[name].data, run.parts.scoring.splits[name].data
         assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
     with pytest.raises(sf.CheckpointError, match=r"data\.samples was"):
         again.train()

@@ -290,7 +290,7 @@ def test_pairs_that_are_too_long_are_told_once_and_all_are_scored(
     said = capsys.readouterr().err
     assert said.startswith("note: ")
     assert "of 1,000 pairs to train on are longer than 4 and 128 tokens" in said
-    assert len(run.parts.scoring.splits["validation"].dataset) == 40
+    assert len(run.parts.scoring.splits["validation"].data) == 40
 
 
 def test_a_pair_of_a_validation_file_that_the_model_cannot_take_is_named_by_its_line(folder: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_sco
     )
     said = capsys.readouterr().err
     assert "held out are longer than the model's context of 32 tokens (model.context) and not scored" in said
-    splits = [len(made.parts.scoring.splits["validation"].dataset) for made in (before, run)]
+    splits = [len(made.parts.scoring.splits["validation"].data) for made in (before, run)]
     assert splits[0] == splits[1]
     assert run.scores()["validation/bleu"] >= 0  # as many translations as references
 
