@@ -8,7 +8,7 @@ text="$1"
 out="$2"
 jobs="${3:-1}"
 shape=(gpt --data.path "$text" --data.tokenizer characters --data.held-out-fraction 0.1 --model.layers 4 --model.heads 4
-  --model.width 128 --model.context 64 --model.dropout 0 --batch-size 12 --schedule.floor 0.1 --precision fp32
+  --model.width 128 --model.context 64 --model.dropout 0 --batch-size 12 --schedule.min-lr-ratio 0.1 --precision fp32
   --cloze-questions 0 --sample-tokens 0 --schedule.warmup "5%" --threads 1 --jobs "$jobs")
 
 settings() { # of one entrant, but for its rate
@@ -16,7 +16,7 @@ settings() { # of one entrant, but for its rate
     muon-modern) echo "model.family=modern optimizer.name=muon" ;;
     adamw) echo "model.family=gpt2 optimizer.name=adamw optimizer.betas='0.9 0.99'" ;;
     sgd) echo "model.family=gpt2 optimizer.name=sgd optimizer.momentum=0.9" ;;
-    schedule-free) echo "model.family=gpt2 optimizer.name=schedule-free schedule.name=constant schedule.floor=None" ;;
+    schedule-free) echo "model.family=gpt2 optimizer.name=schedule_free schedule.name=constant schedule.min_lr_ratio=None" ;;
     *) echo "model.family=gpt2 optimizer.name=$1" ;;
   esac
 }

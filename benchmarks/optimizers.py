@@ -33,7 +33,7 @@ OPTIMIZERS = {
     "adam": sf.optim.adam(1e-3),
     "nadam": sf.optim.nadam(1e-3),
     "radam": sf.optim.radam(1e-3),
-    "schedule-free": sf.optim.schedule_free(1e-3),
+    "schedule_free": sf.optim.schedule_free(1e-3),
 }
 
 

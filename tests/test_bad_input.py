@@ -86,7 +86,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         ([*GPT, "--optimizer.lr", "fast"], "--optimizer.lr"),
         ([*GPT, "--optimizer.lr", "-1"], "optimizer.lr = -1.0: a number above 0 is needed"),
         ([*GPT, "--optimizer.name", "adma"], "none of adamw, "),
-        ([*GPT, "--optimizer.name", "schedulefree"], "Did you mean schedule-free?"),
+        ([*GPT, "--optimizer.name", "schedulefree"], "Did you mean schedule_free?"),
         ([*GPT, "--optimizer.name", "sgdd"], "Did you mean sgd?"),
         ([*GPT, "--seed"], "--seed"),
         ([*GPT, "again"], "again"),
@@ -424,7 +424,7 @@ named_loss.__name__ = "loss"
 
 
 def splits(name: str = "held-out", **settings: Any) -> dict[str, Any]:
-    return {"evaluate": {name: sf.Split(**{"dataset": data(), **settings})}}
+    return {"evaluate": {name: sf.Split(**{"data": data(), **settings})}}
 
 
 def stopping(**settings: Any) -> dict[str, Any]:
@@ -433,8 +433,8 @@ def stopping(**settings: Any) -> dict[str, Any]:
 
 MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "evaluate['held-out'] is a tuple: write surefoot.Split": (2, lambda: {"evaluate": {"held-out": data()}}),
-    "split 'held-out': the data set is empty": (3, lambda: splits(dataset=data(0))),
-    "split 'held-out': Unsized can only be iterated": (3, lambda: splits(dataset=Unsized())),
+    "split 'held-out': the data set is empty": (3, lambda: splits(data=data(0))),
+    "split 'held-out': Unsized can only be iterated": (3, lambda: splits(data=Unsized())),
     "split 'a/b'": (2, lambda: splits("a/b")),
     "Split(batch_size=0)": (2, lambda: splits(batch_size=0)),
     "two scores called 'accuracy'": (2, lambda: splits(scores=[sf.metrics.accuracy, sf.metrics.accuracy])),

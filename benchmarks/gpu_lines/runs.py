@@ -103,7 +103,7 @@ def optimizers(device: str) -> dict[str, Any]:
         "adafactor": sf.optim.adafactor(),
         "lion": sf.optim.lion(1e-3),
         "muon": sf.optim.muon(1e-3),
-        "schedule-free": sf.optim.schedule_free(1e-2),
+        "schedule_free": sf.optim.schedule_free(1e-2),
         "torch's NAdam": lambda groups: torch.optim.NAdam(groups, lr=1e-2, capturable=on_gpu),
         "torch's RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-2, capturable=on_gpu),
     }

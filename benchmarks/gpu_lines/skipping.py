@@ -18,7 +18,7 @@ def check(device: str) -> str:
     """Train with each optimizer on data that break one step in five."""
     counts = []
     for name, optimizer in optimizers(device).items():
-        run = breaking_run(device, optimizer=optimizer, ema=None if name == "schedule-free" else 0.9)
+        run = breaking_run(device, optimizer=optimizer, ema=None if name == "schedule_free" else 0.9)
         skipped = 0
         with run:
             before: list[Tensor] = []

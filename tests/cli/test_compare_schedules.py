@@ -25,7 +25,7 @@ def build():
     data = (torch.randn(40, 3), torch.randint(2, (40,)))
     loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
     return sf.Run(model=lambda: torch.nn.Linear(3, 2), loss=loss, train_data=data, batch_size=4, length="4 epochs",
-        optimizer=sf.optim.sgd(lr=0.25), schedule=sf.schedules.linear(warmup="20%", floor=0.5), console=False)
+        optimizer=sf.optim.sgd(lr=0.25), schedule=sf.schedules.linear(warmup="20%", min_lr_ratio=0.5), console=False)
 """
 
 
@@ -64,18 +64,18 @@ def meant(text: str, **shared: Any) -> list[Schedule | Joined]:
     ("text", "schedule"),
     [
         ("cosine", sf.schedules.cosine("5%")),
-        ("linear:floor=0.1", sf.schedules.linear("5%", floor=0.1)),
-        ("linear:floor=0.1:warmup=30 steps", sf.schedules.linear("30 steps", floor=0.1)),
+        ("linear:min_lr_ratio=0.1", sf.schedules.linear("5%", min_lr_ratio=0.1)),
+        ("linear:min_lr_ratio=0.1:warmup=30 steps", sf.schedules.linear("30 steps", min_lr_ratio=0.1)),
         ("wsd:cooldown=30%", sf.schedules.wsd("5%", cooldown="30%")),
         ("polynomial:power=2", sf.schedules.polynomial("5%", power=2.0)),
-        ("step:drops=30%/60%:drop-factor=0.5", sf.schedules.multistep("5%", drops=("30%", "60%"), drop_factor=0.5)),
-        ("restarts:cycle=20%:cycle_growth=2", sf.schedules.cosine_restarts("5%", cycle="20%", cycle_growth=2.0)),
-        ("one-cycle", sf.schedules.one_cycle()),
-        ("inverse-sqrt", sf.schedules.inverse_sqrt()),
+        ("multistep:milestones=30%/60%:gamma=0.5", sf.schedules.multistep("5%", milestones=("30%", "60%"), gamma=0.5)),
+        ("cosine_restarts:cycle=20%:cycle_growth=2", sf.schedules.cosine_restarts("5%", cycle="20%", cycle_growth=2.0)),
+        ("one_cycle", sf.schedules.one_cycle()),
+        ("inverse_sqrt", sf.schedules.inverse_sqrt()),
         ("constant+linear@50%", sf.schedules.join(sf.schedules.constant(50), sf.schedules.linear(), at="50%")),
         (
-            "constant+linear:floor=0.1@600 steps",
-            sf.schedules.join(sf.schedules.constant(50), sf.schedules.linear(floor=0.1), at=600),
+            "constant+linear:min_lr_ratio=0.1@600 steps",
+            sf.schedules.join(sf.schedules.constant(50), sf.schedules.linear(min_lr_ratio=0.1), at=600),
         ),
         (
             "constant+cosine@30%+linear@60%",
@@ -99,9 +99,11 @@ def test_a_schedule_is_read_as_it_is_written(text: str, schedule: Schedule | Joi
 
 
 def test_what_is_shared_is_taken_by_those_that_take_it_and_do_not_say_otherwise() -> None:
-    found = meant("constant,linear,cosine:floor=0.3,one-cycle,wsd", warmup="10%", floor=0.1, cooldown="40%")
+    found = meant(
+        "constant,linear,cosine:min_lr_ratio=0.3,one_cycle,wsd", warmup="10%", min_lr_ratio=0.1, cooldown="40%"
+    )
     assert [schedule.warmup for schedule in found] == ["10%", "10%", "10%", None, "10%"]
-    assert [schedule.floor for schedule in found if isinstance(schedule, Schedule)] == [None, 0.1, 0.3, 0.1, 0.1]
+    assert [schedule.min_lr_ratio for schedule in found if isinstance(schedule, Schedule)] == [None, 0.1, 0.3, 0.1, 0.1]
     assert isinstance(found[-1], Schedule)
     assert found[-1].cooldown == "40%"
 
@@ -111,9 +113,9 @@ def test_all_is_every_shape() -> None:
 
 
 def test_without_a_recipe_it_is_a_run_of_a_thousand_steps(here: Path, capsys: Capture) -> None:
-    lines = said(capsys, "--schedules", "cosine,linear:floor=0.1")
+    lines = said(capsys, "--schedules", "cosine,linear:min_lr_ratio=0.1")
     assert lines[0] == "schedules of a run of 1,000 steps"
-    assert [line.split()[0] for line in lines[3:5]] == ["cosine", "linear:floor=0.1"]
+    assert [line.split()[0] for line in lines[3:5]] == ["cosine", "linear:min_lr_ratio=0.1"]
     assert lines[-1] == "drawn in schedules.png and schedules.svg"
     assert sorted(path.name for path in here.iterdir()) == ["schedules.png", "schedules.svg"]
 
@@ -128,7 +130,9 @@ def test_length_and_common_settings_may_be_given(here: Path, capsys: Capture) ->
 
 
 def test_a_recipe_gives_its_length_warmup_floor_and_rate(undrawn: Path, capsys: Capture) -> None:
-    lines = said(capsys, "gpt", "--schedules", "cosine,linear:floor=0", "--preset", "small", "--optimizer.lr", "2e-3")
+    lines = said(
+        capsys, "gpt", "--schedules", "cosine,linear:min_lr_ratio=0", "--preset", "small", "--optimizer.lr", "2e-3"
+    )
     assert lines[0] == "schedules of a run of 10,000 steps, base learning rate 0.002"
     assert "0.002, step 500" in lines[3]
     assert "0.0002, step 9,999" in lines[3]
@@ -153,10 +157,12 @@ def test_a_run_of_ones_own_gives_what_its_schedule_has(undrawn: Path, capsys: Ca
 
 def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys: Capture) -> None:
     lines = refused(
-        capsys, "--schedules", "cosin,linear:floor=x,wsd:coldown=3%,linear:floor,linear:power=2,a+b,linear,linear"
+        capsys,
+        "--schedules",
+        "cosin,linear:min_lr_ratio=x,wsd:coldown=3%,linear:floor,linear:power=2,a+b,linear,linear",
     )
     assert "did you mean cosine?" in lines[0]
-    assert "floor = 'x' is not a number" in lines[1]
+    assert "min_lr_ratio = 'x' is not a number" in lines[1]
     assert "did you mean cooldown?" in lines[2]
     assert "'floor' is no setting: write NAME=VALUE" in lines[3]
     assert "means nothing to schedule.name linear" in lines[4]

@@ -59,7 +59,7 @@ def attempt(capsys: pytest.CaptureFixture[str], flags: list[str]) -> str:
         (["--optimizer.momentum=0.9"], (r"foreign to (adamw)", "--optimizer.name={}")),
         (["--precision=fp16"], (r"--precision (bf16)", "--precision={}")),
         (["--save-every=ten minutes"], (r"or '([^']+)'", "--save-every={}")),
-        (["--schedule.floor=50"], (r"from (0) to 1", "--schedule.floor={}")),
+        (["--schedule.min-lr-ratio=50"], (r"from (0) to 1", "--schedule.min-lr-ratio={}")),
         (["--ema=1.5"], (r"such as ([\d.]+)", "--ema={}")),
     ],
     ids=lambda case: case[0] if isinstance(case, list) else "",

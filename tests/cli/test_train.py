@@ -193,7 +193,7 @@ def test_a_cosine_run_is_not_extended(program: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert "length was 5 steps, now 9 steps" in said
     assert "with another length its schedule has other rates from step 3 on, and 5 steps are made" in said
-    assert "constant, inverse-sqrt and step can always be extended exactly; wsd until its cool-down begins" in said
+    assert "constant, inverse_sqrt and step can always be extended exactly; wsd until its cool-down begins" in said
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 

@@ -47,9 +47,9 @@ def test_twins_are_refused() -> None:
 
 def test_a_label_shows_what_differs_however_long_the_name() -> None:
     shared = {"family": "gpt2", "schedule.name": "constant", "data.path": "x" * 80}
-    varied = [{**shared, "optimizer.lr": lr, "schedule.floor": "5%"} for lr in (0.1, 0.2)]
+    varied = [{**shared, "optimizer.lr": lr, "schedule.min_lr_ratio": "5%"} for lr in (0.1, 0.2)]
     varied.append({**shared, "optimizer.lr": 0.1, "optimizer.name": "sgd"})
-    whole = {"optimizer.name": "adamw", "schedule.floor": "5%"}  # the third has that floor too, by default
+    whole = {"optimizer.name": "adamw", "schedule.min_lr_ratio": "5%"}  # the third has that floor too, by default
     variants = [Variant(name, name, one, {**whole, **one}) for name, one in zip(names(varied), varied, strict=True)]
     assert list(group_labels(variants).values()) == ["lr=0.1", "lr=0.2", "lr=0.1,name=sgd"]
 

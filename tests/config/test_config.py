@@ -260,7 +260,7 @@ def test_configuration_does_not_import_torch():
 def test_what_a_preset_says_of_an_optimizer_is_forgotten_with_another_one():
     from surefoot.recipes.gpt.config import Config as Gpt
 
-    preset = {"optimizer.lr": 0.5, "optimizer.betas": (0.9, 0.95), "schedule.floor": 0.1}
+    preset = {"optimizer.lr": 0.5, "optimizer.betas": (0.9, 0.95), "schedule.min_lr_ratio": 0.1}
     kept, _ = layered(Gpt, [("preset", preset), ("flag", {"optimizer.name": "adamw"})])
     other, origin = layered(Gpt, [("preset", preset), ("flag", {"optimizer.name": "sgd", "optimizer.momentum": 0.9})])
 
@@ -271,4 +271,4 @@ def test_what_a_preset_says_of_an_optimizer_is_forgotten_with_another_one():
     assert (still.optimizer.layer_decay, still.optimizer.base_width) == (0.5, 64)
     assert (kept.optimizer.lr, kept.optimizer.betas) == (0.5, (0.9, 0.95))
     assert (other.optimizer.lr, other.optimizer.betas, other.optimizer.momentum) == (None, None, 0.9)
-    assert (origin["optimizer.lr"], origin["optimizer.name"], other.schedule.floor) == ("default", "flag", 0.1)
+    assert (origin["optimizer.lr"], origin["optimizer.name"], other.schedule.min_lr_ratio) == ("default", "flag", 0.1)

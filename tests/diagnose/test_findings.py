@@ -370,7 +370,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     ],
     "long-warm-up": [
         lambda: history(train(), schedule={"shape": "cosine", "warmup": 150}),
-        lambda: history(train(), schedule={"shape": "one-cycle", "warmup": 180}),
+        lambda: history(train(), schedule={"shape": "one_cycle", "warmup": 180}),
     ],
     "high-rate-at-end": [lambda: history(train(learning_rate=lambda place: 1e-3 * (1 - 0.51 * place / (RECORDS - 1))))],
     "still-improving": [

@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, Any] = {
     "nadam": lambda: sf.optim.nadam(lr=1e-2),
     "radam": lambda: sf.optim.radam(lr=1e-2),
     "lion": lambda: sf.optim.lion(lr=1e-3, weight_decay=0.1),
-    "schedule-free": lambda: sf.optim.schedule_free(lr=1e-2),
+    "schedule_free": lambda: sf.optim.schedule_free(lr=1e-2),
     "muon": lambda: sf.optim.muon(lr=0.02),
 }
 
@@ -67,7 +67,7 @@ def trained(
 ) -> dict[str, Any]:
     """As `world_runs.trained`, of this model; `sharding` are the settings of FSDP."""
     settings: dict[str, Any] = {"model": Net, "parallel": parallel if sharding is None else sf.fsdp(**sharding)}
-    if optimizer == "schedule-free":
+    if optimizer == "schedule_free":
         settings |= {"ema": None, "schedule": None}
     world_runs.OPTIMIZERS = OPTIMIZERS
     return world_runs.trained(**settings, optimizer=optimizer, **changes)

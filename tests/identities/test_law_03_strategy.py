@@ -108,7 +108,7 @@ def test_all_ranks_compile_where_the_main_one_chose_to_and_make_the_same_run(
 
 
 @pytest.mark.fast("2-two")
-@pytest.mark.parametrize("names", [["schedule-free", "muon"], [*strategy_runs.OPTIMIZERS]], ids=["two", "all"])
+@pytest.mark.parametrize("names", [["schedule_free", "muon"], [*strategy_runs.OPTIMIZERS]], ids=["two", "all"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_optimizer_makes_the_same_steps_on_shards_and_none_where_one_rank_is_bad(
     ranks: Ranks, size: int, names: list[str]
@@ -200,7 +200,7 @@ def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimize
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["muon", pytest.param("schedule-free", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("schedule_free", marks=pytest.mark.slow)])
 def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(ranks: Ranks, optimizer: str, tmp_path: Path) -> None:
     settings = {"optimizer": optimizer, "steps": 9, "clip": "auto 0.5"}
     (alone,) = ranks(1, strategy_runs.trained, **settings)

@@ -31,12 +31,12 @@ class HeavyBall(Optimizer):
 
 
 KINDS = (
-    OptimizerKind(name="heavy-ball", made=HeavyBall, state_bytes=copies(1), shardable=True, skip="own arithmetic"),
+    OptimizerKind(name="heavy_ball", made=HeavyBall, state_bytes=copies(1), shardable=True, skip="own arithmetic"),
 )
 
 
 def trained(**changes: Any) -> dict[str, Any]:
     """What few steps come to, of which one is bad; on every rank."""
-    strategy_runs.OPTIMIZERS = {"heavy-ball": lambda: heavy_ball(0.01)}
+    strategy_runs.OPTIMIZERS = {"heavy_ball": lambda: heavy_ball(0.01)}
     with added():
-        return strategy_runs.trained(optimizer="heavy-ball", steps=5, bad=40, **changes)
+        return strategy_runs.trained(optimizer="heavy_ball", steps=5, bad=40, **changes)

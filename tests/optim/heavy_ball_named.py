@@ -10,7 +10,7 @@ from surefoot.optim.validation import DECLARED, at_least, declared
 
 
 def heavy_ball(lr: float, *, weight_decay: float = 0.0, friction: float = 0.9) -> OptimizerSpec:
-    return named("heavy-ball", lr=lr, weight_decay=weight_decay, settings={"friction": friction})
+    return named("heavy_ball", lr=lr, weight_decay=weight_decay, settings={"friction": friction})
 
 
 @contextmanager
@@ -20,4 +20,4 @@ def added() -> Iterator[None]:
     try:
         yield
     finally:
-        del DECLARED["heavy-ball"]
+        del DECLARED["heavy_ball"]

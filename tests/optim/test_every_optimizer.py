@@ -50,7 +50,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "nadam": lambda: sf.optim.nadam(1e-2, weight_decay=0.1),
     "radam": lambda: sf.optim.radam(1e-2, weight_decay=0.1),
     "adamw8bit": lambda: pytest.importorskip("bitsandbytes") and sf.optim.adamw8bit(1e-2, weight_decay=0.1),
-    "schedule-free": lambda: sf.optim.schedule_free(1e-2, weight_decay=0.1),
+    "schedule_free": lambda: sf.optim.schedule_free(1e-2, weight_decay=0.1),
     "a user's": lambda: lambda groups: OfAUser(groups, lr=1e-2),
 }
 EVERY = pytest.mark.parametrize("name", MAKERS)
@@ -100,7 +100,7 @@ def build(name: str, train: Any = None, **changes: Any) -> sf.Run:
         "length": f"{STEPS} steps",
         "optimizer": MAKERS[name](),
         "schedule": sf.schedules.constant(warmup="2 steps"),
-        "ema": None if name == "schedule-free" else 0.9,
+        "ema": None if name == "schedule_free" else 0.9,
         "precision": "fp32",
         "device": "cpu",
         "console": False,

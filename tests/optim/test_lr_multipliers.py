@@ -84,7 +84,7 @@ def test_a_model_without_blocks_is_told_what_to_do():
             super().__init__()
             self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 3)
 
-    with pytest.raises(sf.ConfigError, match=r"no depth in Flat.*\n.*first, second\n.*sf\.Rates"):
+    with pytest.raises(sf.ConfigError, match=r"no depth in Flat.*\n.*first, second\n.*sf\.optim\.LRMultipliers"):
         run_of(model=Flat, optimizer=sf.optim.sgd(0.1, rates=sf.optim.layer_decay(0.5)))
 
 
@@ -312,7 +312,7 @@ def test_all_frozen_is_nothing_to_train():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "ema"), [(sf.optim.adamw, 0.9), (sf.optim.schedule_free, None)], ids=["ema", "schedule-free"]
+    ("optimizer", "ema"), [(sf.optim.adamw, 0.9), (sf.optim.schedule_free, None)], ids=["ema", "schedule_free"]
 )
 def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_frozen(optimizer, ema, tmp_path):
     run_of(out=tmp_path / "first", seed=1).train()

@@ -189,13 +189,13 @@ def test_described_is_json_and_names_every_number():
         ("sgd", {"momentum": 1.0}, "optimizer.momentum"),
         ("adamw", {"eps": -1.0}, "optimizer.eps"),
         ("lion", {"eps": 1e-8}, "foreign to lion, which knows: lr, weight_decay, betas"),
-        ("schedule_free", {}, "did you mean schedule-free"),
+        ("schedule-free", {}, "did you mean schedule_free"),
         ("muon", {"ns_steps": 0}, "optimizer.ns_steps"),
         ("muon", {"adamw_for": "head"}, "names of modules"),
         ("muon", {"momentum": 0.0}, "needs a momentum"),
         ("adafactor", {"beta2_decay": 0.8}, "from -1 to below 0"),
         ("adafactor", {"clip_threshold": 0.5}, "from 1"),
-        ("schedulefree", {}, "did you mean schedule-free"),
+        ("schedulefree", {}, "did you mean schedule_free"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(name, settings, message):

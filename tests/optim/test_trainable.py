@@ -30,11 +30,11 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "muon": lambda: sf.optim.muon(1e-2, weight_decay=0.1),
     "nadam": lambda: sf.optim.nadam(1e-2),
     "adamw8bit": lambda: pytest.importorskip("bitsandbytes") and sf.optim.adamw8bit(1e-2, weight_decay=0.1),
-    "schedule-free": lambda: sf.optim.schedule_free(1e-2, weight_decay=0.1),
+    "schedule_free": lambda: sf.optim.schedule_free(1e-2, weight_decay=0.1),
     "a user's": lambda: lambda groups: torch.optim.RMSprop(groups, lr=1e-3),
 }
 
-FAST = ("adamw", "sgd", "muon", "schedule-free", "a user's")
+FAST = ("adamw", "sgd", "muon", "schedule_free", "a user's")
 
 
 class Net(nn.Sequential):
@@ -277,7 +277,7 @@ def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> N
 )
 def test_what_was_frozen_and_unfrozen_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     """Stopped in the very step of each change, and before and after it."""
-    settings = {"optimizer": OPTIMIZERS[name](), "ema": None if name == "schedule-free" else 0.9, "clip": "auto 0.9"}
+    settings = {"optimizer": OPTIMIZERS[name](), "ema": None if name == "schedule_free" else 0.9, "clip": "auto 0.9"}
     start = build(**settings).state.models["model"].get_submodule("backbone.0")
     before = [held.detach().clone() for held in start.parameters()]
     whole = made(build(tmp_path / "whole", **settings), thaw_and_freeze)

@@ -115,7 +115,7 @@ def test_rates_of_parameter_groups_keep_their_ratio_under_a_schedule() -> None:
 @pytest.mark.parametrize("micro_batch_size", [8, 2])
 def test_the_rate_moves_once_a_step_however_many_micro_batches(micro_batch_size: int, tmp_path: Path) -> None:
     """Counted in micro-batches; rate 0 at step 0; peak used twice; floor never reached."""
-    schedule = sf.schedules.linear(warmup="3 steps", floor=0.1)
+    schedule = sf.schedules.linear(warmup="3 steps", min_lr_ratio=0.1)
     changes: dict[str, Any] = {"length": "10 steps", "log_every": "1 steps", "micro_batch_size": micro_batch_size}
     rates = [record["learning_rate"] for record in trained(tmp_path / "run", schedule=schedule, **changes)]
     expected = [0.25, 0.5, 0.75, 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1]

@@ -39,7 +39,7 @@ SPECS: dict[str, Any] = {
     "adafactor": sf.optim.adafactor(1e-2),
     "muon": sf.optim.muon(1e-3),
     "nadam": sf.optim.nadam(1e-3),
-    "schedule-free": sf.optim.schedule_free(1e-3),
+    "schedule_free": sf.optim.schedule_free(1e-3),
 }
 
 
@@ -90,17 +90,17 @@ def local_bytes(tensors: Iterable[Any]) -> int:
 # --- memory ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.fast("adamw", "plain sgd", "adafactor", "muon", "schedule-free")
+@pytest.mark.fast("adamw", "plain sgd", "adafactor", "muon", "schedule_free")
 @pytest.mark.parametrize("name", SPECS)
 def test_one_process_holds_what_was_computed(name: str) -> None:
-    run, gradients = run_of(optimizer=SPECS[name], ema=None if name == "schedule-free" else 0.9), 0
+    run, gradients = run_of(optimizer=SPECS[name], ema=None if name == "schedule_free" else 0.9), 0
     with run:
         for step in run.steps():
             sf.forward_backward(step)
             gradients = tensor_bytes(held.grad for held in run.state.parameters if held.grad is not None)
             sf.update(step)
     found = cluster.memory(
-        work_of(optimizer=SPECS[name], ema=None if name == "schedule-free" else 0.9), Spread("none", 1), micro_batches=1
+        work_of(optimizer=SPECS[name], ema=None if name == "schedule_free" else 0.9), Spread("none", 1), micro_batches=1
     )
     model, average = run.state.models["model"], run.state.averages["model"].model
 

@@ -22,7 +22,7 @@ from surefoot.schedules.lr_schedule import Joined, Schedule
 
 SOME: dict[str, Schedule | Joined] = {
     "cosine": sf.schedules.cosine("5%"),
-    "linear:floor=0.1": sf.schedules.linear("5%", floor=0.1),
+    "linear:min_lr_ratio=0.1": sf.schedules.linear("5%", min_lr_ratio=0.1),
     "a joined one": sf.schedules.join(sf.schedules.constant(3), sf.schedules.linear(), at="50%"),
 }
 

@@ -29,11 +29,11 @@ def trace(schedule: Schedule | Joined, steps: int = 1000) -> Trace:
     [
         (sf.schedules.constant(), 1.0),
         (sf.schedules.linear(), (1000 + 1) / 2 / 1000),  # 1, 0.999, ..., 0.001
-        (sf.schedules.linear(floor=0.5), 0.75),
+        (sf.schedules.linear(min_lr_ratio=0.5), 0.75),
         (sf.schedules.cosine(), (1000 + 1) / 2 / 1000),  # half a cosine is odd about its middle, as a line is
         (sf.schedules.constant(99), (99 * 50 / 100 + 901) / 1000),  # 0.01, 0.02, ..., 0.99
-        (sf.schedules.multistep(drops=("50%",), drop_factor=0.25), 0.625),
-        (sf.schedules.join(sf.schedules.constant(), sf.schedules.linear(floor=0.5)), (500 + 375) / 1000),
+        (sf.schedules.multistep(milestones=("50%",), gamma=0.25), 0.625),
+        (sf.schedules.join(sf.schedules.constant(), sf.schedules.linear(min_lr_ratio=0.5)), (500 + 375) / 1000),
     ],
 )
 def test_the_mean_factor_is_the_closed_form(schedule: Schedule | Joined, mean: float) -> None:
@@ -59,7 +59,7 @@ def test_peak_lowest_and_mean_are_those_of_every_factor_of_the_run(shape: str, s
 def test_of_a_long_run_some_steps_are_looked_at_and_the_marks_stay_where_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    schedule = sf.schedules.cosine("3%", floor=0.1)
+    schedule = sf.schedules.cosine("3%", min_lr_ratio=0.1)
     whole = trace(schedule, 99_991)
     monkeypatch.setattr(schedule_plot, "_LOOKED_AT", 1000)
     few = trace(schedule, 99_991)
@@ -69,7 +69,9 @@ def test_of_a_long_run_some_steps_are_looked_at_and_the_marks_stay_where_they_ar
 
 
 def test_a_table_has_a_row_for_each_schedule_in_rates_where_the_base_is_known() -> None:
-    found = traced({"flat": sf.schedules.constant(), "linear": sf.schedules.linear(10, floor=0.5)}, of_steps(100))
+    found = traced(
+        {"flat": sf.schedules.constant(), "linear": sf.schedules.linear(10, min_lr_ratio=0.5)}, of_steps(100)
+    )
     lines = table(found, rate=0.02).splitlines()
     assert lines[0].split() == ["schedule", "warm-up", "ends", "peak", "lowest", "mean", "factor"]
     assert lines[1].split() == ["flat", "none", "0.02,", "step", "0", "0.02,", "step", "0", "1.000"]

@@ -38,7 +38,7 @@ def run_of(**changes: Any) -> sf.Run:
         "micro_batch_size": 10,
         "length": "12 epochs",
         "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.1),
-        "schedule": sf.schedules.cosine("10%", floor=0.1),
+        "schedule": sf.schedules.cosine("10%", min_lr_ratio=0.1),
         "device": "cpu",
         "console": False,
     }
@@ -103,7 +103,7 @@ def test_targets_are_those_that_the_loss_counts() -> None:
 def test_learning_rates_are_those_of_the_schedule() -> None:
     factors = run_of().parts.task.factors
     lines = summary.learning_rates(run_of().parts)
-    assert lines[0] == "cosine, warmup 6, floor 0.1"
+    assert lines[0] == "cosine, warmup 6, min_lr_ratio 0.1"
     found = {line.split()[0]: (int(line.split()[2]), float(line.split()[3])) for line in lines[1:]}
     assert {name: step for name, (step, _) in found.items()} == {"first": 0, "fastest": 6, "middle": 30, "last": 59}
     for step, rate in found.values():

@@ -150,7 +150,7 @@ def test_another_machine_is_named(trained: Path) -> None:
         pytest.param({"optimizer": sf.optim.sgd(lr=0.05, momentum=0.9), "clip": "auto 0.9"}, marks=pytest.mark.slow),
         {"precision": "fp16", "ema": None},
     ],
-    ids=["muon", "schedule-free", "sgd", "fp16"],
+    ids=["muon", "schedule_free", "sgd", "fp16"],
 )
 def test_every_kind_of_state_is_gone_on_with(changes: dict[str, Any], tmp_path: Path) -> None:
     settings = {**changes, "length": "9 steps", "early_stopping": None, "evaluate": {}}

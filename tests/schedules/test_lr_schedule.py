@@ -41,12 +41,12 @@ MAKERS = {
     "linear": linear,
     "cosine": cosine,
     "polynomial": polynomial,
-    "inverse-sqrt": inverse_sqrt,
-    "step": multistep,
+    "inverse_sqrt": inverse_sqrt,
+    "multistep": multistep,
     "exponential": exponential,
-    "one-cycle": one_cycle,
+    "one_cycle": one_cycle,
     "wsd": wsd,
-    "restarts": cosine_restarts,
+    "cosine_restarts": cosine_restarts,
 }
 SHAPES = tuple(MAKERS)
 FALLING = (
@@ -54,9 +54,9 @@ FALLING = (
     "cosine",
     "polynomial",
     "exponential",
-    "one-cycle",
+    "one_cycle",
 )  # from the end of warm-up to the end of the run
-FLOORED = (*FALLING, "wsd", "restarts")
+FLOORED = (*FALLING, "wsd", "cosine_restarts")
 
 
 def length(steps=STEPS):
@@ -87,23 +87,23 @@ def runs(draw, shapes=SHAPES):
     warmup = draw(st.integers(0, steps - 1))
     chosen = {"warmup": warmup}
     if shape in FLOORED:
-        chosen["floor"] = draw(
+        chosen["min_lr_ratio"] = draw(
             st.floats(0.001, 0.9) if shape == "exponential" else st.just(0.0) | st.floats(0.001, 0.9)
         )
     match shape:
         case "polynomial":
             chosen["power"] = draw(st.floats(0.1, 4.0))
-        case "one-cycle":
-            chosen["start"] = draw(st.floats(0.001, 0.9))
-        case "step":
+        case "one_cycle":
+            chosen["start_lr_ratio"] = draw(st.floats(0.001, 0.9))
+        case "multistep":
             assume(warmup < steps - 1)
-            drops = draw(st.sets(st.integers(warmup + 1, steps - 1), min_size=1, max_size=4))
-            chosen |= {"drops": tuple(sorted(drops)), "drop_factor": draw(st.floats(0.01, 0.9))}
+            milestones = draw(st.sets(st.integers(warmup + 1, steps - 1), min_size=1, max_size=4))
+            chosen |= {"milestones": tuple(sorted(milestones)), "gamma": draw(st.floats(0.01, 0.9))}
         case "wsd":
-            least, most = (0, steps - warmup) if chosen["floor"] == 0.0 else (1, steps - 1 - warmup)
+            least, most = (0, steps - warmup) if chosen["min_lr_ratio"] == 0.0 else (1, steps - 1 - warmup)
             assume(least <= most)
             chosen["cooldown"] = draw(st.integers(least, most))
-        case "restarts":
+        case "cosine_restarts":
             chosen |= {"cycle": draw(st.integers(3, 60)), "cycle_growth": draw(st.sampled_from((1.0, 1.5, 2.0)))}
     return Schedule(shape, **chosen), steps
 
@@ -117,7 +117,7 @@ def test_no_step_runs_at_rate_0_or_above_the_base_rate_or_below_the_floor(run):
     found = factors(schedule, steps)
 
     assert all(0.0 < factor <= 1.0 for factor in found)
-    assert all(factor >= (schedule.floor or 0.0) for factor in found[schedule.warmup :])
+    assert all(factor >= (schedule.min_lr_ratio or 0.0) for factor in found[schedule.warmup :])
 
 
 @given(runs())
@@ -129,7 +129,7 @@ def test_the_full_rate_is_first_used_exactly_where_warmup_ends(run):
     assert all(earlier < later for earlier, later in pairwise(found[: schedule.warmup + 1]))
 
 
-@given(runs((*FALLING, "inverse-sqrt")))
+@given(runs((*FALLING, "inverse_sqrt")))
 def test_a_schedule_without_plateau_uses_the_full_rate_once_and_only_falls(run):
     schedule, steps = run
     found = factors(schedule, steps)
@@ -138,7 +138,7 @@ def test_a_schedule_without_plateau_uses_the_full_rate_once_and_only_falls(run):
     assert all(earlier > later for earlier, later in pairwise(found[schedule.warmup :]))
 
 
-@given(runs(("constant", "step", "wsd")))
+@given(runs(("constant", "multistep", "wsd")))
 def test_a_schedule_with_a_plateau_never_climbs_after_warmup(run):
     schedule, steps = run
     found = factors(schedule, steps, until=3 * steps)
@@ -151,21 +151,21 @@ def test_a_floor_above_0_is_reached_on_the_last_step_and_one_of_0_is_never_run(r
     schedule, steps = run
     found = factors(schedule, steps)
 
-    if schedule.floor == 0.0:
+    if schedule.min_lr_ratio == 0.0:
         assert found[-1] > 0.0
     elif found[-1] != 1.0:  # else warm-up, or a cycle of one step, has it
-        assert found[-1] == schedule.floor
-        assert schedule.shape == "restarts" or found[-2] > schedule.floor
+        assert found[-1] == schedule.min_lr_ratio
+        assert schedule.shape == "cosine_restarts" or found[-2] > schedule.min_lr_ratio
 
 
 @given(runs(FLOORED))
 def test_the_floor_holds_past_the_end(run):
     schedule, steps = run
 
-    assert factors(schedule, steps, until=3 * steps)[steps:] == [schedule.floor] * 2 * steps
+    assert factors(schedule, steps, until=3 * steps)[steps:] == [schedule.min_lr_ratio] * 2 * steps
 
 
-@given(runs(("restarts",)))
+@given(runs(("cosine_restarts",)))
 def test_a_cycle_of_warm_restarts_only_falls_and_the_next_begins_at_the_full_rate(run):
     schedule, steps = run
     found = factors(schedule, steps)
@@ -230,8 +230,8 @@ def test_shared_steps_are_those_of_joined_schedules_too(first, second):
 @in_one
 @pytest.mark.parametrize("shape", SHAPES)
 def test_percentages_are_steps_once_resolved_and_stay_so_in_a_longer_run(shape):
-    percentages = {"warmup": "10%", "cooldown": "20%", "drops": ("50%", "7 epochs"), "cycle": "25%"}
-    in_steps = {"warmup": 12, "cooldown": 24, "drops": (60, 70), "cycle": 30}
+    percentages = {"warmup": "10%", "cooldown": "20%", "milestones": ("50%", "7 epochs"), "cycle": "25%"}
+    in_steps = {"warmup": 12, "cooldown": 24, "milestones": (60, 70), "cycle": 30}
     taken = {name: value for name, value in percentages.items() if name in TABLE[shape].takes}
     resolved = Schedule(shape, **taken).resolved(length(120))
 
@@ -261,7 +261,7 @@ def test_the_functions_have_the_defaults_of_the_shapes(shape):
     assert MAKERS[shape]().resolved(length()) == Schedule(shape).resolved(length())
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape not in ("step", "restarts")])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape not in ("multistep", "cosine_restarts")])
 def test_a_run_of_one_step_has_the_full_rate(shape):
     assert factors(Schedule(shape), 1) == [1.0]
 
@@ -270,7 +270,7 @@ def test_a_run_of_one_step_has_the_full_rate(shape):
 
 
 @in_one
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "one-cycle"])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "one_cycle"])
 def test_warmup_rises_in_equal_parts_and_wastes_no_step(shape):
     assert factors(Schedule(shape, warmup=4))[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
 
@@ -281,23 +281,23 @@ def test_warmup_rises_in_equal_parts_and_wastes_no_step(shape):
     [
         (constant(4), {0: 0.2, 4: 1, 20: 1, 39: 1, 50: 1}),
         (linear(8), {0: 1 / 9, 8: 1, 24: 0.5, 39: 1 / 32, 40: 0, 50: 0}),
-        (linear(19, floor=0.2), {0: 0.05, 19: 1, 29: 0.6, 39: 0.2, 50: 0.2}),
+        (linear(19, min_lr_ratio=0.2), {0: 0.05, 19: 1, 29: 0.6, 39: 0.2, 50: 0.2}),
         (cosine(), {0: 1, 10: 0.5 + math.sqrt(0.125), 20: 0.5, 40: 0, 50: 0}),
-        (cosine(19, floor=0.2), {19: 1, 29: 0.6, 38: 0.2 + 0.4 * (1 + math.cos(0.95 * math.pi)), 39: 0.2}),
+        (cosine(19, min_lr_ratio=0.2), {19: 1, 29: 0.6, 38: 0.2 + 0.4 * (1 + math.cos(0.95 * math.pi)), 39: 0.2}),
         (polynomial(8, power=3.0), {0: 1 / 9, 8: 1, 24: 0.125, 39: 1 / 32**3, 50: 0}),
-        (polynomial(19, power=0.5, floor=0.2), {19: 1, 34: 0.6, 39: 0.2, 50: 0.2}),
+        (polynomial(19, power=0.5, min_lr_ratio=0.2), {19: 1, 34: 0.6, 39: 0.2, 50: 0.2}),
         (inverse_sqrt(4), {0: 0.2, 4: 1, 16: 0.5, 36: 1 / 3, 100: 0.2}),
         (inverse_sqrt(0), {0: 1, 3: 0.5, 35: 1 / 6}),
         (multistep(4), {0: 0.2, 4: 1, 19: 1, 20: 0.1, 29: 0.1, 30: 0.01, 39: 0.01, 50: 0.01}),
-        (multistep(drops=("25%",), drop_factor=0.5), {0: 1, 9: 1, 10: 0.5, 39: 0.5, 50: 0.5}),
-        (exponential(19, floor=0.01), {0: 0.05, 19: 1, 29: 0.1, 39: 0.01, 50: 0.01}),
+        (multistep(milestones=("25%",), gamma=0.5), {0: 1, 9: 1, 10: 0.5, 39: 0.5, 50: 0.5}),
+        (exponential(19, min_lr_ratio=0.01), {0: 0.05, 19: 1, 29: 0.1, 39: 0.01, 50: 0.01}),
         (one_cycle(), {0: 0.04, 6: 0.52, 12: 1, 26: 0.5, 40: 0, 50: 0}),
-        (one_cycle(20, start=0.5, floor=0.1), {0: 0.5, 10: 0.75, 20: 1, 39: 0.1, 50: 0.1}),
+        (one_cycle(20, start_lr_ratio=0.5, min_lr_ratio=0.1), {0: 0.5, 10: 0.75, 20: 1, 39: 0.1, 50: 0.1}),
         (wsd(4), {0: 0.2, 4: 1, 32: 1, 34: 0.5, 39: 1 - math.sqrt(7 / 8), 40: 0, 50: 0}),
-        (wsd(cooldown=16, floor=0.2), {0: 1, 23: 1, 27: 0.6, 38: 0.2 + 0.8 * (1 - math.sqrt(15 / 16)), 39: 0.2}),
+        (wsd(cooldown=16, min_lr_ratio=0.2), {0: 1, 23: 1, 27: 0.6, 38: 0.2 + 0.8 * (1 - math.sqrt(15 / 16)), 39: 0.2}),
         (cosine_restarts(), {0: 1, 5: 0.5, 10: 1, 15: 0.5, 30: 1, 35: 0.5, 40: 0, 50: 0}),
         (cosine_restarts(4, cycle=12, cycle_growth=2.0), {0: 0.2, 4: 1, 10: 0.5, 16: 1, 28: 0.5, 40: 0}),
-        (cosine_restarts(cycle=11, floor=0.2), {0: 1, 5: 0.6, 10: 0.2, 11: 1, 21: 0.2, 22: 1, 39: 0.2, 40: 0.2}),
+        (cosine_restarts(cycle=11, min_lr_ratio=0.2), {0: 1, 5: 0.6, 10: 0.2, 11: 1, 21: 0.2, 22: 1, 39: 0.2, 40: 0.2}),
         (cosine_restarts(cycle=17), {0: 1, 16: math.sin(math.pi / 34) ** 2, 17: 1, 39: math.sin(math.pi / 46) ** 2, 40: 0}),  # 6 are left
         (cosine_restarts(cycle=16), {0: 1, 8: 0.5, 16: 1, 24: 0.5, 32: 1, 36: 0.5, 40: 0}),  # 8 are left, half of 16
     ],
@@ -310,7 +310,7 @@ def test_values_at_0_in_warmup_in_the_middle_at_the_end_and_beyond(schedule, val
 
 def test_the_cooldown_begins_so_that_the_run_ends_with_it():
     assert factors(wsd(cooldown=10)).count(1.0) == 31  # and 9 lower ones: the tenth is at step 40
-    assert factors(wsd(cooldown=10, floor=0.1)).count(1.0) == 30
+    assert factors(wsd(cooldown=10, min_lr_ratio=0.1)).count(1.0) == 30
     assert factors(wsd(cooldown=0)) == factors(constant())
 
 
@@ -328,18 +328,24 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
     [
         (cosine(), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS)),
         # with a floor over one step less: torch reaches it after the last step
-        (cosine(floor=0.1), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS - 1, eta_min=0.1)),
-        (linear(floor=0.25), lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.25, total_iters=STEPS - 1)),
+        (cosine(min_lr_ratio=0.1), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS - 1, eta_min=0.1)),
+        (
+            linear(min_lr_ratio=0.25),
+            lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.25, total_iters=STEPS - 1),
+        ),
         (constant(7), lambda optimizer: lr_scheduler.LinearLR(optimizer, 1 / 8, 1.0, total_iters=7)),
         (polynomial(power=2.0), lambda optimizer: lr_scheduler.PolynomialLR(optimizer, STEPS, power=2.0)),
         (
-            multistep(drops=(9, "60%"), drop_factor=0.3),
+            multistep(milestones=(9, "60%"), gamma=0.3),
             lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [9, 24], gamma=0.3),
         ),
-        (exponential(floor=0.02), lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.02 ** (1 / (STEPS - 1)))),
+        (
+            exponential(min_lr_ratio=0.02),
+            lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.02 ** (1 / (STEPS - 1))),
+        ),
         # torch's warm-up ends at pct_start * total_steps - 1
         (
-            one_cycle(11, floor=0.04 / 1e4),
+            one_cycle(11, min_lr_ratio=0.04 / 1e4),
             lambda optimizer: lr_scheduler.OneCycleLR(
                 optimizer, 1.0, total_steps=STEPS, pct_start=12 / STEPS, cycle_momentum=False
             ),
@@ -371,7 +377,7 @@ def test_warm_restarts_that_grow_are_torch_s():
 # --- against transformers --------------------------------------------------------------------------------------------
 
 
-def transformers_factors(name, warmup, steps, *, floor=0.0, power=1.0, cooldown=0, cycles=1):
+def transformers_factors(name, warmup, steps, *, min_lr_ratio=0.0, power=1.0, cooldown=0, cycles=1):
     """transformers/optimization.py at 005edac, its get_*_schedule* functions by name, as one array over the steps."""
     step = np.arange(steps, dtype=np.float64)
     progress = (step - warmup) / (steps - warmup)
@@ -381,9 +387,9 @@ def transformers_factors(name, warmup, steps, *, floor=0.0, power=1.0, cooldown=
         "linear": 1.0 - progress,
         "cosine": 0.5 * (1.0 + np.cos(np.pi * progress)),
         "cosine_with_restarts": 0.5 * (1.0 + np.cos(np.pi * ((cycles * progress) % 1.0))),
-        "polynomial": (1.0 - floor) * np.maximum(1.0 - progress, 0.0) ** power + floor,
+        "polynomial": (1.0 - min_lr_ratio) * np.maximum(1.0 - progress, 0.0) ** power + min_lr_ratio,
         "inverse_sqrt": np.sqrt(warmup / np.maximum(step, 1.0)),
-        "warmup_stable_decay": (1.0 - np.sqrt(cooling)) * (1.0 - floor) + floor,  # decay_type "1-sqrt"
+        "warmup_stable_decay": (1.0 - np.sqrt(cooling)) * (1.0 - min_lr_ratio) + min_lr_ratio,  # decay_type "1-sqrt"
     }[name]
     return np.where(step < warmup, step / max(warmup, 1), after)
 
@@ -409,8 +415,8 @@ def test_after_warmup_every_step_is_that_of_transformers(schedule, name, chosen)
 @pytest.mark.parametrize(
     ("schedule", "name", "chosen"),
     [
-        (polynomial(8, power=2.0, floor=0.1), "polynomial", {"power": 2.0, "floor": 0.1}),
-        (wsd(8, cooldown=12, floor=0.1), "warmup_stable_decay", {"cooldown": 12, "floor": 0.1}),
+        (polynomial(8, power=2.0, min_lr_ratio=0.1), "polynomial", {"power": 2.0, "min_lr_ratio": 0.1}),
+        (wsd(8, cooldown=12, min_lr_ratio=0.1), "warmup_stable_decay", {"cooldown": 12, "min_lr_ratio": 0.1}),
     ],
 )
 def test_with_a_floor_it_is_transformers_over_one_step_less(schedule, name, chosen):
@@ -442,25 +448,25 @@ def test_warmup_that_does_not_end_within_the_run_is_refused_naming_both(shape, w
     ("shape", "chosen", "message"),
     [
         ("cosign", {}, r"schedule.name = 'cosign' is unknown; one of: constant, linear, .*restarts"),
-        ("linear", {"floor": -0.1}, r"schedule.floor = -0.1: .* from 0 to 1"),
-        ("wsd", {"floor": 1.5}, r"schedule.floor = 1.5: .* from 0 to 1"),
-        ("linear", {"floor": math.nan}, "schedule.floor = nan"),
-        ("exponential", {"floor": 0.0}, r"(?s)never gets there.*--schedule.floor 0.01"),
+        ("linear", {"min_lr_ratio": -0.1}, r"schedule.min_lr_ratio = -0.1: .* from 0 to 1"),
+        ("wsd", {"min_lr_ratio": 1.5}, r"schedule.min_lr_ratio = 1.5: .* from 0 to 1"),
+        ("linear", {"min_lr_ratio": math.nan}, "schedule.min_lr_ratio = nan"),
+        ("exponential", {"min_lr_ratio": 0.0}, r"(?s)never gets there.*--schedule.min-lr-ratio 0.01"),
         ("polynomial", {"power": 0.0}, "schedule.power = 0.0: needed is a number above 0"),
         ("polynomial", {"power": -1.0}, "schedule.power = -1.0"),
         ("polynomial", {"power": math.nan}, "schedule.power = nan"),
         ("polynomial", {"power": math.inf}, "schedule.power = inf"),
-        ("step", {"drop_factor": 1.0}, "schedule.drop_factor = 1.0"),
-        ("step", {"drop_factor": 0.0}, "schedule.drop_factor = 0.0"),
-        ("step", {"drop_factor": math.nan}, "schedule.drop_factor = nan"),
-        ("step", {"drops": ()}, r"schedule.drops = \(\): needed is a tuple"),
-        ("step", {"drops": "50%"}, "schedule.drops = '50%': needed is a tuple"),
-        ("one-cycle", {"start": 0.0}, "schedule.start = 0.0: .*first step would be wasted"),
-        ("one-cycle", {"start": 1.0}, "schedule.start = 1.0"),
-        ("one-cycle", {"start": math.nan}, "schedule.start = nan"),
-        ("restarts", {"cycle_growth": 0.5}, "schedule.cycle_growth = 0.5"),
-        ("restarts", {"cycle_growth": math.nan}, "schedule.cycle_growth = nan"),
-        ("restarts", {"cycle_growth": math.inf}, "schedule.cycle_growth = inf"),
+        ("multistep", {"gamma": 1.0}, "schedule.gamma = 1.0"),
+        ("multistep", {"gamma": 0.0}, "schedule.gamma = 0.0"),
+        ("multistep", {"gamma": math.nan}, "schedule.gamma = nan"),
+        ("multistep", {"milestones": ()}, r"schedule.milestones = \(\): needed is a tuple"),
+        ("multistep", {"milestones": "50%"}, "schedule.milestones = '50%': needed is a tuple"),
+        ("one_cycle", {"start_lr_ratio": 0.0}, "schedule.start_lr_ratio = 0.0: .*first step would be wasted"),
+        ("one_cycle", {"start_lr_ratio": 1.0}, "schedule.start_lr_ratio = 1.0"),
+        ("one_cycle", {"start_lr_ratio": math.nan}, "schedule.start_lr_ratio = nan"),
+        ("cosine_restarts", {"cycle_growth": 0.5}, "schedule.cycle_growth = 0.5"),
+        ("cosine_restarts", {"cycle_growth": math.nan}, "schedule.cycle_growth = nan"),
+        ("cosine_restarts", {"cycle_growth": math.inf}, "schedule.cycle_growth = inf"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused_where_it_is_written(shape, chosen, message):
@@ -468,7 +474,14 @@ def test_a_setting_that_means_nothing_is_refused_where_it_is_written(shape, chos
         Schedule(shape, **chosen)
 
 
-FOREIGN = {"floor": 0.1, "power": 2.0, "cooldown": "5%", "drops": ("50%",), "drop_factor": 0.5, "start": 0.1}
+FOREIGN = {
+    "min_lr_ratio": 0.1,
+    "power": 2.0,
+    "cooldown": "5%",
+    "milestones": ("50%",),
+    "gamma": 0.5,
+    "start_lr_ratio": 0.1,
+}
 FOREIGN |= {"cycle": "10%", "cycle_growth": 2.0}
 
 
@@ -488,8 +501,8 @@ def test_a_foreign_setting_is_refused_naming_what_the_shape_takes(shape, name):
 @in_one
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_floor_of_0_says_nothing_to_a_shape_without_floor(shape):
-    if "floor" not in TABLE[shape].takes:
-        assert Schedule(shape, floor=0.0).resolved(length()) == Schedule(shape).resolved(length())
+    if "min_lr_ratio" not in TABLE[shape].takes:
+        assert Schedule(shape, min_lr_ratio=0.0).resolved(length()) == Schedule(shape).resolved(length())
 
 
 @in_one
@@ -498,21 +511,21 @@ def test_a_floor_of_0_says_nothing_to_a_shape_without_floor(shape):
     [
         (constant("5"), r"schedule.warmup = '5' has no unit\n  write it as"),
         (wsd(cooldown="5"), r"schedule.cooldown = '5' has no unit\n  write it as"),
-        (multistep(drops=("5",)), r"schedule.drops = '5' has no unit\n  write it as"),
+        (multistep(milestones=("5",)), r"schedule.milestones = '5' has no unit\n  write it as"),
         (cosine_restarts(cycle="5"), r"schedule.cycle = '5' has no unit\n  write it as"),
         (join(constant(), linear(), at="5"), r"at = '5' has no unit\n  write it as"),
         (cosine_restarts(cycle="0%"), r"schedule.cycle = 0 steps \(0%\) is no step at all"),
         (cosine_restarts(cycle=0), "schedule.cycle = 0 steps is no step at all"),
         (wsd(10, cooldown=31), r"schedule.cooldown = 31 steps does not fit .* 40 steps.* 30 are left"),
         (wsd(10, cooldown="80%"), r"schedule.cooldown = 32 steps \(80%\) does not fit"),
-        (wsd(10, cooldown=30, floor=0.1), r"schedule.cooldown = 30 steps does not fit .* 29 are left"),
-        (wsd(cooldown=0, floor=0.1), r"schedule.cooldown = 0 steps does not fit"),
-        (multistep(drops=("50%", "100%")), r"drops = 20 steps \(50%\), 40 steps \(100%\) in a run of 40 steps"),
-        (multistep(drops=(20, 20)), "schedule.drops = 20 steps, 20 steps in a run of 40 steps"),
-        (multistep(drops=(30, 20)), "schedule.drops = 30 steps, 20 steps in a run of 40 steps"),
-        (multistep("50%"), r"drops = 20 steps \(50%\), 30 steps \(75%\) .* warm-up of 20"),
-        (multistep(drops=(10, 20), drop_factor=1e-200), r"schedule.drop_factor = 1e-200.* and so 0\n  try: fewer drops"),
-        (polynomial(power=500.0), r"schedule.power = 500.0.* and so 0\n  try: --schedule.floor 0.01"),
+        (wsd(10, cooldown=30, min_lr_ratio=0.1), r"schedule.cooldown = 30 steps does not fit .* 29 are left"),
+        (wsd(cooldown=0, min_lr_ratio=0.1), r"schedule.cooldown = 0 steps does not fit"),
+        (multistep(milestones=("50%", "100%")), r"milestones = 20 steps \(50%\), 40 steps \(100%\) in a run of 40 steps"),
+        (multistep(milestones=(20, 20)), "schedule.milestones = 20 steps, 20 steps in a run of 40 steps"),
+        (multistep(milestones=(30, 20)), "schedule.milestones = 30 steps, 20 steps in a run of 40 steps"),
+        (multistep("50%"), r"milestones = 20 steps \(50%\), 30 steps \(75%\) .* warm-up of 20"),
+        (multistep(milestones=(10, 20), gamma=1e-200), r"schedule.gamma = 1e-200.* and so 0\n  try: fewer drops"),
+        (polynomial(power=500.0), r"schedule.power = 500.0.* and so 0\n  try: --schedule.min-lr-ratio 0.01"),
         (join(constant(), linear(), at="100%"), r"at = 40 steps \(100%\)"),
         (join(constant(), linear(), at=0), "at = 0 steps: two joined schedules"),
         (join(constant(), linear("100%"), at=10), r"joined at step 10 of 40: schedule.warmup = 30 steps \(100%\)"),
@@ -534,9 +547,9 @@ def test_what_is_written_down_is_json_without_what_is_absent(schedule):
 
 
 def test_a_resolved_schedule_is_written_down_with_its_defaults():
-    assert Schedule("step").resolved(length()).described() == {
-        "shape": "step",
+    assert Schedule("multistep").resolved(length()).described() == {
+        "shape": "multistep",
         "warmup": 0,
-        "drops": [20, 30],
-        "drop_factor": 0.1,
+        "milestones": [20, 30],
+        "gamma": 0.1,
     }

@@ -30,7 +30,7 @@ def late(at: Fall) -> Factors:
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "late", Shape({"warmup": 0, "floor": 0.0}, late))
+    monkeypatch.setitem(SHAPES, "late", Shape({"warmup": 0, "min_lr_ratio": 0.0}, late))
 
 
 def test_the_settings_of_every_shape_are_those_of_a_schedule_and_flags() -> None:
@@ -45,9 +45,10 @@ def test_a_shape_that_is_added_has_its_factors_and_may_be_joined_and_drawn(added
 
     assert [factor(step) for step in (0, 4, 7, 8)] == [0.2, 1.0, 0.5, 0.0]
     assert sf.schedules.join(sf.schedules.constant(), Schedule("late"), at=4).factors(LENGTH)(7) == 0.5
-    assert list(schedules("late,late:floor=0.5", LENGTH, shared={})) == ["late", "late:floor=0.5"]
+    assert list(schedules("late,late:min_lr_ratio=0.5", LENGTH, shared={})) == ["late", "late:min_lr_ratio=0.5"]
     with pytest.raises(
-        sf.ConfigError, match=r"schedule.power = 2.0 means nothing to schedule.name late, which takes warmup, floor"
+        sf.ConfigError,
+        match=r"schedule.power = 2.0 means nothing to schedule.name late, which takes warmup, min_lr_ratio",
     ):
         Schedule("late", power=2.0)
 

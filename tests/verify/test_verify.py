@@ -508,7 +508,7 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
         pytest.param({"precision": "fp16", "clip": "auto 0.9", "log_every": "7 steps"}, id="loss scale and quantile"),
         pytest.param(
             {"ema": None, "optimizer": sf.optim.schedule_free(lr=0.01), "schedule": None, "early_stopping": None},
-            id="schedule-free",
+            id="schedule_free",
             marks=pytest.mark.slow,
         ),
         pytest.param(

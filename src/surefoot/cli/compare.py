@@ -22,8 +22,8 @@ from surefoot.schedules.lr_schedule import Schedule as Single
 from surefoot.train.patience import parsed
 
 _OUT = "runs/compare"
-_FACTORS = ("floor", "power", "drop_factor", "start", "cycle_growth")
-_FORM = "as in cosine,linear:floor=0.1,wsd:cooldown=30%,constant+linear@50%"
+_FACTORS = ("min_lr_ratio", "power", "gamma", "start_lr_ratio", "cycle_growth")
+_FORM = "as in cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%,constant+linear@50%"
 
 
 def compare(arguments: list[str]) -> None:
@@ -111,7 +111,7 @@ def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[s
     """The schedules of a list by name; `shared` are settings that each has where it takes them and does not say otherwise.
 
     >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
-    >>> found = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "floor": 0.1})
+    >>> found = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "min_lr_ratio": 0.1})
     >>> print(found["wsd:cooldown=30%"].described())
     {'shape': 'wsd', 'warmup': '10%', 'floor': 0.1, 'cooldown': '30%'}
     """
@@ -168,7 +168,7 @@ def _setting(text: str) -> tuple[str, Any]:
     if not equals or not value or name not in known:
         meant = did_you_mean(name, known if name not in known else (), otherwise=f"write NAME=VALUE, {_FORM}")
         raise ConfigError(f"{text!r} is no setting: {meant}")
-    if name == "drops":
+    if name == "milestones":
         return name, tuple(value.split("/"))
     if name not in _FACTORS:
         return name, value
@@ -198,8 +198,8 @@ def _basis(options: Compare, flags: Sequence[str]) -> tuple[Length, dict[str, An
         return length, settings, float(config.optimizer.spec().lr)
     parts = build_run(program, config).parts  # of the user's own making: its warm-up and floor are taken over
     settings = {"warmup": f"{parts.schedule.warmup or 0} steps"}
-    if isinstance(parts.schedule, Single) and parts.schedule.floor is not None:
-        settings["floor"] = parts.schedule.floor
+    if isinstance(parts.schedule, Single) and parts.schedule.min_lr_ratio is not None:
+        settings["min_lr_ratio"] = parts.schedule.min_lr_ratio
     groups = next(iter(parts.state.trained.values())).optimizer.param_groups
     return parts.length, settings, float(groups[0]["initial_lr"])
 

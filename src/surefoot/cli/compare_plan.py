@@ -44,8 +44,8 @@ class Compare(ChangedProgramOption):
     before each setting, a slash between drops, and + and @ where one follows on
     another; all is every shape.
 
-      surefoot compare --schedules cosine,linear,wsd,inverse-sqrt
-      surefoot compare --schedules linear:floor=0.1,wsd:cooldown=30% gpt
+      surefoot compare --schedules cosine,linear,wsd,inverse_sqrt
+      surefoot compare --schedules linear:min_lr_ratio=0.1,wsd:cooldown=30% gpt
       surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
       surefoot compare --schedules all gpt --preset shakespeare --out rates
     """

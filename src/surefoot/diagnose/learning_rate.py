@@ -206,7 +206,7 @@ def _rebound(history: History) -> str:
     course = levels(loss.value, width)
     third = len(course) // 3
     # these rise on purpose
-    if third < 2 or not len(rates) or history.described.shape in ("restarts", "one-cycle", "joined"):
+    if third < 2 or not len(rates) or history.described.shape in ("cosine_restarts", "one_cycle", "joined"):
         return ""
     lowest = int(np.argmin(course[:third]))
     early, error = float(course[lowest]), _error(noise(loss.value), width)

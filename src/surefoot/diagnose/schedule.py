@@ -16,7 +16,7 @@ STILL = 0.02
 (Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1), and twice the length would gain 7 %."""
 EVALUATIONS = 4
 """The fewest, of which two or more lie at the end."""
-EXACT = ("constant", "inverse-sqrt")  # schedules with which a run is made longer to the same bits
+EXACT = ("constant", "inverse_sqrt")  # schedules with which a run is made longer to the same bits
 
 
 @check("ended-early")
@@ -67,7 +67,7 @@ def long_warmup(history: History) -> Verdict:
     if steps is None or described.shape is None:
         return Unclear("the schedule is not known")
     well(
-        warmup <= LONG_WARMUP * steps or described.shape == "one-cycle", f"the warm-up is {warmup:,} of {steps:,} steps"
+        warmup <= LONG_WARMUP * steps or described.shape == "one_cycle", f"the warm-up is {warmup:,} of {steps:,} steps"
     )
     return wrong(
         "warning",
@@ -126,7 +126,7 @@ def high_rate_at_end(history: History) -> Verdict:
         f"no rates are recorded, or fewer than {LEAST_STEPS} steps were made",
     )
     well(
-        rate < HIGH * highest or described.optimizer.get("name") == "schedule-free",
+        rate < HIGH * highest or described.optimizer.get("name") == "schedule_free",
         f"the rate ended at {rate / highest:.1%} of its highest",
     )
     return wrong(

@@ -224,9 +224,9 @@ def schedule_free(
     a constant schedule with a warm-up, and no `ema`. It takes larger rates than AdamW, 1 to 10 times.
 
     >>> schedule_free(3e-3).name
-    'schedule-free'
+    'schedule_free'
     """
-    return named("schedule-free", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+    return named("schedule_free", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
 
 
 def named(

@@ -46,7 +46,7 @@ def declared(
     """
 
     def declare(function: Function) -> Function:
-        name = function.__name__.replace("_", "-")
+        name = function.__name__
         keywords = inspect.signature(function).parameters.values()
         defaults = {each.name: each.default for each in keywords if each.name not in ("lr", "rates")}
         decay = defaults.pop("weight_decay")
@@ -90,7 +90,7 @@ def declaration(name: str) -> Declaration:
     """
     if name in DECLARED:
         return DECLARED[name]
-    close = difflib.get_close_matches(name.replace("_", "-"), DECLARED, n=1)
+    close = difflib.get_close_matches(name.replace("-", "_"), DECLARED, n=1)
     meant = f"did you mean {close[0]}?" if close else f"one of: {', '.join(DECLARED)}"
     raise ConfigError(f"optimizer.name = {name!r} is unknown; {meant}")
 

@@ -33,7 +33,7 @@ class Optimizer:
     """The optimizer; with another one, what a preset says of its own is forgotten, but for layers, width and frozen."""
     lr: float | None = None
     """Base learning rate, reached where warm-up ends. Absent: 3e-3; sgd and adafactor 0.1, lion 1e-3,
-    muon and schedule-free 1e-2."""
+    muon and schedule_free 1e-2."""
     weight_decay: float | None = None
     """Decay of matrices, decoupled from the gradient but for adam and sgd; biases, norms and embeddings have none.
     Absent: 0.1; lion 0.3; adam, sgd and adafactor 0."""
@@ -94,23 +94,23 @@ class Schedule:
     name: ShapeName = "cosine"
     """Its shape after warm-up."""
     warmup: str | None = None
-    """How long the rate rises from near 0; absent: 5%, and 30% for one-cycle."""
-    floor: float | None = None
+    """How long the rate rises from near 0; absent: 5%, and 30% for one_cycle."""
+    min_lr_ratio: float | None = None
     """The lowest factor, reached on the last step."""
     power: float | None = None
     """polynomial: of what is left of the fall."""
     cooldown: str | None = None
     """wsd: how long the rate falls at the end."""
-    drops: tuple[str, ...] | None = None
-    """step: when the rate drops."""
-    drop_factor: float | None = None
-    """step: what the rate is multiplied by at each drop."""
-    start: float | None = None
-    """one-cycle: the factor at step 0."""
+    milestones: tuple[str, ...] | None = None
+    """multistep: when the rate drops."""
+    gamma: float | None = None
+    """multistep: what the rate is multiplied by at each drop."""
+    start_lr_ratio: float | None = None
+    """one_cycle: the factor at step 0."""
     cycle: str | None = None
-    """restarts: from one full rate to the next."""
+    """cosine_restarts: from one full rate to the next."""
     cycle_growth: float | None = None
-    """restarts: how many times longer each cycle is than the one before."""
+    """cosine_restarts: how many times longer each cycle is than the one before."""
 
     def spec(self) -> schedules.Schedule:
         """The schedule for `sf.Run`; `ConfigError` for values that cannot be."""

@@ -30,18 +30,18 @@ class Fall:
         return int(self.settings["warmup"])
 
     @property
-    def floor(self) -> float:
-        return float(self.settings.get("floor", 0.0))
+    def min_lr_ratio(self) -> float:
+        return float(self.settings.get("min_lr_ratio", 0.0))
 
     @property
     def last(self) -> int:
         """The step at which the floor is reached."""
-        return self.steps - 1 if self.floor > 0.0 else self.steps
+        return self.steps - 1 if self.min_lr_ratio > 0.0 else self.steps
 
     def along(self, rest: Factors) -> Factors:
         """The factor if `rest`, from 1 down to 0, is left of the way to the floor."""
-        floor, span = self.floor, 1.0 - self.floor
-        return lambda step: floor + span * rest(step)
+        min_lr_ratio, span = self.min_lr_ratio, 1.0 - self.min_lr_ratio
+        return lambda step: min_lr_ratio + span * rest(step)
 
     def left(self) -> Factors:
         """The part of the fall that is left, from 1 at the end of warm-up to 0, which keeps its digits near 0."""
@@ -63,7 +63,7 @@ class Shape:
     @property
     def own_rise(self) -> bool:
         """Whether its rise is part of the shape, not a warm-up like the others'."""
-        return "start" in self.takes
+        return "start_lr_ratio" in self.takes
 
 
 _QUARTER = 0.5 * math.pi  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x)) / 2 without the cancellation near 0
@@ -71,9 +71,9 @@ _QUARTER = 0.5 * math.pi  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x
 
 def curve(shape: Shape, at: Fall) -> Factors:
     """The factor as a function of the step; `ConfigError` where it underflows to 0."""
-    warmup, floor, fall = at.warmup, at.floor, shape.fall(at)
-    start: float | None = at.settings.get("start")
-    last = at.last if "floor" in at.settings else NEVER
+    warmup, min_lr_ratio, fall = at.warmup, at.min_lr_ratio, shape.fall(at)
+    start: float | None = at.settings.get("start_lr_ratio")
+    last = at.last if "min_lr_ratio" in at.settings else NEVER
 
     def factor(step: int) -> float:
         if step < warmup and start is not None:
@@ -82,7 +82,7 @@ def curve(shape: Shape, at: Fall) -> Factors:
             return (step + 1) / (warmup + 1)
         if step == warmup:
             return 1.0
-        return floor if step >= last else fall(step)
+        return min_lr_ratio if step >= last else fall(step)
 
     if shape.steep is not None and factor(at.steps - 1) == 0.0:
         name, cure = shape.steep
@@ -104,8 +104,8 @@ def _cosine(at: Fall) -> Factors:
 
 
 def _exponential(at: Fall) -> Factors:
-    floor, warmup, falling = at.floor, at.warmup, at.last - at.warmup
-    return lambda step: floor ** ((step - warmup) / falling)
+    min_lr_ratio, warmup, falling = at.min_lr_ratio, at.warmup, at.last - at.warmup
+    return lambda step: min_lr_ratio ** ((step - warmup) / falling)
 
 
 def _inverse_sqrt(at: Fall) -> Factors:
@@ -114,8 +114,8 @@ def _inverse_sqrt(at: Fall) -> Factors:
 
 
 def _steps(at: Fall) -> Factors:
-    drops, drop_factor = at.settings["drops"], at.settings["drop_factor"]
-    return lambda step: drop_factor ** bisect_right(drops, step)
+    milestones, gamma = at.settings["milestones"], at.settings["gamma"]
+    return lambda step: gamma ** bisect_right(milestones, step)
 
 
 def _stable_decay(at: Fall) -> Factors:
@@ -155,37 +155,37 @@ def _cycle_starts(at: Fall) -> list[int]:
 
 SHAPES: dict[str, Shape] = {
     "constant": Shape({"warmup": 0}, lambda _: lambda _: 1.0, lambda _: NEVER),
-    "linear": Shape({"warmup": 0, "floor": 0.0}, lambda at: at.along(at.left())),
-    "cosine": Shape({"warmup": 0, "floor": 0.0}, _cosine),
+    "linear": Shape({"warmup": 0, "min_lr_ratio": 0.0}, lambda at: at.along(at.left())),
+    "cosine": Shape({"warmup": 0, "min_lr_ratio": 0.0}, _cosine),
     "polynomial": Shape(
-        {"warmup": 0, "floor": 0.0, "power": 1.0}, _polynomial, steep=("power", "--schedule.floor 0.01")
+        {"warmup": 0, "min_lr_ratio": 0.0, "power": 1.0}, _polynomial, steep=("power", "--schedule.min-lr-ratio 0.01")
     ),
-    "inverse-sqrt": Shape({"warmup": "5%"}, _inverse_sqrt, lambda _: NEVER),
-    "step": Shape(
-        {"warmup": 0, "drops": ("50%", "75%"), "drop_factor": 0.1},
+    "inverse_sqrt": Shape({"warmup": "5%"}, _inverse_sqrt, lambda _: NEVER),
+    "multistep": Shape(
+        {"warmup": 0, "milestones": ("50%", "75%"), "gamma": 0.1},
         _steps,
         lambda _: NEVER,
-        ("drop_factor", "fewer drops"),
+        ("gamma", "fewer drops"),
     ),
-    "exponential": Shape({"warmup": 0, "floor": 0.01}, _exponential),
-    "one-cycle": Shape({"warmup": "30%", "floor": 0.0, "start": 1 / 25}, _cosine),
+    "exponential": Shape({"warmup": 0, "min_lr_ratio": 0.01}, _exponential),
+    "one_cycle": Shape({"warmup": "30%", "min_lr_ratio": 0.0, "start_lr_ratio": 1 / 25}, _cosine),
     "wsd": Shape(
-        {"warmup": 0, "floor": 0.0, "cooldown": "20%"},
+        {"warmup": 0, "min_lr_ratio": 0.0, "cooldown": "20%"},
         _stable_decay,
         lambda at: at.last - int(at.settings["cooldown"]) + 1,
     ),
-    "restarts": Shape(
-        {"warmup": 0, "floor": 0.0, "cycle": "25%", "cycle_growth": 1.0},
+    "cosine_restarts": Shape(
+        {"warmup": 0, "min_lr_ratio": 0.0, "cycle": "25%", "cycle_growth": 1.0},
         _restarts,
         lambda at: _cycle_starts(at)[-1] + 1,
     ),
 }
 
 _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "floor": (lambda value: 0.0 <= value <= 1.0, "a factor on the learning rate from 0 to 1"),
+    "min_lr_ratio": (lambda value: 0.0 <= value <= 1.0, "a factor on the learning rate from 0 to 1"),
     "power": (lambda value: 0.0 < value < math.inf, "a number above 0; 1 is a straight line"),
-    "drop_factor": (lambda value: 0.0 < value < 1.0, "a factor between 0 and 1, as 0.1"),
-    "start": (
+    "gamma": (lambda value: 0.0 < value < 1.0, "a factor between 0 and 1, as 0.1"),
+    "start_lr_ratio": (
         lambda value: 0.0 < value < 1.0,
         "a factor between 0 and 1, as 0.04; at 0 the first step would be wasted",
     ),
@@ -199,18 +199,20 @@ def refuse_foreign_or_out_of_range(shape: str, given: Settings) -> None:
         raise ConfigError(f"schedule.name = {shape!r} is unknown; one of: {', '.join(SHAPES)}")
     takes = SHAPES[shape].takes
     for name, value in given.items():
-        if name not in takes and not (name == "floor" and value == 0.0):
+        if name not in takes and not (name == "min_lr_ratio" and value == 0.0):
             raise ConfigError(
                 f"schedule.{name} = {value!r} means nothing to schedule.name {shape}, which takes {', '.join(takes)}\n"
                 f"  leave it out, or choose --schedule.name {' or '.join(other for other in SHAPES if name in SHAPES[other].takes)}"
             )
         if name in _RANGES and not _RANGES[name][0](value):
             raise ConfigError(f"schedule.{name} = {value!r}: needed is {_RANGES[name][1]}")
-    if shape == "exponential" and given.get("floor") == 0.0:
-        raise ConfigError("schedule.floor = 0: an exponential never gets there\n  try: --schedule.floor 0.01")
-    drops = given.get("drops", ("50%",))
-    if not isinstance(drops, tuple) or not drops:
-        raise ConfigError(f"schedule.drops = {drops!r}: needed is a tuple of durations, as ('50%', '75%')")
+    if shape == "exponential" and given.get("min_lr_ratio") == 0.0:
+        raise ConfigError(
+            "schedule.min_lr_ratio = 0: an exponential never gets there\n  try: --schedule.min-lr-ratio 0.01"
+        )
+    milestones = given.get("milestones", ("50%",))
+    if not isinstance(milestones, tuple) or not milestones:
+        raise ConfigError(f"schedule.milestones = {milestones!r}: needed is a tuple of durations, as ('50%', '75%')")
 
 
 def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
@@ -220,8 +222,10 @@ def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
     settings = written | {
         name: in_steps(written[name], length=length, setting=f"schedule.{name}") for name in durations
     }
-    if "drops" in settings:
-        settings["drops"] = tuple(in_steps(drop, length=length, setting="schedule.drops") for drop in written["drops"])
+    if "milestones" in settings:
+        settings["milestones"] = tuple(
+            in_steps(drop, length=length, setting="schedule.milestones") for drop in written["milestones"]
+        )
     fall = Fall(settings, length.steps)
     steps, warmup = fall.steps, fall.warmup
     if warmup >= steps:
@@ -232,7 +236,7 @@ def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
         )
     if "cooldown" in settings:
         cooldown, room = settings["cooldown"], fall.last - warmup
-        if cooldown > room or (cooldown == 0 and settings["floor"] > 0.0):
+        if cooldown > room or (cooldown == 0 and settings["min_lr_ratio"] > 0.0):
             raise ConfigError(
                 f"schedule.cooldown = {shown(cooldown, written['cooldown'])} does not fit in a run of {steps} steps:"
                 f" the floor must be reached, and after warm-up {room} are left for it\n"
@@ -240,12 +244,14 @@ def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
             )
     if settings.get("cycle") == 0:
         raise ConfigError(f"schedule.cycle = {shown(0, written['cycle'])} is no step at all\n  try: a longer cycle")
-    if any(later <= earlier for earlier, later in pairwise((warmup, *settings.get("drops", ()), steps))):
-        drops = ", ".join(shown(at, text) for at, text in zip(settings["drops"], written["drops"], strict=True))
+    if any(later <= earlier for earlier, later in pairwise((warmup, *settings.get("milestones", ()), steps))):
+        milestones = ", ".join(
+            shown(at, text) for at, text in zip(settings["milestones"], written["milestones"], strict=True)
+        )
         raise ConfigError(
-            f"schedule.drops = {drops} in a run of {steps} steps with a warm-up of {warmup}:"
+            f"schedule.milestones = {milestones} in a run of {steps} steps with a warm-up of {warmup}:"
             " each must come after the one before, after warm-up and before the end\n"
-            "  try: --schedule.drops 50% 75%"
+            "  try: --schedule.milestones 50% 75%"
         )
     return fall
 

@@ -23,19 +23,19 @@ class Schedule:
 
     shape: str
     warmup: str | int | None = None
-    """Default 0; "5%" for inverse-sqrt, whose time scale it is; "30%" for one-cycle."""
-    floor: float | None = None
-    """The lowest factor. Default 0; 0.01 for exponential; none for constant, inverse-sqrt and step (0 says nothing)."""
+    """Default 0; "5%" for inverse_sqrt, whose time scale it is; "30%" for one_cycle."""
+    min_lr_ratio: float | None = None
+    """The lowest factor. Default 0; 0.01 for exponential; none for constant, inverse_sqrt and step (0 says nothing)."""
     power: float | None = None
     """polynomial: the exponent of what is left of the fall. Default 1, a straight line."""
     cooldown: str | int | None = None
     """wsd: the fall at the end. Default "20%"."""
-    drops: tuple[str | int, ...] | None = None
-    """step: where the rate is multiplied by `drop_factor`, counted from the run's start. Default ("50%", "75%")."""
-    drop_factor: float | None = None
+    milestones: tuple[str | int, ...] | None = None
+    """step: where the rate is multiplied by `gamma`, counted from the run's start. Default ("50%", "75%")."""
+    gamma: float | None = None
     """step: default 0.1."""
-    start: float | None = None
-    """one-cycle: the factor at step 0. Default 1/25."""
+    start_lr_ratio: float | None = None
+    """one_cycle: the factor at step 0. Default 1/25."""
     cycle: str | int | None = None
     """restarts: from one full rate to the next. Default "25%"."""
     cycle_growth: float | None = None
@@ -131,30 +131,30 @@ def constant(warmup: str | int = 0) -> Schedule:
     return Schedule("constant", warmup=warmup)
 
 
-def linear(warmup: str | int = 0, floor: float = 0.0) -> Schedule:
-    """Rise for `warmup`, then fall along a straight line to `floor` times the base learning rate.
+def linear(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
+    """Rise for `warmup`, then fall along a straight line to `min_lr_ratio` times the base learning rate.
 
     >>> factor = linear().factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in range(6)]
     [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
-    return Schedule("linear", warmup=warmup, floor=floor)
+    return Schedule("linear", warmup=warmup, min_lr_ratio=min_lr_ratio)
 
 
-def cosine(warmup: str | int = 0, floor: float = 0.0) -> Schedule:
-    """Rise for `warmup`, then fall along half a cosine to `floor` times the base learning rate.
+def cosine(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
+    """Rise for `warmup`, then fall along half a cosine to `min_lr_ratio` times the base learning rate.
 
     Loshchilov and Hutter 2017, equation 5, without restarts: https://arxiv.org/abs/1608.03983
 
-    >>> factor = cosine(1, floor=0.5).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
+    >>> factor = cosine(1, min_lr_ratio=0.5).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 3) for step in range(6)]
     [0.5, 1.0, 0.75, 0.5, 0.5, 0.5]
     """
-    return Schedule("cosine", warmup=warmup, floor=floor)
+    return Schedule("cosine", warmup=warmup, min_lr_ratio=min_lr_ratio)
 
 
-def polynomial(warmup: str | int = 0, *, power: float = 1.0, floor: float = 0.0) -> Schedule:
-    """Rise for `warmup`, then fall to `floor` as what is left of the fall to the `power`; 1 is a straight line.
+def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float = 0.0) -> Schedule:
+    """Rise for `warmup`, then fall to `min_lr_ratio` as what is left of the fall to the `power`; 1 is a straight line.
 
     Chen et al. 2017, section 4.1 ("poly", power 0.9): https://arxiv.org/abs/1606.00915
 
@@ -162,7 +162,7 @@ def polynomial(warmup: str | int = 0, *, power: float = 1.0, floor: float = 0.0)
     >>> [factor(step) for step in range(5)]
     [1.0, 0.5625, 0.25, 0.0625, 0.0]
     """
-    return Schedule("polynomial", warmup=warmup, power=power, floor=floor)
+    return Schedule("polynomial", warmup=warmup, power=power, min_lr_ratio=min_lr_ratio)
 
 
 def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
@@ -175,47 +175,47 @@ def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
     >>> [round(factor(step), 2) for step in (0, 3, 4, 16)]
     [0.2, 0.8, 1.0, 0.5]
     """
-    return Schedule("inverse-sqrt", warmup=warmup)
+    return Schedule("inverse_sqrt", warmup=warmup)
 
 
 def multistep(
-    warmup: str | int = 0, *, drops: tuple[str | int, ...] = ("50%", "75%"), drop_factor: float = 0.1
+    warmup: str | int = 0, *, milestones: tuple[str | int, ...] = ("50%", "75%"), gamma: float = 0.1
 ) -> Schedule:
-    """Rise for `warmup`, then stay, and multiply by `drop_factor` at each of the steps `drops`, counted from the run's start.
+    """Rise for `warmup`, then stay, and multiply by `gamma` at each of the steps `milestones`, counted from the run's start.
 
     The defaults are those of He et al. 2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
 
-    >>> factor = multistep(drop_factor=0.5).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
+    >>> factor = multistep(gamma=0.5).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in (0, 3, 4, 5, 6, 7)]
     [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
     """
-    return Schedule("step", warmup=warmup, drops=drops, drop_factor=drop_factor)
+    return Schedule("multistep", warmup=warmup, milestones=milestones, gamma=gamma)
 
 
-def exponential(warmup: str | int = 0, *, floor: float = 0.01) -> Schedule:
-    """Rise for `warmup`, then multiply by the same factor at each step, so that the last one has `floor`.
+def exponential(warmup: str | int = 0, *, min_lr_ratio: float = 0.01) -> Schedule:
+    """Rise for `warmup`, then multiply by the same factor at each step, so that the last one has `min_lr_ratio`.
 
-    >>> factor = exponential(floor=0.125).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
+    >>> factor = exponential(min_lr_ratio=0.125).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 3) for step in range(5)]
     [1.0, 0.5, 0.25, 0.125, 0.125]
     """
-    return Schedule("exponential", warmup=warmup, floor=floor)
+    return Schedule("exponential", warmup=warmup, min_lr_ratio=min_lr_ratio)
 
 
-def one_cycle(warmup: str | int = "30%", *, start: float = 1 / 25, floor: float = 0.0) -> Schedule:
-    """Rise from `start` along half a cosine for `warmup`, then fall along another to `floor`; momentum stays.
+def one_cycle(warmup: str | int = "30%", *, start_lr_ratio: float = 1 / 25, min_lr_ratio: float = 0.0) -> Schedule:
+    """Rise from `start_lr_ratio` along half a cosine for `warmup`, then fall along another to `min_lr_ratio`; momentum stays.
 
     Smith and Topin 2018: https://arxiv.org/abs/1708.07120, in the two phases of torch's OneCycleLR.
 
-    >>> factor = one_cycle(2, start=0.5).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
+    >>> factor = one_cycle(2, start_lr_ratio=0.5).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in range(7)]
     [0.5, 0.75, 1.0, 0.85, 0.5, 0.15, 0.0]
     """
-    return Schedule("one-cycle", warmup=warmup, start=start, floor=floor)
+    return Schedule("one_cycle", warmup=warmup, start_lr_ratio=start_lr_ratio, min_lr_ratio=min_lr_ratio)
 
 
-def wsd(warmup: str | int = 0, *, cooldown: str | int = "20%", floor: float = 0.0) -> Schedule:
-    """Rise for `warmup`, stay, and fall to `floor` over the last `cooldown`; until then it can be made longer exactly.
+def wsd(warmup: str | int = 0, *, cooldown: str | int = "20%", min_lr_ratio: float = 0.0) -> Schedule:
+    """Rise for `warmup`, stay, and fall to `min_lr_ratio` over the last `cooldown`; until then it can be made longer exactly.
 
     The cool-down is 1 - sqrt(its part that is over), from a last step at the full rate: Hägele et al. 2024, section 3,
     https://arxiv.org/abs/2405.18392 (the name is from Hu et al. 2024, https://arxiv.org/abs/2404.06395).
@@ -224,11 +224,11 @@ def wsd(warmup: str | int = 0, *, cooldown: str | int = "20%", floor: float = 0.
     >>> [round(factor(step), 2) for step in range(3, 9)]
     [1.0, 1.0, 0.5, 0.29, 0.13, 0.0]
     """
-    return Schedule("wsd", warmup=warmup, cooldown=cooldown, floor=floor)
+    return Schedule("wsd", warmup=warmup, cooldown=cooldown, min_lr_ratio=min_lr_ratio)
 
 
 def cosine_restarts(
-    warmup: str | int = 0, *, cycle: str | int = "25%", cycle_growth: float = 1.0, floor: float = 0.0
+    warmup: str | int = 0, *, cycle: str | int = "25%", cycle_growth: float = 1.0, min_lr_ratio: float = 0.0
 ) -> Schedule:
     """Rise for `warmup`, then fall along half a cosine in each `cycle`, back to the full rate at once at the start of the next.
 
@@ -240,7 +240,7 @@ def cosine_restarts(
     >>> [round(factor(step), 2) for step in range(7)]
     [1.0, 0.5, 1.0, 0.85, 0.5, 0.15, 0.0]
     """
-    return Schedule("restarts", warmup=warmup, cycle=cycle, cycle_growth=cycle_growth, floor=floor)
+    return Schedule("cosine_restarts", warmup=warmup, cycle=cycle, cycle_growth=cycle_growth, min_lr_ratio=min_lr_ratio)
 
 
 def join(first: Schedule | Joined, second: Schedule | Joined, at: str | int = "50%") -> Joined:

@@ -83,7 +83,7 @@ def refuse_another_length(
         why = (
             f"with another length its schedule has other rates from step {shared} on,"
             f" and {step} steps are made\n"
-            "  constant, inverse-sqrt and step can always be extended exactly; wsd until its cool-down begins"
+            "  constant, inverse_sqrt and step can always be extended exactly; wsd until its cool-down begins"
         )
     raise CheckpointError(
         f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps\n  {why}\n"

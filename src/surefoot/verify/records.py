@@ -81,7 +81,7 @@ def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
     early, saved = checkpoint.described.get("early_stopping"), checkpoint.found.saved.watch
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
-    watch = Watch(early["watch"], EarlyStopping(**early))
+    watch = Watch(early["monitor"], EarlyStopping(**early))
     for line in curve(log.up_to(checkpoint.manifest.log[0])):
         if line.kind == "scores" and watch.score in line.record:
             watch.improved(line.step, _number(line.record, watch.score))

@@ -33,7 +33,7 @@ def test_each_optimizer_that_is_declared_has_a_kind_of_its_name() -> None:
 def test_each_optimizer_is_a_public_function_and_its_settings_are_flags() -> None:
     flags = {field.name for field in dataclasses.fields(Optimizer)}
 
-    assert [name for name in OPTIMIZERS if not callable(getattr(sf, name.replace("-", "_")))] == []
+    assert [name for name in OPTIMIZERS if not callable(getattr(sf.optim, name))] == []
     assert {setting for each in OPTIMIZERS.values() for setting in each.known} - flags == set()
 
 
@@ -71,7 +71,7 @@ def test_an_optimizer_that_is_added_is_planned_and_refuses_what_it_does_not_know
         text = "\n".join(line for section in sections(run.parts) for line in section.lines)
         with pytest.raises(sf.ConfigError, match="friction = 2: a number from 0 to below 1 is needed"):
             heavy_ball.heavy_ball(0.1, friction=2)
-        with pytest.raises(sf.ConfigError, match=r"friction = 0.5 is foreign to lion.*\n.*setting of: heavy-ball"):
+        with pytest.raises(sf.ConfigError, match=r"friction = 0.5 is foreign to lion.*\n.*setting of: heavy_ball"):
             named("lion", lr=0.1, settings={"friction": 0.5})
 
     assert state_bytes(optimizer) is None  # it is gone
@@ -96,10 +96,10 @@ from optim import heavy_ball_named
 with heavy_ball_named.added():
     from surefoot.config.tree import layered
     from surefoot.recipes.images.config import Config
-    config, _ = layered(Config, [("flag", {"optimizer.name": "heavy-ball"})])
+    config, _ = layered(Config, [("flag", {"optimizer.name": "heavy_ball"})])
     print(config.optimizer.spec().described())
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
 
     assert ended.stderr == ""
-    assert re.fullmatch(r"\{'name': 'heavy-ball', 'lr': 0.02, 'weight_decay': 0.1, 'friction': 0.9\}\n", ended.stdout)
+    assert re.fullmatch(r"\{'name': 'heavy_ball', 'lr': 0.02, 'weight_decay': 0.1, 'friction': 0.9\}\n", ended.stdout)

@@ -203,7 +203,7 @@ def test_a_mean_that_is_lent_is_not_made_anew_of_the_newest_steps(tmp_path: Any)
 
 
 def test_averages_of_its_own_and_ema_are_refused_together() -> None:
-    with pytest.raises(sf.ConfigError, match=r"ema = 0\.9 with schedule-free"):
+    with pytest.raises(sf.ConfigError, match=r"ema = 0\.9 with schedule_free"):
         build(ema=0.9)
 
 
@@ -212,8 +212,8 @@ def test_a_falling_schedule_is_noted(capsys: pytest.CaptureFixture[str]) -> None
     build(schedule=sf.schedules.constant("2 steps"), console=True)
 
     said = capsys.readouterr().out
-    assert said.count("schedule-free needs no falling rate") == 1
-    assert "schedule=surefoot.schedules.constant(...), or --schedule.name constant" in said
+    assert said.count("schedule_free needs no falling rate") == 1
+    assert "schedule=sf.schedules.constant(...), or --schedule.name constant" in said
 
 
 def test_a_first_beta_of_zero_is_refused() -> None:

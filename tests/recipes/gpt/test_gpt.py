@@ -351,7 +351,7 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
     assert len(said.splitlines()) <= 12
 
 
-@pytest.mark.parametrize(("shape", "percent"), [("one-cycle", 30), ("cosine", 5), ("constant", 5)])
+@pytest.mark.parametrize(("shape", "percent"), [("one_cycle", 30), ("cosine", 5), ("constant", 5)])
 def test_a_warmup_that_is_not_given_is_that_of_the_shape(shape: str, percent: int, path: Path) -> None:
     run = gpt.build(config(path, **{"length": "100 steps", "schedule.name": shape}))
     assert run.parts.schedule.warmup == percent

@@ -78,7 +78,9 @@ def test_accuracy_while_training_counts_both_labels_by_their_shares(monkeypatch:
     asked = config(**{"augmentation.mixup": 0.4, "augmentation.label_smoothing": 0.0})
     run = images.build(asked)
     labels, others = torch.tensor([1, 1, 1, 1]), torch.tensor([2, 2, 1, 0])
-    monkeypatch.setattr(sf, "mixed", lambda images, labels, **_: sf.losses.MixedBatch(images, labels, others, 0.25))
+    monkeypatch.setattr(
+        sf.losses, "mixup", lambda images, labels, **_: sf.losses.MixedBatch(images, labels, others, 0.25)
+    )
     guess = torch.nn.functional.one_hot(torch.full((4,), 2), 10).float()
     _, told = run.parts.task.loss(torch.nn.Identity(), (guess, labels))
     assert told["accuracy"].value.item() == 0.75 * 2 / 4

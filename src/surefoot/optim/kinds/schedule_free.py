@@ -111,7 +111,7 @@ class ScheduleFreeAverage:
 
 KINDS = (
     OptimizerKind(
-        name="schedule-free",
+        name="schedule_free",
         made=ScheduleFree,
         state_bytes=copies(2),
         shardable=True,

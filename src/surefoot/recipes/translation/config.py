@@ -96,7 +96,7 @@ class Config(RecipeSettings):
     model: Model = setting(factory=Model, identity=True)
     optimizer: Optimizer = default(Optimizer())
     """Absent betas of adamw are (0.9, 0.98) here, as Vaswani et al. 2017 have them, and an absent weight decay is 0."""
-    schedule: Schedule = default(Schedule(name="inverse-sqrt", warmup="10%"))
+    schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
     label_smoothing: float = setting(0.1, check=_FRACTION, identity=True, after="check_state")
     """How much of each target's probability all tokens share while training; scores are without it."""
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
