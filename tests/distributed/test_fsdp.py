@@ -15,9 +15,13 @@ from surefoot.distributed.shards import Rows, Shard, class_name, rows_of, rows_o
 from surefoot.errors import ConfigError
 
 
-def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks) -> None:
-    kinds = [{"kind": kind} for kind in sharded_models.MODELS]
-    for kind, found in zip(kinds, ranks.each(3, sharded_models.differences, kinds), strict=True):
+@pytest.mark.fast("two")
+@pytest.mark.parametrize(
+    ("size", "models"), [(2, ["counting", "gpt"]), (3, [*sharded_models.MODELS])], ids=["two", "all"]
+)
+def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks, size: int, models: list[str]) -> None:
+    kinds = [{"kind": kind} for kind in models]
+    for kind, found in zip(kinds, ranks.each(size, sharded_models.differences, kinds), strict=True):
         assert max(map(max, found)) < 1e-12, kind
 
 

@@ -81,7 +81,8 @@ def test_who_has_met_is_waited_for_longer_than_who_has_not(ranks) -> None:
     assert ranks(call) == [0, 0]
 
 
-@pytest.mark.parametrize("comes", ["and leaves again", pytest.param("never", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("comes", ["and leaves again", "never"])
 def test_a_rank_that_does_not_come_is_told_in_time(ranks, comes: str) -> None:
     def call(rank: int) -> None:
         if rank == 1:

@@ -223,6 +223,7 @@ def test_no_more_than_one_tensor_is_in_memory(
     assert plain > chunk  # it was measured at all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("max_file", ["5 GB", "8 KB"])
 def test_transformers_computes_the_same_logits_from_the_layout_gpt2(count: int, max_file: str, tmp_path: Path) -> None:

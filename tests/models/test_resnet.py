@@ -149,7 +149,7 @@ def test_outputs_gradients_and_statistics_are_those_of_the_network_written_by_ha
             assert_close(tensor, 0.9 * weights[name] + 0.1 * observed, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.fast("18-basic-depths0")
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "kind", "depths"), [(18, "basic", [2, 2, 2, 2]), (50, "bottleneck", [3, 4, 6, 3])])
 def test_outputs_are_those_of_transformers(layers, kind, depths):
     from transformers import ResNetConfig
