@@ -84,7 +84,7 @@ def gradients(seen: Locals) -> str:
 
 def clipping(seen: Locals) -> str:
     after = torch.cat([one.flatten() for one in seen["gradients"]]).norm()
-    return f"limited: {short(seen['step'].clipped[seen['name']])}; norm afterwards {short(after)}"
+    return f"limited: {short(seen['step'].clip_fractions[seen['name']])}; norm afterwards {short(after)}"
 
 
 PARTS = (

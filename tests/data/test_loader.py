@@ -188,7 +188,7 @@ def test_reading_leaves_the_global_generators_as_they_were(kind):
 
 def test_collate_is_given_single_samples_of_tensors():
     steps = fed(made("tuple"), 0, 2, collate=lambda samples: torch.stack([numbers for numbers, _ in samples]) * 10)
-    assert steps[0][0].batch[:, 0].tolist() == [20.0 * sample for sample in steps[0][0].ids]
+    assert steps[0][0].batch[:, 0].tolist() == [20.0 * sample for sample in steps[0][0].sample_ids]
 
 
 def test_collate_for_whole_batches_is_refused():
@@ -262,7 +262,7 @@ def test_some_batches_in_order_are_spread_evenly_and_are_those_of_all(kind, most
     """Of 7, the middle of each part."""
     every = list(in_order(made(kind), batch_size=3, seed=0, device=CPU))
     some = list(in_order(made(kind), batch_size=3, seed=0, device=CPU, most=most))
-    assert [one.sample_ids.tolist() for one in some] == [every[place].ids.tolist() for place in batches]
+    assert [one.sample_ids.tolist() for one in some] == [every[place].sample_ids.tolist() for place in batches]
 
 
 def test_in_order_of_whole_batches_goes_without_the_runs_collate():

@@ -336,7 +336,7 @@ def of_recipe(*, recipe: str, texts: str, parallel: str = "auto", steps: int = 3
         for step in run:
             assert step.loss is not None
             losses.append(float(step.loss))
-            told = run.parts.world.gathered([[piece.index, piece.ids.tolist()] for piece in step.micro_batches])
+            told = run.parts.world.gathered([[piece.index, piece.sample_ids.tolist()] for piece in step.micro_batches])
             samples.append(sorted(piece for other in told for piece in other))
             scores |= step.metrics
     return {"losses": losses, "samples": samples, "scores": scores, "weights": weights(run)}

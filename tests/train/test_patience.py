@@ -299,7 +299,7 @@ def another_split() -> dict[str, sf.Split]:
     [
         (lambda: {"evaluate_every": "3 steps"}, "plateau.evaluate_every was '2 steps', now '3 steps'"),
         (lambda: {"plateau": ReduceLROnPlateau("min held-out/same", 3)}, "plateau.patience was 2, now 3"),
-        (lambda: {"plateau": None}, "plateau.watch was 'min held-out/same', now absent"),
+        (lambda: {"plateau": None}, "plateau.monitor was 'min held-out/same', now absent"),
         (lambda: {"evaluate": another_split()}, "plateau.scored"),
     ],
 )
@@ -397,15 +397,15 @@ def test_plan_says_that_rates_may_be_lower() -> None:
         ({"patience": 0}, "patience = 0: how many evaluations to wait, 1 or more"),
         ({"factor": 1.0}, "factor = 1.0: what the learning rate is multiplied by"),
         ({"factor": 0.0}, "factor = 0.0"),
-        ({"floor": 1.0}, "floor = 1.0: the lowest factor"),
+        ({"min_lr_ratio": 1.0}, "min_lr_ratio = 1.0: the lowest factor"),
         ({"cooldown": -1}, "cooldown = -1"),
         ({"min_delta": math.nan}, "min_delta = nan"),
-        ({"watch": "held-out/loss"}, "say which way is better"),
+        ({"monitor": "held-out/loss"}, "say which way is better"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        ReduceLROnPlateau(**({"watch": "min held-out/loss", "patience": 1} | settings))
+        ReduceLROnPlateau(**({"monitor": "min held-out/loss", "patience": 1} | settings))
     assert says in str(refused.value)
 
 

@@ -32,7 +32,7 @@ class ReduceLROnPlateau:
     """Multiply every learning rate by `factor` whenever the watched score has not improved for `patience` evaluations.
 
     `monitor` and `min_delta` are those of `EarlyStopping`. A step's rate is its schedule's times all reductions so far,
-    which together are never less than `floor`. After a reduction `cooldown` evaluations use up no patience. As torch's
+    which together are never less than `min_lr_ratio`. After a reduction `cooldown` evaluations use up no patience. As torch's
     ReduceLROnPlateau with threshold_mode="abs" and a patience one less.
     """
 
@@ -49,7 +49,7 @@ class ReduceLROnPlateau:
         needs = {
             f"patience = {self.patience}: how many evaluations to wait, 1 or more": self.patience >= 1,
             f"factor = {self.factor}: what the learning rate is multiplied by, between 0 and 1": 0 < self.factor < 1,
-            f"floor = {self.min_lr_ratio}: the lowest factor on the schedule, from 0 to below 1": 0
+            f"min_lr_ratio = {self.min_lr_ratio}: the lowest factor on the schedule, from 0 to below 1": 0
             <= self.min_lr_ratio
             < 1,
             f"cooldown = {self.cooldown}: how many evaluations, 0 or more": self.cooldown >= 0,
