@@ -32,8 +32,7 @@ def text(comparison: Comparison) -> str:
 def markdown(comparison: Comparison) -> str:
     """The table and its notes in Markdown."""
     head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
-    rule = ["---", *["---:"] * (len(head) - 2), "---"]
-    table = [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]
+    table = [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 2), "---"], *rows)]
     return "\n".join([_title(comparison), "", *table, "", *(f"* {note}" for note in _below(comparison))]) + "\n"
 
 
@@ -242,8 +241,7 @@ def _bounds(points: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float] 
     third = (len(known) - 1) // 3  # most may have diverged
     high = sorted(max(values) for values in known.values())[third]
     low = min(high, sorted((min(values) for values in known.values()), reverse=True)[third])
-    wide = sorted(max(values) - min(values) for values in known.values())[third]
-    room = _FAR * max(high - low, wide, abs(high))
+    room = _FAR * max(high - low, sorted(max(values) - min(values) for values in known.values())[third], abs(high))
     seen = {name: [value for value in values if low - room <= value <= high + room] for name, values in known.items()}
     bottom, top = min(map(min, filter(None, seen.values()))), max(map(max, filter(None, seen.values())))
     margin = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.05

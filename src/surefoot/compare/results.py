@@ -46,8 +46,9 @@ def compared(
     direction, score = watch or ("min", None)
     names = dict.fromkeys(run.variant.group for run in runs)
     groups = {name: [run for run in runs if run.variant.group == name] for name in names}
-    shown = group_labels([run.variant for run in runs])
-    rows = {name: _row(name, held, shown[name]) for name, held in groups.items()}
+    rows = {
+        name: _row(name, groups[name], label) for name, label in group_labels([run.variant for run in runs]).items()
+    }
     first = next((row for row in rows.values() if row.best is not None), None)
     notes = [] if first is None else [_of_target(target, first, is_first=first is next(iter(rows.values())))]
     target = first.best if target is None and first is not None else target

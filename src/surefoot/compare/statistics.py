@@ -87,8 +87,7 @@ def t_tail(t: float, *, freedom: int) -> float:
     for k in range(3 if odd else 2, freedom + 1, 2):
         total += term
         term *= cosine * cosine * (k - 1) / k
-    inside = 2.0 / math.pi * (angle + sine * total) if odd else sine * total
-    return max(0.0, 1.0 - inside)
+    return max(0.0, 1.0 - (2.0 / math.pi * (angle + sine * total) if odd else sine * total))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -1,42 +1,26 @@
-from .images.augmentation import Augmentation
-from .images.dataset import ImageArrays, ImageFiles, read_image
-from .images.load import ImageDatasets, load_images
-from .mixture import Mixture
-from .text.files import encode_documents, load_documents, split_documents, split_sequence, stdlib_documents
-from .text.multiple_choice import MultipleChoice, Question, cloze_questions
-from .text.prepare_shards import prepare_shards
-from .text.question_files import load_questions
-from .text.shards import TokenShards, write_shards
-from .text.windows import EvalWindows, TrainWindows
-from .translation.files import ParallelText, load_pairs, split_pairs
-from .translation.pairs import TokenPairs
-from .translation.phrases import cldr_phrases
-
-__all__ = [
-    "Augmentation",
-    "EvalWindows",
-    "ImageArrays",
-    "ImageDatasets",
-    "ImageFiles",
-    "Mixture",
-    "MultipleChoice",
-    "ParallelText",
-    "Question",
-    "TokenPairs",
-    "TokenShards",
-    "TrainWindows",
-    "cldr_phrases",
-    "cloze_questions",
-    "encode_documents",
-    "load_documents",
-    "load_images",
-    "load_pairs",
-    "load_questions",
-    "prepare_shards",
-    "read_image",
-    "split_documents",
-    "split_pairs",
-    "split_sequence",
-    "stdlib_documents",
-    "write_shards",
-]
+from .images.augmentation import Augmentation as Augmentation
+from .images.dataset import ImageArrays as ImageArrays
+from .images.dataset import ImageFiles as ImageFiles
+from .images.dataset import read_image as read_image
+from .images.load import ImageDatasets as ImageDatasets
+from .images.load import load_images as load_images
+from .mixture import Mixture as Mixture
+from .text.files import encode_documents as encode_documents
+from .text.files import load_documents as load_documents
+from .text.files import split_documents as split_documents
+from .text.files import split_sequence as split_sequence
+from .text.files import stdlib_documents as stdlib_documents
+from .text.multiple_choice import MultipleChoice as MultipleChoice
+from .text.multiple_choice import Question as Question
+from .text.multiple_choice import cloze_questions as cloze_questions
+from .text.prepare_shards import prepare_shards as prepare_shards
+from .text.question_files import load_questions as load_questions
+from .text.shards import TokenShards as TokenShards
+from .text.shards import write_shards as write_shards
+from .text.windows import EvalWindows as EvalWindows
+from .text.windows import TrainWindows as TrainWindows
+from .translation.files import ParallelText as ParallelText
+from .translation.files import load_pairs as load_pairs
+from .translation.files import split_pairs as split_pairs
+from .translation.pairs import TokenPairs as TokenPairs
+from .translation.phrases import cldr_phrases as cldr_phrases

@@ -42,8 +42,7 @@ def towards(host: str) -> str | None:
     True
     """
     names = _names() if sys.platform == "linux" else {}
-    ways = [names.get(_own_address(there), "lo") for there in (host, _ANYWHERE)]
-    return next((name for name in ways if name != "lo"), None)
+    return next((name for there in (host, _ANYWHERE) if (name := names.get(_own_address(there), "lo")) != "lo"), None)
 
 
 def _own_address(host: str) -> str | None:

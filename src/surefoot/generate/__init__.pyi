@@ -1,14 +1,9 @@
-from .beam import END, Hypothesis, beam_search, penalty, searched, twice_and_ten
-from .sampling import sample, sample_batch, stream
-
-__all__ = [
-    "END",
-    "Hypothesis",
-    "beam_search",
-    "penalty",
-    "sample",
-    "sample_batch",
-    "searched",
-    "stream",
-    "twice_and_ten",
-]
+from .beam import END as END
+from .beam import Hypothesis as Hypothesis
+from .beam import beam_search as beam_search
+from .beam import penalty as penalty
+from .beam import searched as searched
+from .beam import twice_and_ten as twice_and_ten
+from .sampling import sample as sample
+from .sampling import sample_batch as sample_batch
+from .sampling import stream as stream

@@ -1,11 +1,6 @@
-from .dense import chunked_cross_entropy, cross_entropy, linear_cross_entropy
-from .mixing import MixedBatch, mixup, mixup_cross_entropy
-
-__all__ = [
-    "MixedBatch",
-    "chunked_cross_entropy",
-    "cross_entropy",
-    "linear_cross_entropy",
-    "mixup",
-    "mixup_cross_entropy",
-]
+from .dense import chunked_cross_entropy as chunked_cross_entropy
+from .dense import cross_entropy as cross_entropy
+from .dense import linear_cross_entropy as linear_cross_entropy
+from .mixing import MixedBatch as MixedBatch
+from .mixing import mixup as mixup
+from .mixing import mixup_cross_entropy as mixup_cross_entropy

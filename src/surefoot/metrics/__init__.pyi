@@ -1,13 +1,8 @@
-from .classification import Classified, accuracy, classification_scores, classified, perplexity, top_k_accuracy
-from .multiple_choice import continuation_accuracy, multiple_choice_accuracy
-
-__all__ = [
-    "Classified",
-    "accuracy",
-    "classification_scores",
-    "classified",
-    "continuation_accuracy",
-    "multiple_choice_accuracy",
-    "perplexity",
-    "top_k_accuracy",
-]
+from .classification import Classified as Classified
+from .classification import accuracy as accuracy
+from .classification import classification_scores as classification_scores
+from .classification import classified as classified
+from .classification import perplexity as perplexity
+from .classification import top_k_accuracy as top_k_accuracy
+from .multiple_choice import continuation_accuracy as continuation_accuracy
+from .multiple_choice import multiple_choice_accuracy as multiple_choice_accuracy

@@ -1,19 +1,14 @@
-from .lr_multipliers import LRMultipliers, frozen, layer_decay, width_scaling
-from .optimizers import adafactor, adam, adamw, adamw8bit, lion, muon, nadam, radam, schedule_free, sgd
-
-__all__ = [
-    "LRMultipliers",
-    "adafactor",
-    "adam",
-    "adamw",
-    "adamw8bit",
-    "frozen",
-    "layer_decay",
-    "lion",
-    "muon",
-    "nadam",
-    "radam",
-    "schedule_free",
-    "sgd",
-    "width_scaling",
-]
+from .lr_multipliers import LRMultipliers as LRMultipliers
+from .lr_multipliers import frozen as frozen
+from .lr_multipliers import layer_decay as layer_decay
+from .lr_multipliers import width_scaling as width_scaling
+from .optimizers import adafactor as adafactor
+from .optimizers import adam as adam
+from .optimizers import adamw as adamw
+from .optimizers import adamw8bit as adamw8bit
+from .optimizers import lion as lion
+from .optimizers import muon as muon
+from .optimizers import nadam as nadam
+from .optimizers import radam as radam
+from .optimizers import schedule_free as schedule_free
+from .optimizers import sgd as sgd

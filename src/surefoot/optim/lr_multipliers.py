@@ -63,8 +63,7 @@ def layer_decay(decay: float) -> LRMultipliers:
                 f"  it has: {_listed([name for name, _ in model.named_children()])}\n"
                 "  put its blocks into one of these, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, described={...})"
             )
-        deepest = max(found.values())
-        return {name: decay ** (deepest - depth) for name, depth in found.items()}
+        return {name: decay ** (max(found.values()) - depth) for name, depth in found.items()}
 
     return LRMultipliers(factors, described={"layer_decay": decay})
 

@@ -1,3 +1,1 @@
-from .schedule_plot import plot_schedules
-
-__all__ = ["plot_schedules"]
+from .schedule_plot import plot_schedules as plot_schedules

@@ -87,8 +87,7 @@ def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
     if world > node_size > 1 and world % node_size == 0:
         found[f"fsdp, {world // node_size} replicas"] = replace(plain, replicas=world // node_size)
     if own not in found.values():
-        replicas = f", {own.replicas} replicas" if own.replicas > 1 else ""
-        found = {f"fsdp{replicas}, as set": own, **found}
+        found = {f"fsdp{f', {own.replicas} replicas' * (own.replicas > 1)}, as set": own, **found}
     return found
 
 

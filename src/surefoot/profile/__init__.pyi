@@ -1,4 +1,2 @@
-from .profile import measure
-from .result import Profile
-
-__all__ = ["Profile", "measure"]
+from .profile import measure as measure
+from .result import Profile as Profile

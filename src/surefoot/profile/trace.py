@@ -169,8 +169,9 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
         now += change
         here = held(now, sum(size for then, size in gradients.values() if then <= moment) if moment < ends else 0)
         curve.append(((moment - begun) / 1e9, now, here.gradients))
-        inside = [(end - begin, name) for begin, end, name in ranges if begin <= moment <= end]
-        phase = min(inside, default=(0, REST))[1]
+        phase = min(((end - begin, name) for begin, end, name in ranges if begin <= moment <= end), default=(0, REST))[
+            1
+        ]
         phases[phase] = max(phases.get(phase, here), here, key=total_of)
         peak = max(peak, here, key=total_of)
     size = -(-len(curve) // _POINTS)  # of each stretch of the curve its highest point, so that no peak is lost

@@ -103,8 +103,7 @@ def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
     """
     if tensor.ndim == 0 or len(tensor) != rows:
         return None
-    bad = ~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)
-    return [int(row) for row in bad.nonzero()]
+    return [int(row) for row in (~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)).nonzero()]
 
 
 def floating(held: Any) -> list[Tensor]:

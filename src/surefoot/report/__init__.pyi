@@ -1,20 +1,14 @@
-from .panels import ConfusionMatrix, Curves, Example, Examples, Image, ImageGrid, Panels, TextHeatmap
-from .task_panels import classification_panels, confusion_panel, encode_png, examples_by_score, tinted_by_loss
-from .write import write_page
-
-__all__ = [
-    "ConfusionMatrix",
-    "Curves",
-    "Example",
-    "Examples",
-    "Image",
-    "ImageGrid",
-    "Panels",
-    "TextHeatmap",
-    "classification_panels",
-    "confusion_panel",
-    "encode_png",
-    "examples_by_score",
-    "tinted_by_loss",
-    "write_page",
-]
+from .panels import ConfusionMatrix as ConfusionMatrix
+from .panels import Curves as Curves
+from .panels import Example as Example
+from .panels import Examples as Examples
+from .panels import Image as Image
+from .panels import ImageGrid as ImageGrid
+from .panels import Panels as Panels
+from .panels import TextHeatmap as TextHeatmap
+from .task_panels import classification_panels as classification_panels
+from .task_panels import confusion_panel as confusion_panel
+from .task_panels import encode_png as encode_png
+from .task_panels import examples_by_score as examples_by_score
+from .task_panels import tinted_by_loss as tinted_by_loss
+from .write import write_page as write_page

@@ -64,8 +64,7 @@ def heat_map(
     low, high = (min(known), max(known)) if logarithmic else (0.0, max(known) or 1.0)
     if logarithmic and high < 1.01 * low:
         low, high = low / 2, high * 2
-    axis = Axis(low, high, logarithmic)
-    cells = [[_cell(value, axis) for value in row] for row in table.values()]
+    cells = [[_cell(value, Axis(low, high, logarithmic)) for value in row] for row in table.values()]
     scale = (np.geomspace if logarithmic else np.linspace)(low, high, 5).tolist()
     return HeatMap(
         name=name,

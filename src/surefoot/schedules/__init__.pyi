@@ -1,27 +1,11 @@
-from .lr_schedule import (
-    constant,
-    cosine,
-    cosine_restarts,
-    exponential,
-    inverse_sqrt,
-    join,
-    linear,
-    multistep,
-    one_cycle,
-    polynomial,
-    wsd,
-)
-
-__all__ = [
-    "constant",
-    "cosine",
-    "cosine_restarts",
-    "exponential",
-    "inverse_sqrt",
-    "join",
-    "linear",
-    "multistep",
-    "one_cycle",
-    "polynomial",
-    "wsd",
-]
+from .lr_schedule import constant as constant
+from .lr_schedule import cosine as cosine
+from .lr_schedule import cosine_restarts as cosine_restarts
+from .lr_schedule import exponential as exponential
+from .lr_schedule import inverse_sqrt as inverse_sqrt
+from .lr_schedule import join as join
+from .lr_schedule import linear as linear
+from .lr_schedule import multistep as multistep
+from .lr_schedule import one_cycle as one_cycle
+from .lr_schedule import polynomial as polynomial
+from .lr_schedule import wsd as wsd

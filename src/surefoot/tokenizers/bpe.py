@@ -52,8 +52,8 @@ def tokens_by_word(
     found = []
     for chosen in numbers:
         counts = lengths[chosen]
-        before = np.cumsum(counts) - counts  # where a word's tokens begin in the text
-        found.append(row[np.arange(counts.sum()) + np.repeat(first[chosen] - before, counts)])
+        # a word's tokens begin in the text where those before it end
+        found.append(row[np.arange(counts.sum()) + np.repeat(first[chosen] - (np.cumsum(counts) - counts), counts)])
     return found
 
 

@@ -66,8 +66,7 @@ def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000,
     while kinds and len(found) < count:
         for kind in list(kinds):
             draw, render = kind
-            for _ in range(_TRIES):
-                content = draw(generator)
+            for content in (draw(generator) for _ in range(_TRIES)):
                 first, second = (render(content, language) for language in languages)
                 if first not in found:
                     found[first] = second

@@ -59,8 +59,9 @@ class ScheduleFree(Optimizer):
         # y - (1 - c) beta1 (...) of the authors' code: towards z by c, and the share of z's own step that y takes part in
         steps_of_y = torch._foreach_sub(parameters, fast)
         torch._foreach_mul_(steps_of_y, towards_fast.unbind())
-        parts = (rate * (1.0 - beta1 * (1.0 - towards_fast))).unbind()
-        torch._foreach_add_(steps_of_y, torch._foreach_mul(updates, parts))
+        torch._foreach_add_(
+            steps_of_y, torch._foreach_mul(updates, (rate * (1.0 - beta1 * (1.0 - towards_fast))).unbind())
+        )
         subtract(parameters, steps_of_y, found_inf=found_inf)
         subtract(fast, updates, rate=rate, found_inf=found_inf)
 
