@@ -76,7 +76,8 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["trian"], "one of train, plan, "),
+        (["trian"], "did you mean surefoot train?"),
+        (["evalute"], "did you mean surefoot evaluate?"),
         (["train"], "train what?"),
         (["train", "gtp"], "did you mean gpt?"),
         (["train", "missing.py:build"], "no file missing.py"),

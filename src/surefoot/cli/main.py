@@ -121,7 +121,12 @@ def _verb(given: list[str]) -> None:
         print(version("surefoot"))
         return
     if given[0] not in VERBS:
-        raise ConfigError(f"no verb {given[0]!r}: one of {', '.join(VERBS)}")
+        from difflib import get_close_matches
+
+        raise ConfigError(
+            f"no verb {given[0]!r}: one of {', '.join(VERBS)}"
+            + "".join(f"\n  did you mean surefoot {near}?" for near in get_close_matches(given[0], VERBS, n=1))
+        )
     verb_function(given[0])(given[1:])
 
 

@@ -95,8 +95,10 @@ class Journal:
             self._say(f"WARNING: records are missing in {self._name(sink)}: {_words(problem)}")
 
     def _name(self, sink: Sink) -> str:
-        names = {id(self.metrics): "metrics.jsonl", id(self.board): "tensorboard"}
-        return (names | {id(each): each.name for each in self.trackers}).get(id(sink), "the console")
+        return (
+            {id(self.metrics): "metrics.jsonl", id(self.board): "tensorboard"}
+            | {id(each): each.name for each in self.trackers}
+        ).get(id(sink), "the console")
 
     def _say(self, text: str) -> None:
         if self.console is not None:
