@@ -344,14 +344,14 @@ def test_where_no_thread_can_start_the_save_is_made_at_once(tmp_path: Path, monk
 _EXIT = """
 import sys, time, torch
 from pathlib import Path
-from surefoot.checkpoint import Contents, Disk, Store, Writer
+from surefoot.checkpoint import Checkpoint, Disk, Store, Writer
 class Slow:
     def __getattr__(self, name):
         time.sleep(0.02)
         return getattr(Disk(), name)
 writer = Writer(Store(Path(sys.argv[1]), disk=Slow()))
 for step in (1, 2):
-    writer.submit(Contents(step, {"model": {"w": torch.ones(3)}}))
+    writer.submit(Checkpoint(step, {"model": {"w": torch.ones(3)}}))
 writer.wait() if sys.argv[2] == "idle" else None
 sys.exit(3)
 """

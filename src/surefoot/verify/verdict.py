@@ -59,7 +59,7 @@ class Difference:
     saved: str
     computed: str
     more: str = ""  # how much else differs beside it
-    file: str = ""  # of a checkpoint, as `Contents.files` names it
+    file: str = ""  # of a checkpoint, as `Checkpoint.files` names it
     name: str = ""  # of the tensor
     differing: float = 1.0  # of its values, as a fraction
 
