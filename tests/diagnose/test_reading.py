@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+import small_runs
 import surefoot as sf
 from diagnose.histories import falling, train, wobble
 from in_one import in_one
@@ -85,6 +86,11 @@ def test_a_run_that_a_script_made_is_diagnosed_with_its_own_workers_and_what_its
     said = " ".join(part for finding in found.values() for part in finding.try_)
     assert "start its script again with Run(length='...')" in said
     assert "surefoot resume" not in said
+
+
+def test_a_run_writes_how_many_workers_read_its_samples(tmp_path: Path) -> None:
+    small_runs.build(tmp_path / "run", length="2 steps", workers=1).train()
+    assert described_in(tmp_path / "run").workers == 1
 
 
 def test_longer_records_are_advised_only_where_they_are_short(tmp_path: Path) -> None:
