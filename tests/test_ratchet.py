@@ -26,9 +26,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 48_000,  # of .py, .pyi, .html and .css
-    "files": 320,  # of .py
-    "statements": 26_000,  # without docstrings and texts below attributes
+    "lines": 49_500,  # of .py, .pyi, .html and .css
+    "files": 326,  # of .py
+    "statements": 27_000,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 19_000,
     "modules that train/loop.py needs": 30,
