@@ -21,7 +21,7 @@ Fault = Literal["none", "sample", "label", "magnitude", "flattened", "root", "st
 class Config:
     """Settings. `sample` is the one that is at fault, where one is; `step` the step, where that is."""
 
-    out: str | None = None
+    run_dir: str | None = None
     fault: Fault = "none"
     sample: int = 17
     step: int = 5

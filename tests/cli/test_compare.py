@@ -51,7 +51,7 @@ from surefoot.recipes.optimizer_settings import Optimizer, checked
 
 @dataclass(frozen=True)
 class Config:
-    out: str = "runs/mine"
+    run_dir: str = "runs/mine"
     length: str = "30 steps"
     seed: int = 0
     width: int = 8
@@ -77,8 +77,8 @@ def build(config: Config):
     return sf.Run(
         model=lambda: nn.Sequential(nn.Linear(4, config.width), nn.Dropout(0.2), nn.Linear(config.width, 1)),
         loss=loss, train_data=data, batch_size=7, length=config.length, optimizer=config.optimizer.spec(), seed=config.seed,
-        evaluate={"held-out": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
-        save_every="3 steps", log_every="1 steps", best="min held-out/loss", out=config.out, precision="fp32", report=False,
+        splits={"held-out": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
+        save_every="3 steps", log_every="1 steps", best="min held-out/loss", run_dir=config.run_dir, precision="fp32", report=False,
     )
 """
 SLOW = ["program.py:build", "--vary", "optimizer.name=adamw,sgd", "--optimizer.lr", "0.01", "--step-s", "0.05"]
@@ -122,8 +122,8 @@ def compare(*arguments: str) -> dict[str, Any]:
     return held(Path(arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[0]))
 
 
-def held(out: Path) -> dict[str, Any]:
-    return dict(json.loads((out / "comparison.json").read_text()))
+def held(run_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((run_dir / "comparison.json").read_text()))
 
 
 def begun(*arguments: str) -> Forked:

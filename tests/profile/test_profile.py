@@ -77,7 +77,7 @@ def plain(**changes: Any) -> sf.Run:
     data = small_runs.Augmented()
     settings: dict[str, Any] = {
         "train_data": (data.inputs, data.labels),
-        "evaluate": {},
+        "splits": {},
         "early_stopping": None,
         "ema": None,
         "precision": "fp32",

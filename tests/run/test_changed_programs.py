@@ -86,13 +86,13 @@ class Plain(torch.optim.SGD):
         return super().step()
 
 
-def build(out: str = "runs/changed", **changes):
+def build(run_dir: str = "runs/changed", **changes):
     settings = dict(
-        model=Net, loss=loss, train_data=Data(), batch_size=4, micro_batch_size=2, length="8 steps", collate=collate,
+        model=Net, loss=loss, train_data=Data(), batch_size=4, micro_batch_size=2, length="8 steps", collate_fn=collate,
         optimizer=sf.optim.sgd(lr=0.1), save_every="100 steps", report=False, precision="fp32", device="cpu",
         check_state=False,  # the model counts its calls
     )
-    return sf.Run(out=out, **{**settings, **changes})
+    return sf.Run(run_dir=run_dir, **{**settings, **changes})
 
 
 def parts(shift=0.0):
@@ -152,7 +152,7 @@ CASES = {
     ),
     "loss's helper": ("loss * 1.0", "loss * 1.5", "{}", "changed: weighted() in program.py"),
     "forward": ("self.norm(self.linear(inputs))", "self.linear(inputs)", "{}", "Net.forward() in program.py"),
-    "collate": (
+    "collate_fn": (
         "return default_collate(samples)",
         "return default_collate(samples[::-1])",
         "{}",
@@ -355,7 +355,7 @@ def test_objects_that_are_not_looked_into_are_named_when_the_run_begins(
     samples = [(torch.ones(2), 1, Graph()) for _ in range(12)]
     settings: dict[str, Any] = {
         "train_data": samples,
-        "collate": lambda each: (torch.stack([x for x, *_ in each]), torch.ones(len(each)).long()),
+        "collate_fn": lambda each: (torch.stack([x for x, *_ in each]), torch.ones(len(each)).long()),
     }
     built(place, stop_after="4 steps", **settings).train()
     assert (
@@ -369,7 +369,7 @@ def test_the_command_line_accepts_a_change(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
-    text = PROGRAM.replace('(out: str = "runs/changed", **changes)', "()").replace(
+    text = PROGRAM.replace('(run_dir: str = "runs/changed", **changes)', "()").replace(
         "out=out, **{**settings, **changes}", "**settings"
     )
 

@@ -135,8 +135,8 @@ class Components:
         where = f"step-{found.step:08d}"
         saved = dict(found.saved.described)
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
-        if self.described["init"] is None:  # at step 0 it was loaded, and is of no use any more
-            saved["init"] = None
+        if self.described["init_from"] is None:  # at step 0 it was loaded, and is of no use any more
+            saved["init_from"] = None
         try:
             schedule = (self.settings.schedule or constant()).resolved(began)
         except ConfigError as problem:
@@ -191,7 +191,7 @@ class Components:
                 if pair[0] != pair[1]:
                     raise CheckpointError(
                         f"cannot resume step-{found.step:08d}: the model had {was}, and now has {now_is}\n"
-                        "  with another one it would be another run: choose another --out, or start from its weights with --init"
+                        "  with another one it would be another run: choose another --run-dir, or start from its weights with --init-from"
                     )
 
     @interprets
