@@ -520,7 +520,7 @@ WRONG_SHAPES: list[tuple[str, Any]] = [
     ("clock/total_s", {"training": "x"}),
     ("described/length", "x"),
     ("described/schedule_of_steps", None),
-    ("described/settings", []),
+    ("described/identity", []),
     ("extra", None),
     ("extra/model", {"x": 3}),
     ("fingerprints", {}),
