@@ -166,7 +166,7 @@ def test_a_resume_on_another_machine_computes_as_the_run_began(
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     again = built()
-    again.load(newest[0])
+    again.load_checkpoint(newest[0])
     assert again.parts.whole.precision.name == "bf16"  # and is scored as it was
     with pytest.raises(sf.CheckpointError, match="precision was 'bf16', now 'fp32'"):
         built(tmp_path / "run", precision="fp32").train()
@@ -443,7 +443,7 @@ def test_what_the_table_says_of_compiling_stays_with_the_run(tmp_path: Path, mon
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     again = built(compile="auto")
-    again.load(newest[0])
+    again.load_checkpoint(newest[0])
     assert again.parts.compiled  # and is scored as it was
     with pytest.raises(sf.CheckpointError, match="compile was True, now False"):
         built(tmp_path / "run", compile=False).train()

@@ -131,5 +131,5 @@ def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, ve
             )
     program, config = saved_settings(path, options, flags, verb=verb)
     run = build_run(program, in_directory(config, path), of=path)
-    run.load(choose_checkpoint(path, options.checkpoint))
+    run.load_checkpoint(choose_checkpoint(path, options.checkpoint))
     return run, set() if config is None else set(flatten(config))

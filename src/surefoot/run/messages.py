@@ -27,7 +27,6 @@ _MUCH_OF_THE_START = 0.1
 def header(parts: RunComponents, *, chosen: Chosen) -> str:
     """Six lines: model, data, plan, update, device, directory. `chosen`: what "auto" came to now."""
     length, step, device = parts.length, parts.state.step, parts.device
-    models = ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
     sizes, plan = parts.supply.sizes, parts.supply.plan
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
     world, how = parts.world, parts.parallel.kind
@@ -41,7 +40,7 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
     threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
     precision = chosen.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
     lines = [
-        f"model   {models}",
+        f"model   {_models(parts)}",
         f"data    {''.join(f'{line}; ' for line in parts.settings.about_data[:1])}{plan.samples:,} samples a pass; "
         f"{length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
@@ -197,6 +196,17 @@ def _optimizers(parts: RunComponents) -> str:
         prefix = "" if len(parts.state.trained) == 1 else f"{name}: "
         texts.append(f"{prefix}{type(trained.optimizer).__name__}, weight decay {decays}")
     return "; ".join(texts)
+
+
+def in_one_line(parts: RunComponents) -> str:
+    """The model, the data, the step and the directory of a run, as `repr` shows them."""
+    where = "no run_dir" if parts.directory is None else str(parts.directory.path)
+    step = f"step {parts.state.step:,} of {parts.length.steps:,}"
+    return f"Run({_models(parts)}; {parts.supply.plan.samples:,} samples; {step}; {where})"
+
+
+def _models(parts: RunComponents) -> str:
+    return ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
 
 
 def _parameters(model: torch.nn.Module) -> str:
