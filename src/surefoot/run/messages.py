@@ -186,14 +186,14 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
 def _optimizers(parts: RunComponents) -> str:
     """Each optimizer, and the number of parameters with each weight decay."""
     texts = []
-    for name, trained in parts.state.trained.items():
+    for name, trained in parts.state.optimizers.items():
         sizes = Counter[float]()
         for group in trained.optimizer.param_groups:
             sizes[group.get("weight_decay", 0)] += sum(parameter.numel() for parameter in group["params"])
         decays = " and ".join(
             f"{decay:g} for {size:,} parameters" for decay, size in sorted(sizes.items(), reverse=True)
         )
-        prefix = "" if len(parts.state.trained) == 1 else f"{name}: "
+        prefix = "" if len(parts.state.optimizers) == 1 else f"{name}: "
         texts.append(f"{prefix}{type(trained.optimizer).__name__}, weight decay {decays}")
     return "; ".join(texts)
 
