@@ -480,3 +480,12 @@ def test_auto_is_typed_like_true_and_nothing_else_is() -> None:
         configured(images.Config, [], ["--compile", "often"], verb="train images")
     with pytest.raises(sf.ConfigError, match="compile = 'often'"):
         built(compile="often")
+
+
+def test_fp16_on_a_cpu_trains_and_one_line_says_that_it_is_for_trying_only(capsys: pytest.CaptureFixture[str]) -> None:
+    run = built(console=True, precision="fp16")
+    run.train()
+    assert run.state.step == 6
+    assert capsys.readouterr().out.count("fp16 on a CPU is slow, and for trying only") == 1
+    built(console=True, precision="bf16").train()
+    assert "for trying only" not in capsys.readouterr().out

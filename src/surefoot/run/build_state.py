@@ -136,8 +136,8 @@ def _decided(
         )
     if trained is None:
         freeze(model, factors)
-    decay = 0.0 if by_spec is None else by_spec.weight_decay or 0.0
-    groups = parameter_groups(model, decay, rates=factors, trained=trained)
+    strength, decay = (0.0, "matrices") if by_spec is None else (by_spec.weight_decay, by_spec.decay)
+    groups = parameter_groups(model, strength, decay=decay, rates=factors, trained=trained)
     if not (parameters := [parameter for group in groups for parameter in group.parameters]):
         raise _nothing_to_train(name, models)
     if by_spec is not None and (split := kind_named(by_spec.name).split) is not None:

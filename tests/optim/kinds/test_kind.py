@@ -102,4 +102,7 @@ with heavy_ball_named.added():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
 
     assert ended.stderr == ""
-    assert re.fullmatch(r"\{'name': 'heavy_ball', 'lr': 0.02, 'weight_decay': 0.1, 'friction': 0.9\}\n", ended.stdout)
+    assert re.fullmatch(
+        r"\{'name': 'heavy_ball', 'lr': 0.02, 'weight_decay': 0.1, 'decay': 'matrices', 'friction': 0.9\}\n",
+        ended.stdout,
+    )
