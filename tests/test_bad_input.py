@@ -426,7 +426,7 @@ def stopping(**settings: Any) -> dict[str, Any]:
 
 
 MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
-    "evaluate['held-out'] is a tuple: write surefoot.Split": (2, lambda: {"splits": {"held-out": data()}}),
+    "splits['held-out'] is a tuple: write surefoot.Split": (2, lambda: {"splits": {"held-out": data()}}),
     "split 'held-out': the data set is empty": (3, lambda: splits(data=data(0))),
     "split 'held-out': Unsized can only be iterated": (3, lambda: splits(data=Unsized())),
     "split 'a/b'": (2, lambda: splits("a/b")),
@@ -442,7 +442,7 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "seed = -1": (2, lambda: {"seed": -1}),
     "seed = 18446744073709551616": (2, lambda: {"seed": 1 << 64}),
     "a lazy module": (2, lambda: {"model": lambda: nn.LazyLinear(3)}),
-    "out is empty": (2, lambda: {"run_dir": ""}),
+    "run_dir is empty": (2, lambda: {"run_dir": ""}),
 }
 
 

@@ -94,9 +94,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         "split 'v': the data are a tuple of NumPy arrays",
         "torch.as_tensor",
     ),
-    "evaluate as a tuple": ({"splits": (X, Y)}, sf.ConfigError, "evaluate is a tuple", "evaluate={"),
-    "evaluate as a Tensor": ({"splits": X}, sf.ConfigError, "evaluate is a Tensor", "evaluate={"),
-    "evaluate as a Split": ({"splits": sf.Split((X, Y))}, sf.ConfigError, "evaluate is a Split", "evaluate={"),
+    "splits as a tuple": ({"splits": (X, Y)}, sf.ConfigError, "splits is a tuple", "splits={"),
+    "splits as a Tensor": ({"splits": X}, sf.ConfigError, "splits is a Tensor", "splits={"),
+    "splits as a Split": ({"splits": sf.Split((X, Y))}, sf.ConfigError, "splits is a Split", "splits={"),
     "a class of modules": ({"model": nn.Linear}, sf.ConfigError, "missing 2 required", r"lambda: Linear\("),
     "betas of torch's": ({"optimizer": betas((0.9, 1.0))}, sf.ConfigError, "Invalid beta parameter", "below 1"),
     "one beta": ({"optimizer": betas((0.9,))}, sf.ConfigError, "index out of range", "below 1"),  # type: ignore[arg-type]

@@ -453,7 +453,7 @@ def test_a_plan_tells_what_varies_from_what_was_typed_for_all(whole: Path) -> No
     lines = (whole / "compare.toml").read_text().splitlines()
     assert 'name = "adamw" # varied' in lines
     assert "lr = 0.01 # flag" in lines
-    assert any(line.startswith("out = ") and line.endswith("# of each its own") for line in lines)
+    assert any(line.startswith("run_dir = ") and line.endswith("# of each its own") for line in lines)
 
 
 def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_run_is_held_by_one_process_whole_whatever_shared_it() -> None:
     from surefoot.recipes.program import for_one_process
 
     held = for_one_process(Config(parallel="fsdp", sharding=Sharding(replicas=2)), Path("runs/a"))
-    assert (held.parallel, held.sharding, held.out) == ("none", Sharding(), "runs/a")
+    assert (held.parallel, held.sharding, held.run_dir) == ("none", Sharding(), "runs/a")
     assert for_one_process(None, Path("runs/a")) is None
 
 

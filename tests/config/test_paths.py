@@ -72,7 +72,7 @@ def test_a_url_is_refused_by_what_writes_and_no_directory_is_made(function, tmp_
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("setting", ["out", "init"])
+@pytest.mark.parametrize("setting", ["run_dir", "init_from"])
 def test_a_url_is_refused_as_the_directory_or_the_first_weights_of_a_run(setting, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(sf.ConfigError, match=f"{setting} 's3://bucket/run' is a URL"):

@@ -32,10 +32,10 @@ from write_settings import settings_table, texts_of  # noqa: E402
 ORDER = re.findall(
     r"\w+",
     """
-    model loss train_data init seed length stop_after time_limit early_stopping batch_size micro_batch_size collate count workers
+    model loss train_data init_from seed length stop_after time_limit early_stopping batch_size micro_batch_size collate_fn count_fn workers
     optimizer schedule plateau clip ema max_bad_steps precision channels_last compile activation_checkpointing activation_checkpointing_modules
-    device deterministic evaluate evaluate_every best sample_fn sample_every log_every layer_stats_every trackers panels_fn report console
-    out save_every keep_last keep_every parallel sync_batch_norm check_ranks_every settings files describe_fn example
+    device deterministic splits evaluate_every best sample_fn sample_every log_every layer_stats_every trackers panels_fn report console
+    run_dir save_every keep_last keep_every parallel sync_batch_norm check_ranks_every identity extra_files describe_fn predict_example
     data_summary check_state accept_change disk
     """,
 )
@@ -160,7 +160,7 @@ def test_diagnose_reads_the_bad_steps_that_a_run_was_given(changes: dict[str, in
 
 
 OTHER: dict[Role, dict[str, Any]] = {
-    "identity": {"max_bad_steps": 3, "clip": "off", "ema": 0.5, "seed": 1, "settings": {"a": 1}},
+    "identity": {"max_bad_steps": 3, "clip": "off", "ema": 0.5, "seed": 1, "identity": {"a": 1}},
     "cadence": {"log_every": "1 steps", "keep_every": "2 steps", "evaluate_every": "3 steps"},
     "observer": {"keep_last": 1, "report": True, "data_summary": ["ones"], "deterministic": True},
     "one_session": {"time_limit": "9 h", "check_state": False, "accept_change": "loss"},

@@ -52,7 +52,7 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "count": counted_targets,
+        "count_fn": counted_targets,
         "train_data": tokens(SAMPLES, seed=2),
         "batch_size": 23,
         "length": "4 steps",

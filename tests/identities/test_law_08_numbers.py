@@ -38,7 +38,7 @@ def build(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": lambda: nn.Linear(FEATURES, CLASSES),
         "loss": plain_mean,
-        "count": counted_targets,
+        "count_fn": counted_targets,
         "train_data": tokens(SAMPLES, seed=5),
         "batch_size": 8,
         "micro_batch_size": 2,

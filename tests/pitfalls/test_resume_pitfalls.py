@@ -163,7 +163,7 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.groups was"),
         ({}, {"model": lambda: frozen_statistics(Net())}, "now has 1 in evaluation mode"),
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1e-3, momentum=0.5)}, "optimizer.groups was"),
-        ({"settings": {"a": {"b": 1}}}, {"settings": {"a": {"b": 2}}}, "settings.a.b was 1, now 2"),
+        ({"identity": {"a": {"b": 1}}}, {"identity": {"a": {"b": 2}}}, "identity.a.b was 1, now 2"),
     ],
 )
 def test_a_run_that_became_another_one_is_refused_naming_both_values(

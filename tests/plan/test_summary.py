@@ -259,7 +259,7 @@ def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: py
     assert text.startswith(
         f"warning: the loss of a batch is {whole:.6g}, of its two halves together (counting 5 and 5) {halves:.6g}"
     )
-    assert "count=lambda batch" in text
+    assert "count_fn=lambda batch" in text
     assert "leave micro_batch_size out" in text
 
 
@@ -382,7 +382,7 @@ def test_a_broken_contract_ends_with_2_and_says_what_to_write(here: Path, capsys
     with pytest.raises(SystemExit) as end:
         main(["plan", "program.py:build"])
     assert end.value.code == 2
-    assert "count=lambda batch" in capsys.readouterr().err
+    assert "count_fn=lambda batch" in capsys.readouterr().err
 
 
 def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,10 +174,10 @@ CASES = {
         "{'train_data': parts()}",
         "(part 1) of the training data is not",
     ),
-    "count": (
+    "count_fn": (
         "return len(batch[0])",
         "return 2 * len(batch[0])",
-        "{'count': count}",
+        "{'count_fn': count}",
         "counted 2 targets, and counts 4",
     ),
     "an optimizer of one's own": (
@@ -256,8 +256,8 @@ def test_equal_values_of_another_text_are_a_note_and_another_layout_is_nothing(
     old: str, new: str, note: str | None, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The data draw random numbers, the model has dropout and statistics: none of that is a false alarm."""
-    begin(place, own="{'count': count}")
-    built(place, old, new, own="{'count': count}").train()
+    begin(place, own="{'count_fn': count}")
+    built(place, old, new, own="{'count_fn': count}").train()
     told = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
     assert [note in line for line in told if note is not None] == [True] * (note is not None)
     assert len(told) == (note is not None)
@@ -335,7 +335,7 @@ def test_a_checkpoint_without_fingerprints_is_refused_in_one_sentence(place: Pat
 def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = "{'evaluate': {'held-out': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
+    own = "{'splits': {'held-out': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
     begin(place, own.replace("PLATEAU", "None"))
     built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
     assert "note: held-out holds other data than before: its scores are not comparable" in capsys.readouterr().out
@@ -370,11 +370,11 @@ def test_the_command_line_accepts_a_change(
 ) -> None:
     monkeypatch.chdir(place)
     text = PROGRAM.replace('(run_dir: str = "runs/changed", **changes)', "()").replace(
-        "out=out, **{**settings, **changes}", "**settings"
+        "run_dir=run_dir, **{**settings, **changes}", "**settings"
     )
 
     def command(stop: str | None, *arguments: str, changed: str = "1.0") -> None:
-        settings = text.replace('length="8 steps"', f'out="run", length="8 steps", stop_after={stop!r}')
+        settings = text.replace('length="8 steps"', f'run_dir="run", length="8 steps", stop_after={stop!r}')
         (place / "program.py").write_text(settings.replace("loss * 1.0", f"loss * {changed}"))
         main(list(arguments))
 

@@ -138,7 +138,7 @@ def test_a_run_that_names_the_format_that_was_chosen_goes_on_in_its_layout(tmp_p
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     scored = built(precision="bf16")
-    scored.load(newest[0])
+    scored.load_checkpoint(newest[0])
     assert scored.parts.layout.channels_last
 
 

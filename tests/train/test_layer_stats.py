@@ -49,7 +49,7 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": plain_mean,
-        "count": counted_targets,
+        "count_fn": counted_targets,
         "train_data": tokens(SAMPLES, seed=5, dtype=torch.float64),
         "batch_size": 12,
         "micro_batch_size": 4,

@@ -37,9 +37,10 @@ def resume(arguments: list[str]) -> None:
     of_recipes = ("preset", "init_from") if program.config is not None and issubclass(program.config, TrainSettings) else ()
     for name in of_recipes:
         if flag_text(flags, name) is not None:
+            flag = name.replace("_", "-")
             raise ConfigError(
-                f"--{name} is for the start of a run, and {run} has begun\n"
-                f"  another run: surefoot train ... --{name} ... --run-dir DIR"
+                f"--{flag} is for the start of a run, and {run} has begun\n"
+                f"  another run: surefoot train ... --{flag} ... --run-dir DIR"
             )
     held = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
     held |= {"run_dir": str(run)} if "run_dir" in held or of_recipes else {}

@@ -361,7 +361,7 @@ def test_other_weights_to_start_from_are_another_run(path: Path, tmp_path: Path)
     """A run that has begun does not load them again: without an error they would be ignored."""
     trained(config(path, run_dir=str(tmp_path / "first")))
     trained(config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
-    with pytest.raises(sf.CheckpointError, match="init was None, now"):
+    with pytest.raises(sf.CheckpointError, match="init_from was None, now"):
         trained(config(path, run_dir=str(tmp_path / "run"), init_from=str(tmp_path / "first")))
 
 

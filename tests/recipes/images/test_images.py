@@ -514,7 +514,7 @@ def test_other_pictures_left_out_are_another_run(tmp_path: Path) -> None:
     whole = tmp_path / "data" / "dark" / "4.png"
     (tmp_path / "data" / "dark" / "3.png").write_bytes(whole.read_bytes())
     whole.write_bytes(b"no picture")
-    with pytest.raises(sf.CheckpointError, match=r"settings\.data\.left_out\.sha256 was"):
+    with pytest.raises(sf.CheckpointError, match=r"identity\.data\.left_out\.sha256 was"):
         trained(config(**asked))
 
 
