@@ -13,12 +13,14 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Line:
-    """Points joined by a line: `colour` is a place in the palette, `faint` is behind others, `named` stands in the legend."""
+    """Points joined by a line. `series` selects one of 7 colors and 5 dashes; lines of one `series` are toggled together.
+
+    `faint` lines lie behind the others. Lines that are not `named` are left out of the legend.
+    """
 
     name: str
     points: Points
-    colour: int = 0
-    dashes: int = 0
+    series: int = 0
     faint: bool = False
     dots: bool = False
     named: bool = True
@@ -26,13 +28,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point, or where `y` is None a line from top to bottom; "strange": a value that is not finite, at the upper edge."""
+    """A point, or a vertical line if `y` is None. "strange" is a value that is not finite, drawn at the upper edge."""
 
     kind: Literal["best", "event", "strange"]
     x: float
     y: float | None
     title: str
-    colour: int = 0
+    series: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,13 +152,13 @@ def written(value: float, unit: Unit = "number") -> str:
     """A number as a person reads it, with its unit.
 
     >>> written(0.25, "fraction"), written(3 * 2**30, "bytes"), written(75.0, "seconds"), written(0.00012)
-    ('25 %', '3 GiB', '1m15s', '0.00012')
+    ('25%', '3 GiB', '1m15s', '0.00012')
     """
     if not math.isfinite(value):
         return repr(value)
     match unit:
         case "fraction":
-            return f"{100 * value:.3g} %"
+            return f"{100 * value:.3g}%"
         case "bytes":
             size, name = next(((size, name) for size, name in _POWERS if abs(value) >= size), (1, "B"))
             return f"{value / size:.4g} {name}"

@@ -102,7 +102,7 @@ def _how_it_ended(run: ReportedRun, state: State) -> str:
                 error = str(run.files.crashes[0].get("error", "")).partition("\n")[0]
             return f"failed at {step}" + (f": {error[:200]}" if error else "")
         case "silent":
-            return f"ended at {step} without a word: killed, or its machine went away"
+            return f"ended at {step} without a final record: killed, or its machine stopped"
 
 
 def _headline(name: str, curve: Curve, direction: str) -> Headline:

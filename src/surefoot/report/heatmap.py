@@ -161,19 +161,19 @@ class Layers:
 
     def maps(self) -> list[HeatMap]:
         """Gradient norm, update to weight, and what is saturated, as far as they were recorded."""
-        several = f" Each column is the largest of {self.size} watched steps." if self.size > 1 else ""
+        several = f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
         kinds: list[tuple[str, str, Unit, str]] = [
-            ("gradient_norm", "Gradient norm of each layer", "number", "Before clipping. Light is large."),
+            ("gradient_norm", "Gradient norm of each layer", "number", "Before clipping. Lighter is larger."),
             (
                 "ratio",
-                "Update to weight",
+                "Update-to-weight ratio",
                 "number",
-                "How large a step is against what it changes: about 0.001 is usual.",
+                "Norm of the update over the norm of the weight; about 0.001 is usual.",
             ),
         ]
         if any(value > 0 for table in self.tables for value in table["saturated"].values()):
-            note = "Of activations that saturate or rectify; 100 % passes no gradient."
-            kinds.append(("saturated", "Outputs at their flat end", "fraction", note))
+            note = "Outputs of activations where their slope is almost 0; at 100% no gradient passes."
+            kinds.append(("saturated", "Saturated outputs", "fraction", note))
         maps = (
             heat_map(kind, title, self._table(kind), self.steps, unit=unit, note=note + several)
             for kind, title, unit, note in kinds

@@ -63,7 +63,7 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
         row.append(("training loss", written(loss.last[1]), f"at step {loss.last[0]:,}"))
     step = recorded.at_end_of_step
     row += [
-        (name, written(value), "scored once" if step is None else f"scored once, weights of step {step:,}")
+        (name, written(value), "evaluated once, at the end" if step is None else f"evaluated at the end, weights of step {step:,}")
         for name, value in list(recorded.at_end.items())[:3]
         if found is None or name != found.name
     ]
@@ -73,10 +73,10 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     )
     spent, total = recorded.spent_s, sum(recorded.spent_s.values())
     if total > 0:
-        row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} of it training"))
+        row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} training"))
     trained = spent["training"] + spent["waiting"]
     if recorded.targets > 0 and trained > 0:
-        row.append(("targets a second", written(float(f"{recorded.targets / trained:.3g}")), "while training"))
+        row.append(("targets per second", written(float(f"{recorded.targets / trained:.3g}")), "mean, while training"))
     if resumed := sum(event.resumed for event in recorded.events):
         row.append(("resumed", "once" if resumed == 1 else f"{resumed:,} times", ""))
     if recorded.skipped:
@@ -99,7 +99,7 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
     rows = [
         ("began", _time(first)),
         ("last resumed", _time(last) if later else None),
-        ("sittings", str(1 + len(later)) if later else None),
+        ("sessions", str(1 + len(later)) if later else None),
         *((name, machine.get(name)) for name in ("surefoot", "torch")),
         *((name, last.get(name)) for name in ("python", "numpy", "platform")),
         ("device", ", ".join(str(machine[name]) for name in ("device", "hardware", "cpu") if machine.get(name))),
