@@ -135,7 +135,9 @@ def test_a_hit_area_has_the_step_the_value_of_each_line_and_the_events_there() -
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("x_scale", "steps"), [("linear", (0, 1, 7, 100)), ("log", (1, 2, 50, 900)), ("linear", range(500))])
+@pytest.mark.parametrize(
+    ("x_scale", "steps"), [("linear", (0, 1, 7, 100)), ("log", (1, 2, 50, 900)), ("linear", range(500))]
+)
 def test_hit_areas_cover_a_chart_and_the_line_of_each_stands_at_its_step(x_scale: str, steps: range) -> None:
     shown = chart(Line("a", tuple((float(step), 1.0) for step in steps)), x_scale=x_scale)
     found, both = stripes(shown), axes(shown)

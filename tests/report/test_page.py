@@ -227,7 +227,9 @@ def test_what_stopped_a_run_is_told_until_it_goes_on(tmp_path: Path) -> None:
     assert "stopped by SIGTERM at step 100 of 600" in page
     assert "surefoot resume" in page
     went_on = [*stopped, {"kind": "resumed", "step": 100}, train(110)]
-    assert "ended at step 110 of 600 without a final record" in page_of([written(tmp_path / "gone on", went_on, config=CONFIG)])
+    assert "ended at step 110 of 600 without a final record" in page_of(
+        [written(tmp_path / "gone on", went_on, config=CONFIG)]
+    )
 
 
 # --- hostile and large --------------------------------------------------------------------------------------------

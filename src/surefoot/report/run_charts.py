@@ -102,7 +102,9 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     return [
         Chart("learning-rate", "Learning rate", rate, zero=True, scale="linear"),
         Chart("norm", "Gradient norm", norms, strange, note="before clipping, of the steps of each record"),
-        Chart("clipped", "Clip fraction", clipped, unit="fraction", zero=True, scale="linear", note="mean of each record"),
+        Chart(
+            "clipped", "Clip fraction", clipped, unit="fraction", zero=True, scale="linear", note="mean of each record"
+        ),
         Chart("throughput", "Targets per second", speed, zero=True, scale="linear", note=rate_note),
         Chart("memory", "Memory", memory, unit="bytes", zero=True, scale="linear"),
     ]

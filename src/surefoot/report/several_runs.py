@@ -14,7 +14,11 @@ from surefoot.report.series import ReportedRun
 _MOST_METRICS = 12
 _DOTS = 60
 _LONGEST_TITLE = 60  # letters
-_MORE = {"learning_rate": "Learning rate", "norm": "Gradient norm, mean of each record", "targets_per_s": "Targets per second, mean of each record"}
+_MORE = {
+    "learning_rate": "Learning rate",
+    "norm": "Gradient norm, mean of each record",
+    "targets_per_s": "Targets per second, mean of each record",
+}
 
 
 def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any]:

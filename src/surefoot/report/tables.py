@@ -63,7 +63,11 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
         row.append(("training loss", written(loss.last[1]), f"at step {loss.last[0]:,}"))
     step = recorded.at_end_of_step
     row += [
-        (name, written(value), "evaluated once, at the end" if step is None else f"evaluated at the end, weights of step {step:,}")
+        (
+            name,
+            written(value),
+            "evaluated once, at the end" if step is None else f"evaluated at the end, weights of step {step:,}",
+        )
         for name, value in list(recorded.at_end.items())[:3]
         if found is None or name != found.name
     ]
