@@ -99,7 +99,7 @@ class BetweenSteps:
         counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
         if counted > 0 and trained_s > 0:
             values["targets_per_s"] = counted / trained_s
-        values["learning_rate"] = next(iter(self.state.trained.values())).optimizer.param_groups[0]["lr"]
+        values["learning_rate"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         self.remaining.add_steps(later_steps, training_s=trained_s, user_s=times["user_s"])
         if (left_s := self._left_s()) is not None:
             values["left_s"] = left_s
@@ -277,7 +277,7 @@ class BetweenSteps:
     def _layers(self) -> Layers:
         return Layers(
             self.state.models,
-            {name: trained.parameters for name, trained in self.state.trained.items()},
+            {name: trained.parameters for name, trained in self.state.optimizers.items()},
             world=self.parts.world,
             local_times=self.parts.task.ranks.local_times,
             compiled=self.parts.compiled,
@@ -299,4 +299,4 @@ class BetweenSteps:
 
 def latched(state: State, most: int) -> bool:
     """Whether some optimizer has skipped more than `most` steps in a row; waits for the device."""
-    return any(trained.bad_in_a_row.item() > most for trained in state.trained.values())
+    return any(trained.bad_in_a_row.item() > most for trained in state.optimizers.values())
