@@ -77,7 +77,9 @@ class Scoring:
 
         def values(data: Any) -> int:
             (batch,) = self.supply.split(data, batch_size=1, most=1)
-            return max((leaf.numel() for leaf in pytree.tree_leaves(batch.batch) if isinstance(leaf, Tensor)), default=1)
+            return max(
+                (leaf.numel() for leaf in pytree.tree_leaves(batch.batch) if isinstance(leaf, Tensor)), default=1
+            )
 
         with untouched():
             total = sum(sample_count(self.splits[name].data) * values(self.splits[name].data) for name in names)

@@ -97,7 +97,9 @@ class RemainingTime:
 
     def __init__(self) -> None:
         self.training_s: deque[float] = deque(maxlen=_RECENT)  # per step
-        self.user_s: deque[float] = deque(maxlen=_RECENT)  # per step; of the user's own code, which need not be the same in all
+        self.user_s: deque[float] = deque(
+            maxlen=_RECENT
+        )  # per step; of the user's own code, which need not be the same in all
         self.event_s: dict[Event, deque[float]] = {}  # of an evaluation: per step's worth of work
 
     def add_steps(self, count: int, *, training_s: float, user_s: float = 0.0) -> None:
