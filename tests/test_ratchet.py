@@ -13,7 +13,7 @@ from pathlib import Path
 import surefoot as sf
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
-from prose import Sentence, measures, sentences, split  # noqa: E402
+from prose import Sentence, measures, sentences, split
 
 SOURCE = Path(sf.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -37,7 +37,7 @@ MAX = {
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help texts and docstrings: words in a sentence on average, sentences above 35 words, and with a turn to avoid
-MAX_PROSE = {"README": (13.1, 1, 0), "docs": (17.9, 69, 135), "help": (12.0, 8, 46), "docstrings": (15.2, 32, 678)}
+MAX_PROSE = {"README": (13.1, 1, 0), "docs": (17.9, 69, 135), "help": (12.0, 8, 46), "docstrings": (15.1, 29, 538)}
 
 
 def lines(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""What a chart shows, apart from how it is drawn: lines, marks, and what its numbers are."""
+"""The content of a chart, apart from its drawing: lines, marks, and the unit of its numbers."""
 
 import math
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class Axis:
     unit: Unit = "number"
 
     def place(self, value: float) -> float:
-        """Where a value stands, from 0 to 1; what lies outside is brought to the edge.
+        """The position of a value, from 0 to 1; values outside are moved to the edge.
 
         >>> Axis(0.0, 8.0).place(2.0), Axis(1.0, 100.0, logarithmic=True).place(10.0), Axis(0.0, 1.0).place(7.0)
         (0.25, 0.5, 1.0)
@@ -82,7 +82,7 @@ _FLATTENED = 30.0  # times the median: what is so large takes an even scale's ro
 
 
 def axes(chart: Chart) -> tuple[Axis, Axis] | None:
-    """The axes that hold every point and mark of a chart; None where there is no point.
+    """The axes that hold every point and mark of a chart; None without points.
 
     >>> horizontal, vertical = axes(Chart("a", "a", (Line("a", ((0, 1.0), (10, 3.0))),)))
     >>> horizontal.high, vertical.low < 1.0, vertical.high > 3.0

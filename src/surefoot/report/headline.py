@@ -33,7 +33,7 @@ class Headline:
 
 
 def state_of(run: ReportedRun) -> State:
-    """What became of a run."""
+    """The state of a run."""
     recorded = run.recorded
     first = next(iter((recorded.over or "").split()), "")
     if (state := _ENDS.get(first.rstrip(":"))) is not None:
@@ -131,7 +131,7 @@ def _moved(found: Headline, curve: Curve, *, running: bool) -> list[str]:
 
 
 def _trend(found: Headline, curve: Curve) -> str:
-    """What a score did in the last fifth of the run, against all that it moved; nothing where too little is known.
+    """The trend of a metric in the last fifth of the run, relative to its whole range; "" if too little is known.
 
     >>> curve = Curve()
     >>> for step in range(10):

@@ -1,4 +1,4 @@
-"""What the watched steps tell of each layer, as heat maps: a row for each layer, a column for each watched step or some neighbours.
+"""Layer statistics as heat maps: one row per layer, one column per measured step (or per few neighboring ones).
 
 Each is a picture with one pixel for each value, since rectangles for tens of thousands of values would be megabytes.
 """
@@ -27,7 +27,7 @@ _Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 @dataclass(frozen=True)
 class HeatMap:
-    """What the page shows. Of each row its name, its last value, and all of its values in words."""
+    """A heat map of the page. Each row is its name, its last value, and all of its values in words."""
 
     name: str
     title: str
@@ -50,7 +50,7 @@ def heat_map(
 ) -> HeatMap | None:
     """A heat map of values by row, one for each step; None where none can be shown. Absent ones are empty, not finite ones red.
 
-    The scale is logarithmic but for fractions, and a 0 has its lowest colour.
+    The scale is logarithmic but for fractions, and a 0 has the lowest color.
     """
     logarithmic = unit != "fraction"
     known = [
@@ -131,7 +131,7 @@ def _palette() -> list[tuple[int, int, int, int]]:
 
 @dataclass
 class Layers:
-    """The "layers" records of a run: at most twice `COLUMNS` of them, each the largest of its neighbours' values."""
+    """The "layers" records of a run: at most twice `COLUMNS` of them, each the maximum over its neighbors."""
 
     steps: list[int] = field(default_factory=list)
     tables: list[_Table] = field(default_factory=list)

@@ -114,7 +114,7 @@ def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
                     self.wfile.write(page)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: who looks is one person on this machine."""
+            """Write no log: the only reader is a person on this machine."""
 
     server = ThreadingTCPServer((HERE, port), Handler, bind_and_activate=False)
     server.daemon_threads, server.allow_reuse_address = True, True
@@ -141,7 +141,7 @@ _HEADERS = (
 
 
 def _signature(place: Path) -> tuple[object, ...]:
-    """What changes where the page of a run would."""
+    """A value that changes whenever the page of a run would."""
     with suppress(OSError):  # a file may go meanwhile
         stats = {entry.name: entry.stat() for entry in os.scandir(place) if entry.name in _SHOWN}
         return is_running(place), *sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())

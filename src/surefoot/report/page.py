@@ -39,7 +39,7 @@ _DARKEST = 78  # percent, so that letters can be read
 
 
 def tinted(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
-    """Each piece with the strength of its tint in percent, None for none, and its number in words; equal neighbours as one.
+    """Each piece with the strength of its tint in percent (None: untinted) and its number in words.
 
     >>> panel = TextHeatmap(title="a", legend="b", unit="fraction", pieces=(("so", None), (" it", 0.5), (" goes", 0.0)))
     >>> tinted(panel)
@@ -78,7 +78,7 @@ def chart_of(panel: Curves) -> Chart:
 
 
 def summary(chart: Chart) -> str:
-    """A chart in words, for who does not see it.
+    """A chart in words, for screen readers.
 
     >>> summary(Chart("loss", "Loss", (Line("training", ((10, 3.0), (20, 2.5))),)))
     'Loss. training: 3 at step 10, 2.5 at step 20, between 2.5 and 3'
@@ -209,7 +209,7 @@ def run_page(
 
 
 def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
-    """The page of several runs: what differs between them, their scores, and their curves over each other."""
+    """The page of several runs: the settings that differ, their metrics, and their curves over each other."""
     whole = {"states": [state_of(run) for run in runs], "script": script, "policy": policy, "state": "", "left_out": ""}
     rooms = (max(20, 300 // len(runs)), 40, 20)
     return _rendered("runs.html", whole, (page_values(runs, stretches=stretches) for stretches in rooms))
@@ -240,7 +240,7 @@ def _rendered(name: str, whole: dict[str, Any], parts: Iterable[dict[str, Any]])
 
 @cache
 def environment() -> "Environment":
-    """Templates beside this file; what is put into them is escaped. Imported here: a run that writes no page needs none."""
+    """The templates beside this file; values put into them are escaped. Imported here: a run that writes no page needs none."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

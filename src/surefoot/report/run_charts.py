@@ -58,7 +58,7 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 
 def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    """One chart for each score that is no loss, all splits in it."""
+    """One chart per metric other than the loss, with all splits in it."""
     by_score: dict[str, dict[str, Curve]] = {}
     for name, curve in run.recorded.scores.items():
         split, _, score = name.rpartition("/")
@@ -123,7 +123,7 @@ def _users_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 
 def points_of(curve: Curve | None, stretches: int | None) -> Points:
-    """What is drawn of a curve; nothing where there is none."""
+    """The points that are drawn of a curve; () without a curve."""
     return () if curve is None else tuple((float(step), value) for step, value in curve.points(stretches))
 
 

@@ -22,7 +22,7 @@ _MORE = {
 
 
 def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any]:
-    """What the page shows of runs next to each other, in the order in which they are given."""
+    """The values that the page of several runs shows, in the order of `runs`."""
     names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_METRICS]
     called = labels(runs)
     title = " · ".join(called)
@@ -99,7 +99,7 @@ def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
 
 
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:
-    """Of each run the best value of a score, its step where that was not the last, and whether no other run was better."""
+    """The best value of a metric in each run, its step if that was not the last, and whether it is the best of all runs."""
     direction = direction_of(name)
     curves = [run.recorded.scores.get(name, Curve()) for run in runs]
     bests = [curve.best(direction) for curve in curves]

@@ -46,7 +46,7 @@ def shown(value: Any, *, longest: int = _LONGEST) -> str:
 
 
 def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
-    """Where the time of all sittings went, in a fixed order: what, its seconds, its share of all, and its colour on the page."""
+    """The time of all sessions by phase, in a fixed order: name, seconds, fraction of all, and color on the page."""
     spent = run.recorded.spent_s
     total = sum(spent.values()) or 1.0
     rows = [
@@ -56,7 +56,7 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
 
 
 def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
-    """The first row: what each is, its number and what belongs to it; the score that counts first, then loss, steps, time, speed."""
+    """The first row of the page: names, values and remarks. The main metric comes first, then loss, steps, time, speed."""
     recorded, found, loss = run.recorded, headline(run), run.recorded.train.get("loss")
     row = [] if found is None else [_of_headline(found)]
     if loss is not None and loss.last is not None and (found is None or found.name != "training loss"):
@@ -89,7 +89,7 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
 
 
 def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
-    """Where the run was made: versions, hardware, when each sitting began. Of several sittings, what the last one had."""
+    """Versions, hardware, and when the run began; values of the last session if there were several."""
     if not run.files.sessions:
         return []
     first, *later = run.files.sessions
