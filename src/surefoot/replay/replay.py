@@ -121,7 +121,7 @@ def replayed(
 
 
 def refuse_step(step: int, length: int, *, where: Path) -> None:
-    """Raise `ConfigError` for a step that the run has not made."""
+    """Raise `ConfigError` for a step that does not exist in a run of `length` steps."""
     if not 0 <= step < length:
         raise ConfigError(f"--step {step}: the steps of {where} are 0 to {length - 1}")
 
