@@ -354,7 +354,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--vary", "optimizer.lr"], "a setting, =, and what it is to be"),
         (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "two variants are the same"),
         (["gpt", "--vary", "optimizer.lr=1e-4..1e-2"], "ranges are for a search"),
-        (["gpt", "--vary", "out=a,b"], "a directory of its own"),
+        (["gpt", "--vary", "run_dir=a,b"], "a directory of its own"),
         (["gpt"], "compare what?"),
         (["gpt", "--vary", "optimizer.lr=0.1,fast"], "not a number"),
         (["gpt", "--vary", "seed=0,1", "--seeds", "2"], "--seeds and a varied seed"),
