@@ -152,7 +152,9 @@ def main() -> None:
         directory, references = Path(scratch), dict[int, dict[str, Any]]()
         for size in (2, 4):
             run_dir = directory / f"reference-{size}"
-            with surefoot(directory / f"p-{size}", "train", PROGRAM, "--nproc", str(size), "--run-dir", str(run_dir)) as group:
+            with surefoot(
+                directory / f"p-{size}", "train", PROGRAM, "--nproc", str(size), "--run-dir", str(run_dir)
+            ) as group:
                 assert group.wait() == 0, group.said
             references[size] = bits(run_dir)
         for launcher in [arguments.launcher] if arguments.launcher else LAUNCHERS:

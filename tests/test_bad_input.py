@@ -59,7 +59,9 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
     """The same for a run that a program of the user's own builds, with some argument of `small_runs.build` changed."""
     from surefoot.recipes.program import Program
 
-    def said(status: int, run_dir: str | None = None, *, late: Callable[[], dict[str, Any]] = dict, **changes: Any) -> str:
+    def said(
+        status: int, run_dir: str | None = None, *, late: Callable[[], dict[str, Any]] = dict, **changes: Any
+    ) -> str:
         def builds() -> sf.Run:
             return build(**{"run_dir": run_dir, **changes, **late()})
 

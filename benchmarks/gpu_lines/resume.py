@@ -74,7 +74,13 @@ def _convolutions(device: str, *, run_dir: str) -> sf.Run:
 
 
 def _saving(run_dir: str) -> dict[str, Any]:
-    return {"run_dir": run_dir, "deterministic": True, "save_every": "4 steps", "log_every": "1 steps", "length": "16 steps"}
+    return {
+        "run_dir": run_dir,
+        "deterministic": True,
+        "save_every": "4 steps",
+        "log_every": "1 steps",
+        "length": "16 steps",
+    }
 
 
 CASES = {"gpt": _gpt, "convolutions": _convolutions}

@@ -146,7 +146,9 @@ def of_two(rank: int) -> dict[str, str]:
 def test_a_job_that_is_pre_empted_goes_on_to_the_same_bits(cluster: Path, capsys) -> None:
     main(["submit", "program.py:build", *TWO, "--pause-s", "0.05"])
     job = submitted(cluster / "slurm", capsys.readouterr().out)
-    assert on_ranks(2, lambda _: main(["train", "program.py:build", "--run-dir", "left-alone"]), environment=of_two) == [
+    assert on_ranks(
+        2, lambda _: main(["train", "program.py:build", "--run-dir", "left-alone"]), environment=of_two
+    ) == [
         0,
         0,
     ]
@@ -180,7 +182,9 @@ def test_on_this_machine_a_job_goes_on_too(cluster: Path, capsys) -> None:
         ]
     )
     job = Job(cluster, int(capsys.readouterr().out.split()[2].rstrip(":")))
-    assert on_ranks(2, lambda _: main(["train", "program.py:build", "--run-dir", "left-alone"]), environment=of_two) == [
+    assert on_ranks(
+        2, lambda _: main(["train", "program.py:build", "--run-dir", "left-alone"]), environment=of_two
+    ) == [
         0,
         0,
     ]

@@ -473,7 +473,9 @@ def test_a_relative_path_of_data_is_explained_in_another_directory(
 ) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
     small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
-    main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--stop-after=2 steps", "--run-dir=runs/a", *small])
+    main(
+        ["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--stop-after=2 steps", "--run-dir=runs/a", *small]
+    )
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     for verb in ("resume", "evaluate"):

@@ -119,7 +119,12 @@ def counted_by_itself(model: Any, batch: Any) -> sf.Mean:
     return sf.losses.cross_entropy(model(batch[0]), batch[1].where(batch[1] > 0, -100))
 
 
-EVERYTHING = {"layer_stats_every": "1 steps", "log_every": "1 steps", "evaluate_every": "3 steps", "save_every": "4 steps"}
+EVERYTHING = {
+    "layer_stats_every": "1 steps",
+    "log_every": "1 steps",
+    "evaluate_every": "3 steps",
+    "save_every": "4 steps",
+}
 
 
 @pytest.mark.fast("micro_batch_size,clip", "optimizer,ema,schedule")

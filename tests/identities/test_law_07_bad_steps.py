@@ -197,7 +197,9 @@ def every_sample_from(step: int) -> tuple[Tensor, Tensor]:
 def test_too_many_in_a_row_end_the_run_with_the_weights_of_the_last_good_step(
     most: int, log_every: str, tmp_path: Path
 ) -> None:
-    run = build(every_sample_from(2), run_dir=tmp_path / "run", max_bad_steps=most, log_every=log_every, length="12 steps")
+    run = build(
+        every_sample_from(2), run_dir=tmp_path / "run", max_bad_steps=most, log_every=log_every, length="12 steps"
+    )
     good = None
     with pytest.raises(sf.DivergedError) as raised, run:  # noqa: PT012
         for step in run:

@@ -413,7 +413,12 @@ def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
         "batch_size": 8,
         "length": "10 steps",
     }
-    settings |= {"optimizer": sf.optim.sgd(lr=0.1), "log_every": "10 steps", "run_dir": tmp_path / "run", "console": False}
+    settings |= {
+        "optimizer": sf.optim.sgd(lr=0.1),
+        "log_every": "10 steps",
+        "run_dir": tmp_path / "run",
+        "console": False,
+    }
     settings |= {"check_state": False}
     for changes in ({"stop_after": "5 steps"}, {}):
         run = sf.Run(**settings, **changes)

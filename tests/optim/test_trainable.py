@@ -620,7 +620,11 @@ def on_a_rank(run_dir: str | None = None, until: int = STEPS, *, early: bool = F
     In float64, the averages too.
     """
     run = build(
-        run_dir, model=lambda: frozen_backbone().double(), train_data=widened(data()), ema=0.9, stop_after=f"{until} steps"
+        run_dir,
+        model=lambda: frozen_backbone().double(),
+        train_data=widened(data()),
+        ema=0.9,
+        stop_after=f"{until} steps",
     )
     run.state.models["model"].get_submodule("backbone").requires_grad_(early)
     made(run, thaw_and_freeze)

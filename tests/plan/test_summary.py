@@ -334,7 +334,9 @@ def begun_on_ranks(run_dir: str) -> str:
 
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        run_of(loss=contrastive, micro_batch_size=20, batch_size=40, length="2 steps", console=True, run_dir=run_dir).train()
+        run_of(
+            loss=contrastive, micro_batch_size=20, batch_size=40, length="2 steps", console=True, run_dir=run_dir
+        ).train()
     return text.getvalue()
 
 

@@ -109,9 +109,7 @@ def test_a_run_that_goes_on_is_seen_to_run_and_keeps_its_lock(tmp_path: Path) ->
         for step in run:
             if step.index == 4:
                 page = sf.load(run_dir).report().read_text()
-                look = (
-                    f"from surefoot.tracking.run_reader import Path, is_running; print(is_running(Path({str(run_dir)!r})))"
-                )
+                look = f"from surefoot.tracking.run_reader import Path, is_running; print(is_running(Path({str(run_dir)!r})))"
                 seen = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
                 break
     assert re.search(r"running: step \d of 26", page)

@@ -196,9 +196,7 @@ def test_every_group_of_every_optimizer_is_lowered() -> None:
         optimizer={"one": sf.optim.sgd(lr=1.0), "other": sf.optim.adamw(lr=1e-3)},
         loss=loss,
         schedule=None,
-        splits={
-            "held-out": sf.Split((torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), scores=[same_of_several])
-        },
+        splits={"held-out": sf.Split((torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), scores=[same_of_several])},
         plateau=ReduceLROnPlateau("min held-out/same_of_several", patience=1),
         length="5 steps",
         ema=None,
@@ -240,7 +238,14 @@ def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     build(run_dir).train()
-    assert [factor for _, factor in sorted(written(run_dir, "scores", "rate_factor"))] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    assert [factor for _, factor in sorted(written(run_dir, "scores", "rate_factor"))] == [
+        1.0,
+        1.0,
+        0.5,
+        0.5,
+        0.25,
+        0.25,
+    ]
     return left(run_dir)
 
 

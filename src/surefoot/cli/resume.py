@@ -34,7 +34,9 @@ def resume(arguments: list[str]) -> None:
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
     options, flags = verb_options(Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True)
-    of_recipes = ("preset", "init_from") if program.config is not None and issubclass(program.config, TrainSettings) else ()
+    of_recipes = (
+        ("preset", "init_from") if program.config is not None and issubclass(program.config, TrainSettings) else ()
+    )
     for name in of_recipes:
         if flag_text(flags, name) is not None:
             flag = name.replace("_", "-")

@@ -149,7 +149,9 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
     program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
     if getattr(config, "run_dir", "") is None:
-        raise ConfigError("a job that goes on after its time needs a directory\n  add --run-dir runs/NAME, on shared files")
+        raise ConfigError(
+            "a job that goes on after its time needs a directory\n  add --run-dir runs/NAME, on shared files"
+        )
 
 
 def _submitted(training: Training, requested: dict[str, Any], options: Submit) -> Any:

@@ -210,7 +210,9 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         }
     optimizers = {name: _optimizer(each, state.optimizers[name].optimizer) for name, each in models.decisions.items()}
     resolved = {
-        "init_from": None if settings.init_from is None else str(local_path(settings.init_from, setting="init_from").resolve()),
+        "init_from": None
+        if settings.init_from is None
+        else str(local_path(settings.init_from, setting="init_from").resolve()),
         "length": f"{times.length.steps} steps",
         "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
         **supply.sizes.described(),

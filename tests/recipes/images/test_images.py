@@ -347,7 +347,17 @@ def test_a_network_that_came_with_the_run_is_never_run(
     """config.toml names it, without `out`; images.json says what it likes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["surefoot"])
-    main(["train", "images", "--run-dir=run", "--length=2 steps", "--precision=fp32", "--report=false", "--model.width=4"])
+    main(
+        [
+            "train",
+            "images",
+            "--run-dir=run",
+            "--length=2 steps",
+            "--precision=fp32",
+            "--report=false",
+            "--model.width=4",
+        ]
+    )
     Path(where).write_text("from pathlib import Path; Path('canary').touch()\n")
     Path("run/config.toml").write_text(
         f'absent = []\n[model]\nname = "{where}:build"\n[program]\nkind = "recipe"\nrecipe = "images"\n'
@@ -368,7 +378,15 @@ def test_predict_runs_no_changed_network_that_the_settings_do_not_name(
 ) -> None:
     run = tmp_path / "run"
     main(
-        ["train", "images", f"--run-dir={run}", "--length=2 steps", "--precision=fp32", "--report=false", "--model.width=4"]
+        [
+            "train",
+            "images",
+            f"--run-dir={run}",
+            "--length=2 steps",
+            "--precision=fp32",
+            "--report=false",
+            "--model.width=4",
+        ]
     )
     held = run / "images.json"
     held.write_text(held.read_text().replace('"simple_cnn"', f'"{program}:build"'))
