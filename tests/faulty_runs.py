@@ -139,7 +139,7 @@ def build(config: Config) -> sf.Run:
         **{
             name: getattr(config, name)
             for name in (
-                "out",
+                "run_dir",
                 "length",
                 "batch_size",
                 "micro_batch_size",

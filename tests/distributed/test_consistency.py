@@ -47,7 +47,7 @@ def of_another(which: str, values: list[Any], run_dir: str) -> None:
     ("which", "values", "said"),
     [
         ("micro_batch_size", [4, None], "micro_batch_size: rank 0 has 4, rank 1 has None"),
-        ("evaluate", [["a"], ["a", "b"]], "evaluate.b.data: rank 0 has none, rank 1 has 'tuple'"),
+        ("splits", [["a"], ["a", "b"]], "splits.b.data: rank 0 has none, rank 1 has 'tuple'"),
         ("model", [16, 3], "model.weight: rank 0 has 'float64 (16, 6)', rank 1 has 'float64 (3, 6)'"),
     ],
 )

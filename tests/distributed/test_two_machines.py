@@ -24,7 +24,7 @@ PROGRAM = """
 import json, sys
 sys.path.insert(0, {tests!r})
 import small_runs
-run = small_runs.build({out!r}, length="2 epochs", evaluate=None, early_stopping=None, optimizer=small_runs.sf.optim.sgd(lr=0.1), ema=None)
+run = small_runs.build({out!r}, length="2 epochs", splits=None, early_stopping=None, optimizer=small_runs.sf.optim.sgd(lr=0.1), ema=None)
 run.train()
 world = run.parts.world
 weight = next(run.state.models["model"].parameters()).detach().flatten()[:3].tolist()

@@ -33,7 +33,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Iterator[Path]:
+def run_dir(tmp_path: Path) -> Iterator[Path]:
     return tmp_path / "run"
 
 

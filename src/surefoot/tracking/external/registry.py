@@ -37,7 +37,8 @@ def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) ->
         raise ConfigError(f"trackers = {given!r} names one of them twice")
     if names and out is None:
         raise ConfigError(
-            f"trackers = {given!r}: which of their runs this is, is kept in the run's directory, and there is none\n  give one: --run-dir DIR"
+            f"trackers = {given!r}: the run's directory keeps the tracker's id of the run, and this run has no directory\n"
+            "  give one: --run-dir DIR"
         )
     return names
 
