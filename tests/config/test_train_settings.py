@@ -32,11 +32,12 @@ from write_settings import settings_table, texts_of  # noqa: E402
 ORDER = re.findall(
     r"\w+",
     """
-    model loss train_data init_from seed length stop_after time_limit early_stopping batch_size micro_batch_size collate_fn count_fn
-    workers optimizer schedule plateau clip ema max_bad_steps precision channels_last compile activation_checkpointing activation_checkpointing_modules
-    device deterministic splits evaluate_every best sample_fn sample_every log_every layer_stats_every trackers panels_fn report console
-    run_dir save_every keep_last keep_every parallel sync_batch_norm check_ranks_every identity extra_files describe_fn predict_example
-    data_summary check_state accept_change disk
+    model loss train_data init_from seed length stop_after time_limit early_stopping batch_size micro_batch_size collate_fn
+    count_fn workers optimizer schedule plateau clip ema max_bad_steps precision channels_last compile
+    activation_checkpointing activation_checkpointing_modules device deterministic splits evaluate_every best sample_fn
+    sample_every log_every layer_stats_every trackers panels_fn report console run_dir save_every keep_last keep_every
+    parallel sync_batch_norm check_ranks_every identity extra_files describe_fn predict_example data_summary check_state
+    accept_change disk
     """,
 )
 

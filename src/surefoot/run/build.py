@@ -29,9 +29,9 @@ from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import began_with
-from surefoot.train.compile import Layout, compiled, compiling, layout
+from surefoot.train.compile import Layout, compiled, compiling, layout, sole_or_all
 from surefoot.train.components import printed
-from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.loop import State, Task
 from surefoot.train.patience import feedback, watched
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings

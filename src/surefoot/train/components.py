@@ -24,8 +24,8 @@ from surefoot.errors import CheckpointError, ConfigError
 from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.tracking.console import Screen
 from surefoot.tracking.run_directory import RunDirectory, machine
-from surefoot.train.compile import Compiling, Layout, compiled
-from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.compile import Compiling, Layout, compiled, sole_or_all
+from surefoot.train.loop import State, Task
 from surefoot.train.run_identity import (
     differences,
     has_same_samples,

@@ -22,9 +22,10 @@ from surefoot.distributed.strategy import Alone
 from surefoot.distributed.world import World
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators
+from surefoot.train.compile import sole_or_all
 from surefoot.train.components import Components
 from surefoot.train.evaluate import Split, scored_by_batch
-from surefoot.train.loop import Loss, State, Step, Task, forward_backward, sole_or_all
+from surefoot.train.loop import Loss, State, Step, Task, forward_backward
 from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import eagerly, preserved
 from surefoot.train.step_watch import UNWATCHED, Watch
