@@ -17,8 +17,8 @@ from surefoot.memory import used_bytes
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.stop_requests import Wishes
-from surefoot.tracking.run_reader import read_records
 from surefoot.tracking.logger import Journal
+from surefoot.tracking.run_reader import read_records
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
 from surefoot.train.step_watch import UNWATCHED, Watch

@@ -27,7 +27,9 @@ def in_order(log: Log) -> Iterator[Problem]:
             case "resumed":
                 last = {name: min(before, line.step) for name, before in last.items()}
             case "train" | "scores":
-                if line.step <= last.get(line.kind, -1 if line.kind == "scores" else 0):  # splits are evaluated at step 0 if asked for
+                if line.step <= last.get(
+                    line.kind, -1 if line.kind == "scores" else 0
+                ):  # splits are evaluated at step 0 if asked for
                     before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
                     yield _at(line, f"it tells of {line.kind} {before}")
                 last[line.kind] = line.step
