@@ -492,6 +492,6 @@ def test_a_small_text_is_trained_on_without_questions(tmp_path: Path) -> None:
     """There is too little of it to hold out for them, and nobody asked for any."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 20)
     main([*GPT, "--data.path", str(tmp_path / "text.txt"), "--run-dir", str(tmp_path / "run"), "--model.context", "16"])
-    (scores,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"][-1:]
+    (scores,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"][-1:]
     assert "held-out/loss" in scores
     assert "cloze/accuracy" not in scores

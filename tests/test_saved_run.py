@@ -121,8 +121,8 @@ def test_a_saved_run_tells_what_its_directory_holds(of_script: Path) -> None:
     assert [record["loss"] for record in run.records("train")] == losses
     assert len(run.records()) == len(lines)
     assert run.settings["batch_size"] == 4
-    assert run.metrics["val/loss"] == [line["val/loss"] for line in lines if line["kind"] == "scores"][-1]
-    assert run.metrics["test/loss"] == next(line["test/loss"] for line in lines if line["kind"] == "end")
+    assert run.metrics["val/loss"] == [line["val/loss"] for line in lines if line["kind"] == "eval"][-1]
+    assert run.metrics["test/loss"] == next(line["test/loss"] for line in lines if line["kind"] == "final_eval")
 
 
 def test_a_run_that_was_stopped_says_so_and_where(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class SavedRun:
         """The last value of each metric as {"SPLIT/METRIC": value}, those of the end included."""
         from surefoot.tracking.record import scores_in
 
-        evaluated = [scores_in(record) for record in self.records() if record["kind"] in ("scores", "end")]
+        evaluated = [scores_in(record) for record in self.records() if record["kind"] in ("eval", "final_eval")]
         return {name: value for scores in evaluated for name, value in scores.items()}
 
     @property
@@ -126,7 +126,7 @@ class SavedRun:
         return Store(self.path / "checkpoints").steps()
 
     def records(self, kind: str | None = None) -> list[Record]:
-        """The records of one kind ("train", "scores", ...), or all; none that a later resume superseded.
+        """The records of one kind ("train", "eval", ...), or all; none that a later resume superseded.
 
         `pandas.DataFrame(run.records("train"))` is a table of them. `ConfigError` where the file cannot be read.
         """

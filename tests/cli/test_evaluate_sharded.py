@@ -86,7 +86,7 @@ def test_checkpoints_in_pieces_are_kept_and_removed_as_whole_ones_are(runs: Path
 
 @forks
 def test_evaluate_scores_what_ranks_have_saved_as_they_did(runs: Path) -> None:
-    last = [line for line in records(runs / "sharded" / "metrics.jsonl") if line["kind"] == "scores"][-1]
+    last = [line for line in records(runs / "sharded" / "metrics.jsonl") if line["kind"] == "eval"][-1]
     evaluate = ["evaluate", str(runs / "sharded"), "--checkpoint", "6"]
     with Forked(lambda: main(evaluate), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -204,7 +204,7 @@ def test_a_text_is_shown_as_text(command: Ran, tmp_path: Path) -> None:
     [
         ([], "from step-00000004: 6 steps to make again"),
         (
-            [{"kind": "train", "step": 20, "training_s": 190.0, "waiting_s": 10.0}],
+            [{"kind": "train", "step": 20, "training_s": 190.0, "data_wait_s": 10.0}],
             "from step-00000004: 6 steps to make again, about 1m00s by the records",
         ),
     ],

@@ -198,12 +198,12 @@ def test_a_run_without_records_is_a_row_without_numbers(tmp_path: Path) -> None:
 
 def test_records_that_a_resume_superseded_are_no_part_of_a_curve(tmp_path: Path) -> None:
     lines = [
-        {"kind": "train", "step": 5, "loss": 3.0, "targets": 10, "training_s": 1.0, "waiting_s": 0.5},
-        {"kind": "train", "step": 10, "loss": 9.0, "targets": 10, "training_s": 1.0, "waiting_s": 0.5},
-        {"kind": "scores", "step": 10, "held-out/loss": 9.0},
-        {"kind": "resumed", "step": 5},
-        {"kind": "train", "step": 10, "loss": 2.0, "targets": 10, "training_s": 2.0, "waiting_s": 0.0},
-        {"kind": "scores", "step": 10, "held-out/loss": 1.0},
+        {"kind": "train", "step": 5, "loss": 3.0, "targets": 10, "training_s": 1.0, "data_wait_s": 0.5},
+        {"kind": "train", "step": 10, "loss": 9.0, "targets": 10, "training_s": 1.0, "data_wait_s": 0.5},
+        {"kind": "eval", "step": 10, "held-out/loss": 9.0},
+        {"kind": "resume", "step": 5},
+        {"kind": "train", "step": 10, "loss": 2.0, "targets": 10, "training_s": 2.0, "data_wait_s": 0.0},
+        {"kind": "eval", "step": 10, "held-out/loss": 1.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(line(each) + "\n" for each in lines))
     found = read_run(tmp_path)
@@ -316,7 +316,7 @@ def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.Monkey
     )
     trial: Any = SimpleNamespace(started=90.0)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    sitting._estimate(trial, left_s=60.0)
+    sitting._estimate(trial, eta_s=60.0)
     assert "for the 2 that are left" in stream.getvalue()
     assert stream.getvalue().startswith("about 2m20s")
 
@@ -353,7 +353,7 @@ def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
     sitting._estimate(trial, 90.0)
     assert said.getvalue() == "about 5m00s for the 3 that are left, judging by the first\n"
-    (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "scores", "step": 1, "held-out/accuracy": 0.5}\n')
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "held-out/accuracy": 0.5}\n')
     with pytest.raises(ConfigError, match="b has no such score; it has: held-out/accuracy"):
         sitting._look(trial)
 

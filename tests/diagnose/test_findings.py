@@ -39,16 +39,16 @@ def event(what: str, step: int = RECORDS * EVERY) -> list[Record]:
 
 
 def data(**told: Any) -> list[Record]:
-    return [{"kind": "data", "step": 0, **told}]
+    return [{"kind": "data_check", "step": 0, **told}]
 
 
 def shared(found: int, *, samples: int, **told: Any) -> list[Record]:
     """Of 100 of a split `found` are among the 100 training samples that were looked at."""
-    return data(samples=samples, looked_at=100, overlap={"held-out": {"looked_at": 100, "found": found, **told}})
+    return data(samples=samples, checked=100, overlap={"held-out": {"checked": 100, "found": found, **told}})
 
 
 def passages(found: int) -> dict[str, Any]:
-    return {"looked_at": 100, "found": found, "passages": True}
+    return {"checked": 100, "found": found, "passages": True}
 
 
 def noisy(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
@@ -137,15 +137,15 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("warning", lambda: history(train(), scores([-2.0, -3.0, -4.0, -3.7, -3.5, -3.0]))),
     ],
     "train-validation-overlap": [
-        ("error", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 50}}))),
+        ("error", lambda: history(train(), data(overlap={"held-out": {"checked": 100, "found": 50}}))),
         ("warning", lambda: history(train(), shared(14, samples=7000))),
         ("warning", lambda: history(train(), shared(14, samples=700, among_all=True))),
-        ("warning", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 1}}))),
-        ("note", lambda: history(train(), data(overlap={"held-out": {"looked_at": 1000, "found": 1}}))),
+        ("warning", lambda: history(train(), data(overlap={"held-out": {"checked": 100, "found": 1}}))),
+        ("note", lambda: history(train(), data(overlap={"held-out": {"checked": 1000, "found": 1}}))),
         ("note", lambda: history(train(), data(overlap={"held-out": passages(9)}))),
         ("warning", lambda: history(train(), data(overlap={"held-out": passages(10)}))),
         ("error", lambda: history(train(), data(overlap={"held-out": passages(50)}))),
-        ("warning", lambda: history(train(), data(overlap={"a": passages(9), "b": {"looked_at": 100, "found": 2}}))),
+        ("warning", lambda: history(train(), data(overlap={"a": passages(9), "b": {"checked": 100, "found": 2}}))),
     ],
     "constant-targets": [
         ("error", lambda: history(train(), data(targets={"distinct": 1, "most_common_fraction": 1.0}))),
@@ -197,8 +197,8 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("warning", lambda: history(train(device_memory_peak_bytes=lambda place: 500e6 + 1e6 * place))),
     ],
     "data-bound": [
-        ("note", lambda: history(train(waiting_s=lambda _: 0.1))),
-        ("warning", lambda: history(train(waiting_s=lambda _: 0.4))),
+        ("note", lambda: history(train(data_wait_s=lambda _: 0.1))),
+        ("warning", lambda: history(train(data_wait_s=lambda _: 0.4))),
     ],
     "evaluating-too-long": [("warning", lambda: history(train(evaluating_s=lambda _: 0.3)))],
     "saving-too-long": [("warning", lambda: history(train(saving_s=lambda _: 0.1)))],
@@ -288,8 +288,8 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), scores(noisy_scores())),
     ],
     "train-validation-overlap": [
-        lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 0}})),
-        lambda: history(train(), data(overlap={"train_data": {"looked_at": 100, "found": 100, "same": True}})),
+        lambda: history(train(), data(overlap={"held-out": {"checked": 100, "found": 0}})),
+        lambda: history(train(), data(overlap={"train_data": {"checked": 100, "found": 100, "same": True}})),
     ],
     "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
     "dead-units": [
@@ -352,12 +352,12 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         # a process that began at record 20, and took what it needs until 32
         lambda: history(
             train(host_memory_bytes=lambda place: 650e6 + 1e7 * min(max(place - 20, 0), 22)),
-            [{"kind": "resumed", "step": 200}],
+            [{"kind": "resume", "step": 200}],
         ),
     ],
     "data-bound": [
-        lambda: history(train(waiting_s=lambda _: 0.088)),
-        lambda: history(train(waiting_s=lambda place: 60.0 * (place == 0))),
+        lambda: history(train(data_wait_s=lambda _: 0.088)),
+        lambda: history(train(data_wait_s=lambda place: 60.0 * (place == 0))),
     ],
     "evaluating-too-long": [lambda: history(train(evaluating_s=lambda _: 0.26))],
     "saving-too-long": [lambda: history(train(saving_s=lambda _: 0.09))],
@@ -405,7 +405,7 @@ def test_a_few_records_are_evidence_of_nothing(count: int, standing: str) -> Non
 
 @in_one
 @pytest.mark.parametrize(
-    "name", ["loss", "norm", "clipped", "learning_rate", "targets_per_s", "host_memory_bytes", "waiting_s"]
+    "name", ["loss", "norm", "clipped", "lr", "targets_per_s", "host_memory_bytes", "data_wait_s"]
 )
 @pytest.mark.parametrize("how", ["lacking", "null", "nan", "inf"])
 def test_no_verdict_needs_a_field_that_older_runs_lack_or_that_is_no_number(name: str, how: str) -> None:
@@ -450,7 +450,7 @@ def test_divergence_names_the_layer_that_grew_first_and_the_step() -> None:
 def test_steps_of_which_none_was_applied_have_no_loss_of_zero() -> None:
     records = train(lambda place: falling(place) if place < 50 else math.nan)
     for record in records[50:]:
-        record.update({"skipped": EVERY, "loss_of_applied": 0.0})
+        record.update({"skipped": EVERY, "loss_applied": 0.0})
     lost = history(records, event("diverged", RECORDS * EVERY), length="1000 steps")
     assert len(lost.loss) == 50
     finding = found("diverged", lost)
@@ -530,7 +530,7 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
     falling_speed = {"targets_per_s": lambda place: 100 / (1 + place / 30)}
     finding = found(
         "falling-throughput",
-        history(train(count=61, training_s=lambda place: 1.0 + place, waiting_s=lambda place: 2.0, **falling_speed)),
+        history(train(count=61, training_s=lambda place: 1.0 + place, data_wait_s=lambda place: 2.0, **falling_speed)),
     )
     assert finding is not None
     assert finding.evidence[1] == (
@@ -611,7 +611,7 @@ def test_where_too_few_records_were_made_it_says_how_to_have_more() -> None:
 
 
 def test_workers_to_try_are_those_that_keep_up() -> None:
-    finding = found("data-bound", history(train(waiting_s=lambda _: 2.4), processors=8))
+    finding = found("data-bound", history(train(data_wait_s=lambda _: 2.4), processors=8))
     assert finding is not None
     assert finding.numbers["workers"] == 3  # 2.4 s of reading for 0.8 s of training
 
@@ -630,7 +630,7 @@ def test_errors_come_first() -> None:
     severities = [
         finding.severity
         for finding in findings(
-            history(train(flat, waiting_s=lambda _: 0.1, clipped=lambda _: 1.0, norm=lambda _: 11.0))
+            history(train(flat, data_wait_s=lambda _: 0.1, clipped=lambda _: 1.0, norm=lambda _: 11.0))
         )
     ]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
@@ -658,7 +658,7 @@ def test_no_prediction_has_a_smoothed_loss_below_the_floor(smoothing: float, cla
 
 
 def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_sitting_is_no_end() -> None:
-    marker: Record = {"kind": "resumed", "step": 300}
+    marker: Record = {"kind": "resume", "step": 300}
     records = [*train(count=30), *event("failed: OSError", 350), marker, *train()[30:50]]
     going = history(records, standing="running")
     assert verdict("ended-early", going).message == "the run goes on"
@@ -697,7 +697,7 @@ def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
     """`step` of a record counts steps made; what is watched or is the largest of a record has the index of its step."""
     past = make()
     records = [*past.train, *past.scores, *past.layers, *filter(None, [past.last_event])]
-    steps = {record[key] for record in records for key in ("step", "loss_max_step", "watched_step") if key in record}
+    steps = {record[key] for record in records for key in ("step", "loss_max_step", "measured_step") if key in record}
     finding = next(finding for finding in findings(past) if (finding.name, finding.severity) == (name, severity))
     for line in finding.evidence:
         for step in _AT_STEP.findall(line):

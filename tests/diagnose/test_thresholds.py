@@ -75,11 +75,11 @@ def cycle(place: int) -> float:
 
 
 def data(**fields: Any) -> list[Record]:
-    return [{"kind": "data", "step": 0, **fields}]
+    return [{"kind": "data_check", "step": 0, **fields}]
 
 
 def overlap(count: int, **fields: Any) -> list[Record]:
-    return data(overlap={"held-out": {"looked_at": 1000, "found": count, **fields}})
+    return data(overlap={"held-out": {"checked": 1000, "found": count, **fields}})
 
 
 def noisy(scale: float, *, batch: int = 8) -> list[Record]:
@@ -127,7 +127,7 @@ def stretched(levels: Sequence[float]) -> list[float]:
 
 def spent(**seconds: float) -> list[Record]:
     """Records of nothing but these seconds each."""
-    none = dict.fromkeys(("training_s", "waiting_s", "evaluating_s", "saving_s"), 0.0)
+    none = dict.fromkeys(("training_s", "data_wait_s", "evaluating_s", "saving_s"), 0.0)
     return train(**{name: (lambda _, amount=amount: amount) for name, amount in (none | seconds).items()})
 
 
@@ -172,7 +172,7 @@ def half_as_fast(second: float) -> list[Record]:
     )
 
 
-CONSTANT_RATE: dict[str, Any] = {"learning_rate": lambda _: 1e-5}
+CONSTANT_RATE: dict[str, Any] = {"lr": lambda _: 1e-5}
 NO_WARMUP: dict[str, Any] = {"schedule": {"shape": "linear", "warmup": 0}}
 
 PUBLISHED = [
@@ -439,12 +439,12 @@ PUBLISHED = [
     Threshold("throughput.LEAST_S", 1.0, lambda x: is_clear("evaluating-too-long", spent(training_s=x / 60))),
     Threshold("throughput.LEAST_S", 1.0, lambda x: is_clear("data-bound", spent(training_s=x / 59))),
     Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("falling-throughput", spent(training_s=x / 60))),
-    Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("jittering-throughput", spent(waiting_s=x / 60))),
-    Threshold("throughput.WAITING", 0.1, lambda x: is_told("data-bound", spent(waiting_s=x, training_s=1 - x))),
+    Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("jittering-throughput", spent(data_wait_s=x / 60))),
+    Threshold("throughput.WAITING", 0.1, lambda x: is_told("data-bound", spent(data_wait_s=x, training_s=1 - x))),
     Threshold(
         "throughput.MUCH_WAITING",
         0.3,
-        lambda x: is_as_bad_as("warning", "data-bound", spent(waiting_s=x, training_s=1 - x)),
+        lambda x: is_as_bad_as("warning", "data-bound", spent(data_wait_s=x, training_s=1 - x)),
     ),
     Threshold(
         "throughput.EVALUATING", 0.25, lambda x: is_told("evaluating-too-long", spent(evaluating_s=x, training_s=1 - x))

@@ -187,7 +187,7 @@ def test_watching_a_compiled_run_changes_no_bit(ranks: Ranks) -> None:
     cases: list[dict[str, Any]] = [{"layer_stats_every": "1 steps"}, {"layer_stats_every": None}]
     (watched,), (unwatched,) = ranks.each(1, watched_runs.watched, cases, compile=True)
     assert len(watched["layers"]) == 3
-    assert all(record["activation_norm"] == {} for record in watched["layers"])
+    assert all(record["activation_rms"] == {} for record in watched["layers"])
     assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
 
 

@@ -254,7 +254,7 @@ def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(
     assert watch is not None
     assert watch.step is not None
     assert watch.step > 6
-    scores = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"]
+    scores = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"]
     assert watch.value == max(line["held-out/accuracy"] for line in scores if line["step"] > 6)
 
 
@@ -460,7 +460,7 @@ def test_a_longer_run_is_scored_at_the_same_steps(tmp_path: Path) -> None:
     settings = {"schedule": sf.schedules.constant(2), "evaluate_every": "25%", "save_every": "100 steps"}
     build(tmp_path / "run", length="8 steps", **settings).train()
     build(tmp_path / "run", length="16 steps", **settings).train()
-    found = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"]
+    found = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"]
     assert found == [2, 4, 6, 8, 10, 12, 14, 16]
 
 

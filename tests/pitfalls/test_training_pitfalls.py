@@ -117,7 +117,7 @@ def test_the_rate_moves_once_a_step_however_many_micro_batches(micro_batch_size:
     """Counted in micro-batches; rate 0 at step 0; peak used twice; floor never reached."""
     schedule = sf.schedules.linear(warmup="3 steps", min_lr_ratio=0.1)
     changes: dict[str, Any] = {"length": "10 steps", "log_every": "1 steps", "micro_batch_size": micro_batch_size}
-    rates = [record["learning_rate"] for record in trained(tmp_path / "run", schedule=schedule, **changes)]
+    rates = [record["lr"] for record in trained(tmp_path / "run", schedule=schedule, **changes)]
     expected = [0.25, 0.5, 0.75, 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1]
     assert rates == pytest.approx([0.01 * factor for factor in expected])
 

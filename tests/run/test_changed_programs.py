@@ -1,6 +1,6 @@
 """A program that computes something else than when its run began is refused by name, or goes on with it where that is accepted. (9 s)
 
-Each run is built by a real file, which is changed between two sittings.
+Each run is built by a real file, which is changed between two sessions.
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_the
     begin(place, own)
     built(place, old, new, own=own, stop_after="6 steps", accept_change=name).train()
     assert "note: accepted: " in capsys.readouterr().out
-    sittings = json.loads((place / "run" / "environment.json").read_text())["sittings"]
-    assert [[each["changed"] for each in sitting.get("accepted_changes", [])] for sitting in sittings] == [[], [[name]]]
+    sessions = json.loads((place / "run" / "environment.json").read_text())["sessions"]
+    assert [[each["changed"] for each in sitting.get("accepted_changes", [])] for sitting in sessions] == [[], [[name]]]
     assert [(each["step"], each["changed"]) for each in fingerprints(place, 6)["accepted"]] == [(4, [name])]
     built(place, old, new, own=own).train()
     assert "accepted: " not in capsys.readouterr().out

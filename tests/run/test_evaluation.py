@@ -104,10 +104,10 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
     (record,) = written(run_dir, "end")
     best = run.parts.whole.watch
     assert best is not None
-    assert record["weights_of_step"] == best.step != run.state.step
+    assert record["weights_step"] == best.step != run.state.step
     again = build(None, **changes)
     assert run.parts.saving is not None
-    again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
+    again.load_checkpoint(run.parts.saving.store.at(record["weights_step"]))
     assert again.scores("test")["test/accuracy"] == record["test/accuracy"]
     unscored = build(tmp_path / "other", **(changes | {"splits": {"all": splits["all"]}}))
     unscored.train()
@@ -121,10 +121,10 @@ def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> No
     run = build(tmp_path / "run", **changes)
     run.train()
     (record,) = written(tmp_path / "run", "end")
-    assert record["weights_of_step"] < run.state.step
+    assert record["weights_step"] < run.state.step
     again = build(None, **changes)
     assert run.parts.saving is not None
-    again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
+    again.load_checkpoint(run.parts.saving.store.at(record["weights_step"]))
     assert again.scores("test")["test/loss"] == record["test/loss"]
 
 
@@ -230,7 +230,7 @@ def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_sitting(
     plain: dict[str, Any] = {"length": "12 steps", "evaluate_every": "4 steps", "early_stopping": None}
     build(tmp_path / "run", stop_after="8 steps", **plain).train()
     build(tmp_path / "run", console=True, **plain).train()
-    first = next(line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores")
+    first = next(line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval")
     assert first["step"] == 4
     assert f"from {number(first['held-out/loss'])} at step 4 to" in capsys.readouterr().out
 
@@ -246,7 +246,7 @@ def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing
     run = build(tmp_path / "run", **changes)
     run.train()
     first, *others = written(tmp_path / "run", "scores")
-    assert first == {"kind": "scores", "step": 0, **expected}
+    assert first == {"kind": "eval", "step": 0, **expected}
     assert [record["step"] for record in others] == [5]
     watch = run.parts.whole.watch
     assert watch is not None

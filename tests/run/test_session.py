@@ -344,7 +344,7 @@ def test_a_pass_made_only_to_look_changes_no_batch_statistic() -> None:
 # --- names in a record -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["loss", "step", "kind", "learning_rate", "saving_s"])
+@pytest.mark.parametrize("name", ["loss", "step", "kind", "lr", "saving_s"])
 def test_a_users_value_cannot_take_the_name_of_a_records_own(name: str) -> None:
     def loss(model: Any, batch: Any) -> Any:
         return small_runs.loss(model, batch), {name: sf.Mean(1.0, 1)}
@@ -363,7 +363,7 @@ def test_every_name_that_a_record_has_by_itself_is_known_as_its_own(tmp_path: Pa
     build(tmp_path / "run", train_data=data).train()
     lines = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] in ("train", "scores")]
     names = {name for line in lines for name in line if "/" not in name}
-    assert "loss_of_applied" in names
+    assert "loss_applied" in names
     assert names - OWN == set()
 
 
@@ -646,7 +646,7 @@ def test_a_checkpoint_that_lacks_a_part_of_its_state_is_refused_by_its_name(tmp_
 
 def scored(run_dir: Path) -> list[Any]:
     return [
-        (line["step"], line["held-out/loss"]) for line in records(run_dir / "metrics.jsonl") if line["kind"] == "scores"
+        (line["step"], line["held-out/loss"]) for line in records(run_dir / "metrics.jsonl") if line["kind"] == "eval"
     ]
 
 

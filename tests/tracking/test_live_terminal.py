@@ -29,13 +29,13 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(step: int, **values: Any) -> dict[str, Any]:
-    plain = {"loss": 2.5 - step / 100, "learning_rate": 1e-3, "norm": 0.51, "targets_per_s": 15400.0, "left_s": 90}
+    plain = {"loss": 2.5 - step / 100, "lr": 1e-3, "norm": 0.51, "targets_per_s": 15400.0, "eta_s": 90}
     return {"kind": "train", "step": step, **plain, **values}
 
 
 def scores(step: int, **values: float) -> dict[str, Any]:
     return {
-        "kind": "scores",
+        "kind": "eval",
         "step": step,
         "held-out/loss": 3.3654,
         "held-out/perplexity": 28.946,
@@ -88,7 +88,7 @@ def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mon
     terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
     terminal.write(train(10, loss=1e300))
     terminal.write(scores(10))
-    terminal.write({"kind": "scores", "step": 20, **more})
+    terminal.write({"kind": "eval", "step": 20, **more})
     assert [line.split()[0] for line in screen.lines if line.split()[1:2] == ["1e+300"]] == ["10", "20"]
     rows = [line for line in screen.lines[:-1] if " 1e+300 " in line or "train loss" in line]
     assert [row.split()[-1] for row in rows] == ["time", "0s", "time", "0s"]  # nothing of them has wrapped
@@ -97,7 +97,7 @@ def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mon
 def test_all_that_one_wants_to_know_is_in_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     terminal = Terminal(20_000, screen)  # type: ignore[arg-type]
-    terminal.write(train(19_999, loss=2.34567, learning_rate=4.98e-5, norm=0.512, targets_per_s=123456.0, left_s=5040))
+    terminal.write(train(19_999, loss=2.34567, learning_rate=4.98e-5, norm=0.512, targets_per_s=123456.0, eta_s=5040))
     assert screen.lines == ["━━━━━━━ 19999/20000  loss 2.3457  left 1h24m  lr 4.98e-5  norm 0.512  123k/s"]
 
 
@@ -108,7 +108,7 @@ def test_scores_for_which_there_is_no_room_are_named() -> None:
 
 
 def test_other_scores_get_a_head_of_their_own() -> None:
-    screen = shown(scores(10), {"kind": "scores", "step": 20, "test/loss": 1.0})
+    screen = shown(scores(10), {"kind": "eval", "step": 20, "test/loss": 1.0})
     assert [line.split()[-2] for line in screen.lines if "step" in line] == ["accuracy", "loss"]
 
 
@@ -170,7 +170,7 @@ def test_plain_lines_go_where_a_line_cannot_be_redrawn(
 
 
 def test_skipped_steps_stand_out() -> None:
-    screen = shown(train(10, skipped=2, loss=float("nan"), loss_of_applied=1.5))
+    screen = shown(train(10, skipped=2, loss=float("nan"), loss_applied=1.5))
     assert "2 skipped  loss 1.5" in screen.lines[-1]
     assert "\x1b[31m" in screen.raw
 

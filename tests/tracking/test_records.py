@@ -182,7 +182,7 @@ def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
     assert first["skipped"] == 24
     assert first["skipped_steps"] == list(range(20))
     assert "loss_max" not in first
-    assert "loss_of_applied" not in first  # 0 would be no true number
+    assert "loss_applied" not in first  # 0 would be no true number
 
 
 def test_memory_is_that_of_this_process(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_what_records_have_of_their_own_is_not_shown_as_the_users(capsys: pytest
 
 def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: Path) -> None:
     record = {
-        "kind": "layers",
+        "kind": "layer_stats",
         "step": 1,
-        "gradient_norm": {"a.weight": math.inf, "a/b": 2.0},
+        "grad_norm": {"a.weight": math.inf, "a/b": 2.0},
         "update_norm": {"a/b": -math.inf},
         "held-out/loss": math.inf,
         "held-out": {"loss": 1.0},

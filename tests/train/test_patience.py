@@ -60,8 +60,8 @@ def left(run_dir: Path) -> Any:
     newest = max((run_dir / "checkpoints").glob("step-*"))
     tensors = {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
     standing = json.loads((newest / "state.json").read_text())["plateau"]
-    rates = sorted(written(run_dir, "train", "learning_rate"))
-    return newest.name, tensors, standing, rates, sorted(written(run_dir, "scores", "rate_factor"))
+    rates = sorted(written(run_dir, "train", "lr"))
+    return newest.name, tensors, standing, rates, sorted(written(run_dir, "scores", "lr_factor"))
 
 
 # --- the decision ----------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_the_rate_of_a_step_is_its_schedules_times_what_the_scores_before_it_say
     run.train()
     scores = written(tmp_path / "run", "scores", plateau.score)
     lowered = following_factors(scores, plateau, 12, every=2)
-    rates = [rate for _, rate in sorted(written(tmp_path / "run", "train", "learning_rate"))]
+    rates = [rate for _, rate in sorted(written(tmp_path / "run", "train", "lr"))]
     assert rates == [1e-2 * (run.parts.task.factors(step) * lowered[step]) for step in range(12)]
     assert len(set(lowered)) > 1
 
@@ -238,7 +238,7 @@ def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     build(run_dir).train()
-    assert [factor for _, factor in sorted(written(run_dir, "scores", "rate_factor"))] == [
+    assert [factor for _, factor in sorted(written(run_dir, "scores", "lr_factor"))] == [
         1.0,
         1.0,
         0.5,
@@ -279,7 +279,7 @@ def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(w
     run = build(tmp_path / "run", splits=split(interrupting))
     with pytest.raises(SystemExit):
         run.train()
-    assert run.state.rate_factor == 1.0
+    assert run.state.lr_factor == 1.0
     build(tmp_path / "run").train()
     assert left(tmp_path / "run") == whole
 
@@ -321,7 +321,7 @@ def test_a_percentage_stays_the_steps_that_it_was_when_the_run_is_made_longer(tm
     plain = {"schedule": None, "save_every": "1 steps", "evaluate_every": "25%"}
     build(tmp_path / "run", length="8 steps", **plain).train()
     build(tmp_path / "run", **plain).train()
-    assert [step for step, _ in sorted(written(tmp_path / "run", "scores", "rate_factor"))] == [2, 4, 6, 8, 10, 12]
+    assert [step for step, _ in sorted(written(tmp_path / "run", "scores", "lr_factor"))] == [2, 4, 6, 8, 10, 12]
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_a_reduction_is_told_in_one_line_and_in_the_records(tmp_path: Path, caps
         *[line for line in said if line.startswith("finished: ")],
     ]
     assert "the learning rate was lowered to 0.3 of the schedule's" in said[-1]
-    assert dict(written(tmp_path / "run", "scores", "rate_factor"))[6] == 0.5
+    assert dict(written(tmp_path / "run", "scores", "lr_factor"))[6] == 0.5
 
 
 def test_a_resume_says_at_which_rate_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,14 +352,14 @@ def test_after_the_last_step_nothing_is_lowered_and_nothing_is_told(capsys: pyte
     said = capsys.readouterr().out
     assert "from step 10 on" not in said
     assert "the learning rate was lowered to 0.5 of the schedule's" in said
-    assert run.state.rate_factor == 0.5
+    assert run.state.lr_factor == 0.5
 
 
 def test_an_evaluation_that_ends_the_run_early_lowers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     run = build(None, console=True, early_stopping=sf.EarlyStopping("min held-out/same", 4))
     run.train()
     assert "from step 10 on" not in capsys.readouterr().out
-    assert (run.state.step, run.state.rate_factor) == (10, 0.5)
+    assert (run.state.step, run.state.lr_factor) == (10, 0.5)
 
 
 def broken_from(step: int) -> tuple[dict[str, sf.Split], list[sf.Run]]:
@@ -381,7 +381,7 @@ def test_a_score_that_is_no_number_is_told_each_time_and_counted(capsys: pytest.
     assert [
         f"held-out/same after step {step} is not a number ({n} so far)" for n, step in enumerate((4, 6, 8, 10, 12), 1)
     ] == [line.removeprefix("warning: ").partition(":")[0] for line in said]
-    assert run.state.rate_factor == 1.0
+    assert run.state.lr_factor == 1.0
 
 
 def test_plan_says_that_rates_may_be_lower() -> None:

@@ -61,7 +61,7 @@ def test_a_gap_before_every_checkpoint_cannot_be_closed() -> None:
 
 
 def test_the_pace_of_a_run_is_its_time_over_all_of_its_steps() -> None:
-    took = {"kind": "train", "training_s": 1.5, "waiting_s": 0.5}
+    took = {"kind": "train", "training_s": 1.5, "data_wait_s": 0.5}
     assert pace_s([took | {"step": 4}, took | {"step": 12}, {"kind": "train", "step": 16}]) == 4 / 16
     assert pace_s([]) is None
 
@@ -120,7 +120,7 @@ def test_what_was_changed_before_a_run_went_on_is_told_apart() -> None:
 
 def test_only_what_a_kill_leaves_is_a_line_without_a_record() -> None:
     cut = LINES[3][:9] + b"\n"
-    resumed = json.dumps({"kind": "resumed", "step": 2}).encode() + b"\n"
+    resumed = json.dumps({"kind": "resume", "step": 2}).encode() + b"\n"
     assert read(b"".join([*LINES[:3], cut, resumed, *LINES[2:]]), []).problems == ()
     assert read(b"".join([*LINES[:3], cut[:-1]]), []).problems == ()
     (problem,) = read(b"".join([*LINES[:3], cut, *LINES[4:]]), []).problems
@@ -133,11 +133,11 @@ def records_of(*records: dict[str, object]) -> Log:
 
 def test_a_rate_that_an_evaluation_lowered_holds_for_the_steps_after_it() -> None:
     """The step that was evaluated was made before, also where its record stands after the scores."""
-    lowered = {"kind": "scores", "step": 5, "rate_factor": 0.5}
-    at, after = ({"kind": "train", "step": step, "learning_rate": rate} for step, rate in ((5, 4.0), (6, 2.5)))
+    lowered = {"kind": "eval", "step": 5, "lr_factor": 0.5}
+    at, after = ({"kind": "train", "step": step, "lr": rate} for step, rate in ((5, 4.0), (6, 2.5)))
     assert list(rates(records_of(lowered, at, after), lambda index, factor: factor * index)) == []
     assert list(rates(records_of(at, lowered, after), lambda index, factor: factor * index)) == []
-    for wrong in (at | {"learning_rate": 2.0}, after | {"learning_rate": 5.0}):
+    for wrong in (at | {"lr": 2.0}, after | {"lr": 5.0}):
         (problem,) = rates(records_of(lowered, wrong), lambda index, factor: factor * index)
         assert problem.step == wrong["step"]
 

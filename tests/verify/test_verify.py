@@ -230,7 +230,7 @@ def _other_best(state: dict[str, Any]) -> None:
 
 def _longer(record: dict[str, Any]) -> None:
     record["training_s"] += 1.0
-    record["targets_per_s"] = record["targets"] / (record["training_s"] + record["waiting_s"])
+    record["targets_per_s"] = record["targets"] / (record["training_s"] + record["data_wait_s"])
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def _longer(record: dict[str, Any]) -> None:
         (lambda run: forged.record_changed(run, _longer, step=9), " s of training, and the records up to it of "),
         (
             lambda run: forged.record_changed(run, lambda record: record.update(targets_per_s=99.0), step=9),
-            "the record of step 9: targets_per_s is 99.0, and targets by training_s and waiting_s make ",
+            "the record of step 9: targets_per_s is 99.0, and targets by training_s and data_wait_s make ",
         ),
         (
             lambda run: forged.record_changed(run, lambda record: record.update(step=3), step=9),
@@ -422,7 +422,7 @@ def test_an_edited_loss_that_every_hash_agrees_with_is_named(run: Path) -> None:
 
 
 @pytest.mark.fast("norm-0.5", "skipped-1")
-@pytest.mark.parametrize(("name", "value"), [("norm", 0.5), ("norm_max", 9.0), ("clipped", 0.0), ("skipped", 1)])
+@pytest.mark.parametrize(("name", "value"), [("norm", 0.5), ("grad_norm_max", 9.0), ("clipped", 0.0), ("skipped", 1)])
 def test_every_number_that_a_step_makes_is_compared(run: Path, name: str, value: float) -> None:
     forged.record_changed(run, lambda record: record.update({name: value}), step=18)
     problem = the_problem(verified(run, steps=6, windows=9))
@@ -438,7 +438,7 @@ def test_an_edited_learning_rate_is_named_by_the_schedule(run: Path) -> None:
 
 def _other_targets(record: dict[str, Any]) -> None:
     record["targets"] = 25.0
-    record["targets_per_s"] = 25.0 / (record["training_s"] + record["waiting_s"])
+    record["targets_per_s"] = 25.0 / (record["training_s"] + record["data_wait_s"])
 
 
 def test_edited_targets_are_named_outside_of_windows_too(run: Path) -> None:
@@ -486,7 +486,7 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
     assert verdict.whole, str(verdict)
     assert verdict.sound, str(verdict)
     environment = json.loads((tmp_path / "a" / "environment.json").read_text())
-    del environment["sittings"][1]
+    del environment["sessions"][1]
     (tmp_path / "a" / "environment.json").write_text(json.dumps(environment))
     lost = the_problem(verified(tmp_path / "a", steps=1, windows=0))
     assert re.search(r"environment.json tells of no sitting that went on from step \d+", lost.text)

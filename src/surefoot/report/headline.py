@@ -85,7 +85,7 @@ def verdict(run: ReportedRun, state: State) -> str:
 
 
 def _how_it_ended(run: ReportedRun, state: State) -> str:
-    planned, event, left = run.files.planned_steps, run.recorded.over, run.recorded.left_s
+    planned, event, left = run.files.planned_steps, run.recorded.over, run.recorded.eta_s
     step = f"step {run.recorded.last_step:,}" + ("" if planned is None else f" of {planned:,}")
     match state:
         case "finished":

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # what a step is handed
     from surefoot.train.precision import Precision
 
 Loss = Callable[[Any, Any], Any]
-Phase = Literal["training", "waiting", "evaluating", "saving", "user"]
+Phase = Literal["training", "data_wait", "evaluating", "saving", "user"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class State:
     ema_models: dict[str, Averages] = field(default_factory=dict)
     step: int = 0
     buffers: BatchStatistics = field(default_factory=BatchStatistics)
-    rate_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for
+    lr_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for
     trainable: Trainable = field(default_factory=Trainable)  # which parameters `optimizers` have
 
     @property
@@ -137,7 +137,7 @@ def steps(
     clear(state.parameters)  # what a step that was never finished may have left
     state.buffers.undo()
     while state.step < length and not duties.stopping:
-        clock("waiting")
+        clock("data_wait")
         step = Step(state.step, feed(state.step), task, state, watch=watch(state.step))
         clock("training")
         if opened:
@@ -240,7 +240,7 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     most, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
     skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=most, loss_scale=factor_of_scale)
     step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
-    rate = task.factors(step.index) * step.state.rate_factor
+    rate = task.factors(step.index) * step.state.lr_factor
     for group in trained.optimizer.param_groups:
         group["lr"] = group["initial_lr"] * rate
     trained.skip.apply(trained.optimizer, skipped)

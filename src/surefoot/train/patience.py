@@ -176,7 +176,7 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
 
 @dataclass
 class Feedback:
-    """A plateau over a run: where it stands now, in words and in a checkpoint; `State.rate_factor` takes it to the optimizers."""
+    """A plateau over a run: where it stands now, in words and in a checkpoint; `State.lr_factor` takes it to the optimizers."""
 
     plateau: ReduceLROnPlateau
     standing: Standing = Standing()

@@ -184,7 +184,7 @@ def test_a_split_for_the_end_is_scored_with_the_mean_of_the_best_step(tmp_path: 
     worst = max(seen, key=seen.__getitem__)
 
     assert worst != 12
-    assert json.loads(last[-1])["weights_of_step"] == worst
+    assert json.loads(last[-1])["weights_step"] == worst
     assert json.loads(last[-1])["end/loss"] == pytest.approx(seen[worst], rel=1e-6)
 
 

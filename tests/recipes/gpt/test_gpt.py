@@ -101,7 +101,7 @@ def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_a
     run = trained(config(path, val_tokens=200, **changes))
     assert "held-out holds other data than before" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    (end,) = [line for line in lines if line["kind"] == "end"]
+    (end,) = [line for line in lines if line["kind"] == "final_eval"]
     all_of_it = trained(config(path, **changes | {"out": None})).scores()
     assert end["val_all/loss"] == pytest.approx(all_of_it["held-out/loss"], rel=1e-6)
     assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["held-out/bits_per_byte"], rel=1e-6)

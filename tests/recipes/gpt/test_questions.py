@@ -47,7 +47,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
 
 
 def logged() -> dict[str, float]:
-    return [record for record in records(Path("runs/a/metrics.jsonl")) if record["kind"] == "scores"][-1]
+    return [record for record in records(Path("runs/a/metrics.jsonl")) if record["kind"] == "eval"][-1]
 
 
 def test_a_file_is_scored_while_training_as_it_is_afterwards(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def test_of_wandb_the_file_holds_every_point_once_in_one_run(tracked: Callable[[
     (file,) = (out / "trackers" / "wandb").glob(f"offline-run-*/files/{text}")
     assert "the Net says &lt;&amp;&gt;" in file.read_text()
     summary = {u.key: u.value_json for e in found if e.HasField("summary") for u in e.summary.update}
-    (end,) = (record for record in records(out / "metrics.jsonl") if record["kind"] == "end")
+    (end,) = (record for record in records(out / "metrics.jsonl") if record["kind"] == "final_eval")
     assert float(summary["test/accuracy"]) == end["test/accuracy"]
 
 
@@ -268,7 +268,7 @@ def test_a_tracker_that_fails_stops_no_run_and_is_told_of_once(
         how, "did not finish" if "hanging" in how else "no room for it"
     )
     assert why in said
-    assert [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "end"] == [18]
+    assert [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "final_eval"] == [18]
 
 
 def test_a_record_is_handed_over_without_waiting_and_the_oldest_are_lost_where_none_is_taken(
@@ -344,7 +344,7 @@ CLOSE: Record = {"kind": "close"}
 def test_after_a_kill_no_point_is_told_twice_and_each_kind_goes_on_where_it_stood(tmp_path: Path) -> None:
     first, second = Noted(), Noted()
     train = [{"kind": "train", "step": step} for step in (3, 6, 9, 12)]
-    scores = [{"kind": "scores", "step": step} for step in (5, 10)]
+    scores = [{"kind": "eval", "step": step} for step in (5, 10)]
     followed(tmp_path, *train[:3], scores[0], told=first)
     followed(tmp_path, train[1], train[2], scores[1], train[3], CLOSE, told=second)  # gone on with from step 5
     assert first.records + second.records == [*train[:3], scores[0], scores[1], train[3]]

@@ -48,7 +48,7 @@ class Tracker:
 
     def write(self, record: Record) -> None:
         """Hand a record over as far as the tracker takes it now; the rest waits here for the next call."""
-        if record["kind"] == "resumed":  # a tracker's run just goes on
+        if record["kind"] == "resume":  # a tracker's run just goes on
             return
         self._append(record)
         if len(self.waiting) > WAITING:
