@@ -181,9 +181,9 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         "kind",
         "step",
         "loss",
-        "norm",
+        "grad_norm",
         "grad_norm_max",
-        "clipped",
+        "clip_fraction",
         "targets",
         "skipped",
         "lr",
@@ -200,7 +200,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         "zero_grad_row_fraction",
         "saturated_fraction",
         "activation_rms",
-        "noise",
+        "grad_noise",
         "never_updated",
     )
     return {
@@ -210,7 +210,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         "records": [
             {key: record[key] for key in shown if key in record}
             for record in records(run_dir / "metrics.jsonl")
-            if record["kind"] in ("train", "scores", "layers")
+            if record["kind"] in ("train", "eval", "layer_stats")
         ],
         "ids": dict(lines),
     }

@@ -186,7 +186,7 @@ def test_a_program_builds_its_model_and_evaluates_it_again(there: Path) -> None:
     assert all(
         torch.equal(one, other) for one, other in zip(by_class.parameters(), run.load_model().parameters(), strict=True)
     )
-    (value,) = [record["val/loss"] for record in run.records("scores") if record["step"] == 2]
+    (value,) = [record["val/loss"] for record in run.records("eval") if record["step"] == 2]
     assert run.evaluate("val", checkpoint=2) == {"val/loss": value}
     with pytest.raises(sf.ConfigError, match="has no split 'held-out'; it has: val"):
         run.evaluate("held-out")

@@ -79,7 +79,7 @@ def falling(steps: int, *, every: int = 10, **values: Any) -> list[dict[str, Any
         loss = 1 + 2 * math.exp(-3 * step / steps)
         rate = 1e-3 * (1 - step / steps)
         times = {"training_s": 0.8, "data_wait_s": 0.1, "evaluating_s": 0.05, "saving_s": 0.03, "user_s": 0.02}
-        more = {"norm": 0.5, "grad_norm_max": 0.9, "clipped": 0.25, "lr": rate, "targets": 640.0}
+        more = {"grad_norm": 0.5, "grad_norm_max": 0.9, "clip_fraction": 0.25, "lr": rate, "targets": 640.0}
         found.append(train(step, loss, targets_per_s=711.0, host_memory_bytes=3 * 2**30, **more, **times, **values))
         if step % (5 * every) == 0:
             found.append(scores(step, loss=loss + 0.1, accuracy=1 - loss / 3))

@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 
 _LINE = (
-    '{{"kind": "train", "step": {step}, "loss": {loss!r}, "targets": {targets}, "norm": {norm!r}, "grad_norm_max": {most!r},'
-    ' "clipped": 0.25, "skipped": 0, "loss_max": {most!r}, "loss_max_step": {step}, "targets_per_s": {speed!r},'
+    '{{"kind": "train", "step": {step}, "loss": {loss!r}, "targets": {targets}, "grad_norm": {norm!r}, "grad_norm_max": {most!r},'
+    ' "clip_fraction": 0.25, "skipped": 0, "loss_max": {most!r}, "loss_max_step": {step}, "targets_per_s": {speed!r},'
     ' "lr": {rate!r}, "eta_s": {left!r}, "host_memory_bytes": 373719040, "training_s": {training!r},'
     ' "data_wait_s": 0.007075670000631362, "evaluating_s": 0.0, "saving_s": 0.0, "user_s": 0.0}}\n'
 )

@@ -32,9 +32,9 @@ def train(
     """Records of training, each of `EVERY` steps; columns by functions of the record's place."""
     usual: dict[str, Callable[[int], Any]] = {
         "targets": lambda _: 80,
-        "norm": lambda place: 0.5 + 0.05 * wobble(place),
+        "grad_norm": lambda place: 0.5 + 0.05 * wobble(place),
         "grad_norm_max": lambda place: 0.8,
-        "clipped": lambda _: 0.02,
+        "clip_fraction": lambda _: 0.02,
         "skipped": lambda _: 0,
         "lr": lambda place: 1e-3 * (1 - place / (count + 1)),
         "targets_per_s": lambda place: 100 + wobble(place),
@@ -122,7 +122,7 @@ def healthy(**changes: Any) -> History:
         "kind": "data_check",
         "step": 0,
         "targets": {"distinct": 10, "most_common_fraction": 0.1},
-        "overlap": {"held-out": {"checked": 100, "found": 0}},
+        "overlap": {"held-out": {"checked": 100, "overlapping": 0}},
     }
     losses = [1 + 3 * math.exp(-place) for place in range(1, 9)]
     return history([data], train(), scores(losses), layers(), **changes)

@@ -35,7 +35,7 @@ from surefoot.tracking.record import Record
 
 
 def event(what: str, step: int = RECORDS * EVERY) -> list[Record]:
-    return [{"kind": "event", "step": step, "what": what}]
+    return [{"kind": "event", "step": step, "event": what}]
 
 
 def data(**told: Any) -> list[Record]:
@@ -44,11 +44,11 @@ def data(**told: Any) -> list[Record]:
 
 def shared(found: int, *, samples: int, **told: Any) -> list[Record]:
     """Of 100 of a split `found` are among the 100 training samples that were looked at."""
-    return data(samples=samples, checked=100, overlap={"held-out": {"checked": 100, "found": found, **told}})
+    return data(samples=samples, checked=100, overlap={"held-out": {"checked": 100, "overlapping": found, **told}})
 
 
 def passages(found: int) -> dict[str, Any]:
-    return {"checked": 100, "found": found, "passages": True}
+    return {"checked": 100, "overlapping": found, "passages": True}
 
 
 def noisy(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
@@ -59,7 +59,7 @@ def noisy(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
         "big_count": batch,
         "big_squared": 1 + scale / batch,
     }
-    return layers(watched=watched, noise=lambda _: told)
+    return layers(watched=watched, grad_noise=lambda _: told)
 
 
 def flat(place: int) -> float:
@@ -105,7 +105,7 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ),  # within the first quarter
     ],
     "rate-too-low": [
-        ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, learning_rate=lambda _: 1e-5))),
+        ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, lr=lambda _: 1e-5))),
         ("warning", lambda: history(train(), layers(update=lambda name, place: 9e-5))),
         ("warning", lambda: history(train(flat), layers(update=lambda name, place: 1.6e-3))),  # 600 times are 0.096
     ],
@@ -137,33 +137,33 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("warning", lambda: history(train(), scores([-2.0, -3.0, -4.0, -3.7, -3.5, -3.0]))),
     ],
     "train-validation-overlap": [
-        ("error", lambda: history(train(), data(overlap={"held-out": {"checked": 100, "found": 50}}))),
+        ("error", lambda: history(train(), data(overlap={"held-out": {"checked": 100, "overlapping": 50}}))),
         ("warning", lambda: history(train(), shared(14, samples=7000))),
         ("warning", lambda: history(train(), shared(14, samples=700, among_all=True))),
-        ("warning", lambda: history(train(), data(overlap={"held-out": {"checked": 100, "found": 1}}))),
-        ("note", lambda: history(train(), data(overlap={"held-out": {"checked": 1000, "found": 1}}))),
+        ("warning", lambda: history(train(), data(overlap={"held-out": {"checked": 100, "overlapping": 1}}))),
+        ("note", lambda: history(train(), data(overlap={"held-out": {"checked": 1000, "overlapping": 1}}))),
         ("note", lambda: history(train(), data(overlap={"held-out": passages(9)}))),
         ("warning", lambda: history(train(), data(overlap={"held-out": passages(10)}))),
         ("error", lambda: history(train(), data(overlap={"held-out": passages(50)}))),
-        ("warning", lambda: history(train(), data(overlap={"a": passages(9), "b": {"checked": 100, "found": 2}}))),
+        ("warning", lambda: history(train(), data(overlap={"a": passages(9), "b": {"checked": 100, "overlapping": 2}}))),
     ],
     "constant-targets": [
         ("error", lambda: history(train(), data(targets={"distinct": 1, "most_common_fraction": 1.0}))),
         ("warning", lambda: history(train(), data(targets={"distinct": 9, "most_common_fraction": 0.95}))),
     ],
     "dead-units": [
-        ("warning", lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.5}))),
-        ("error", lambda: history(train(), layers(saturated=lambda _: {"1": 1.0}))),
+        ("warning", lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.5}))),
+        ("error", lambda: history(train(), layers(saturated_fraction=lambda _: {"1": 1.0}))),
     ],
-    "saturated-units": [("warning", lambda: history(train(), layers(saturated=lambda _: {"3": 0.5})))],
+    "saturated-units": [("warning", lambda: history(train(), layers(saturated_fraction=lambda _: {"3": 0.5})))],
     "vanishing-gradient": [
         ("warning", lambda: history(train(), layers(gradient=lambda name, place: 9e-5 if name[0] == "0" else 1.0))),
-        ("error", lambda: history(train(flat, norm=lambda _: 0.0))),
+        ("error", lambda: history(train(flat, grad_norm=lambda _: 0.0))),
     ],
-    "growing-gradient": [("warning", lambda: history(train(norm=lambda place: 0.1 * 1.1**place)))],
+    "growing-gradient": [("warning", lambda: history(train(grad_norm=lambda place: 0.1 * 1.1**place)))],
     "often-clipped": [
-        ("note", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 2.0))),
-        ("warning", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 10.0))),
+        ("note", lambda: history(train(clip_fraction=lambda _: 0.91, grad_norm=lambda _: 2.0))),
+        ("warning", lambda: history(train(clip_fraction=lambda _: 0.91, grad_norm=lambda _: 10.0))),
     ],
     "never-updated": [
         ("warning", lambda: history(train(), layers(never_updated=lambda _: ["9.weight"]))),
@@ -211,7 +211,7 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
     ],
     "long-warm-up": [("warning", lambda: history(train(), schedule={"shape": "cosine", "warmup": 151}))],
     "high-rate-at-end": [
-        ("note", lambda: history(train(learning_rate=lambda _: 1e-3), schedule={"shape": "constant", "warmup": 0}))
+        ("note", lambda: history(train(lr=lambda _: 1e-3), schedule={"shape": "constant", "warmup": 0}))
     ],
     "still-improving": [("note", lambda: history(train(), scores([2.0 - 0.1 * place for place in range(10)])))],
 }
@@ -251,7 +251,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "rate-too-high": [
         lambda: history(train(), layers(update=lambda name, place: 0.99)),
         lambda: history(
-            train(), layers(zero_rows=lambda place: {"2.weight": 0.0 if place < 2 else 0.9})
+            train(), layers(zero_grad_row_fraction=lambda place: {"2.weight": 0.0 if place < 2 else 0.9})
         ),  # it may be well
         lambda: history(train(below_zero)),
         lambda: history(train(lambda place: 2.3 + 0.1 * (place > 40))),  # by 4 % only
@@ -264,8 +264,8 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), layers(update=lambda name, place: 1.1e-4)),
         lambda: history(train(), layers(update=lambda name, place: 1.6e-3)),
         lambda: history(train(flat), layers(update=lambda name, place: 1.7e-3)),
-        lambda: history(train(lambda place: 2.3 - 0.02 * place, learning_rate=lambda _: 1e-5)),  # a line, but it learns
-        lambda: history(train(lambda place: 2.1 + 0.2 * math.exp(-place / 12), learning_rate=lambda _: 1e-5)),
+        lambda: history(train(lambda place: 2.3 - 0.02 * place, lr=lambda _: 1e-5)),  # a line, but it learns
+        lambda: history(train(lambda place: 2.1 + 0.2 * math.exp(-place / 12), lr=lambda _: 1e-5)),
     ],
     "diverged": [
         lambda: history(
@@ -288,19 +288,19 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), scores(noisy_scores())),
     ],
     "train-validation-overlap": [
-        lambda: history(train(), data(overlap={"held-out": {"checked": 100, "found": 0}})),
-        lambda: history(train(), data(overlap={"train_data": {"checked": 100, "found": 100, "same": True}})),
+        lambda: history(train(), data(overlap={"held-out": {"checked": 100, "overlapping": 0}})),
+        lambda: history(train(), data(overlap={"train_data": {"checked": 100, "overlapping": 100, "same": True}})),
     ],
     "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
     "dead-units": [
-        lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.49})),
-        lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.9}), kinds=KINDS | {"2": "Embedding"}),
-        lambda: history(train(), layers(saturated=lambda _: {"1": 0.95})),  # sparse
+        lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.49})),
+        lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.9}), kinds=KINDS | {"2": "Embedding"}),
+        lambda: history(train(), layers(saturated_fraction=lambda _: {"1": 0.95})),  # sparse
         lambda: history(
-            train(), layers(zero_rows=lambda place: {"2.weight": 1.0 if place == 0 else 0.0})
+            train(), layers(zero_grad_row_fraction=lambda place: {"2.weight": 1.0 if place == 0 else 0.0})
         ),  # a head from 0
     ],
-    "saturated-units": [lambda: history(train(), layers(saturated=lambda _: {"3": 0.49, "1": 0.6}))],
+    "saturated-units": [lambda: history(train(), layers(saturated_fraction=lambda _: {"3": 0.49, "1": 0.6}))],
     "vanishing-gradient": [
         lambda: history(train(), layers(gradient=lambda name, place: 1.1e-4 if name[0] == "0" else 1.0)),
         lambda: history(
@@ -313,15 +313,15 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
             layers(
                 names=("0.weight", "0.bias"),
                 gradient=lambda name, place: 1e-9 if "bias" in name else 1.0,
-                zero_rows=lambda _: {},
+                zero_grad_row_fraction=lambda _: {},
             ),
         ),
     ],
-    "growing-gradient": [lambda: history(train(norm=lambda place: 0.5 + 4.4 * place / RECORDS))],
+    "growing-gradient": [lambda: history(train(grad_norm=lambda place: 0.5 + 4.4 * place / RECORDS))],
     "often-clipped": [
-        lambda: history(train(clipped=lambda _: 0.89, norm=lambda _: 2.0)),
-        lambda: history(train(clipped=lambda _: 1.0, norm=lambda _: 1.9)),
-        lambda: history(train(clipped=lambda _: 1.0, norm=lambda _: 9.0), clip="auto 0.9"),
+        lambda: history(train(clip_fraction=lambda _: 0.89, grad_norm=lambda _: 2.0)),
+        lambda: history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 1.9)),
+        lambda: history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 9.0), clip="auto 0.9"),
     ],
     "never-updated": [lambda: history(train(), layers(update=lambda name, place: 0.01 * (place == 5)))],
     "unusual-updates": [
@@ -330,7 +330,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
             train(), layers(weight=lambda name, place: 0.01 if name[0] == "2" and place < 4 else 10.0)
         ),  # began at 0
         lambda: history(
-            train(learning_rate=lambda place: 1e-3 if place < 31 else 1e-6),
+            train(lr=lambda place: 1e-3 if place < 31 else 1e-6),
             layers(update=lambda name, place: 0.01 if place < 4 else 1e-7),
         ),
     ],
@@ -372,7 +372,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), schedule={"shape": "cosine", "warmup": 150}),
         lambda: history(train(), schedule={"shape": "one_cycle", "warmup": 180}),
     ],
-    "high-rate-at-end": [lambda: history(train(learning_rate=lambda place: 1e-3 * (1 - 0.51 * place / (RECORDS - 1))))],
+    "high-rate-at-end": [lambda: history(train(lr=lambda place: 1e-3 * (1 - 0.51 * place / (RECORDS - 1))))],
     "still-improving": [
         lambda: history(train(), scores([2.0 - 0.1 * place for place in range(8)] + [1.29, 1.28])),  # by 1.6 %
         lambda: history(train(count=40), scores([2.0 - 0.1 * place for place in range(10)])[:6]),
@@ -405,7 +405,7 @@ def test_a_few_records_are_evidence_of_nothing(count: int, standing: str) -> Non
 
 @in_one
 @pytest.mark.parametrize(
-    "name", ["loss", "norm", "clipped", "lr", "targets_per_s", "host_memory_bytes", "data_wait_s"]
+    "name", ["loss", "grad_norm", "clip_fraction", "lr", "targets_per_s", "host_memory_bytes", "data_wait_s"]
 )
 @pytest.mark.parametrize("how", ["lacking", "null", "nan", "inf"])
 def test_no_verdict_needs_a_field_that_older_runs_lack_or_that_is_no_number(name: str, how: str) -> None:
@@ -542,7 +542,7 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
     ("clip", "message"), [("off", "the gradient is not limited"), ("auto 0.9", "the limit follows the gradient's norm")]
 )
 def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, message: str) -> None:
-    limited = verdict("often-clipped", history(train(clipped=lambda _: 1.0, norm=lambda _: 99.0), clip=clip))
+    limited = verdict("often-clipped", history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 99.0), clip=clip))
     assert isinstance(limited, Well)
     assert limited.message.startswith(message)
 
@@ -558,7 +558,7 @@ def test_settings_to_try_are_typed_with_their_present_values() -> None:
 
 @pytest.mark.parametrize(("killed", "told"), [(0.1, True), (0.11, False)])
 def test_units_that_died_are_told_beside_what_shows_a_rate_that_is_too_high(killed: float, told: bool) -> None:
-    died = layers(update=lambda name, place: 1.01, zero_rows=lambda place: {"2.weight": killed if place == 1 else 0.5})
+    died = layers(update=lambda name, place: 1.01, zero_grad_row_fraction=lambda place: {"2.weight": killed if place == 1 else 0.5})
     finding = found("rate-too-high", history(train(), died))
     assert finding is not None
     assert any("2.weight (10%, then 50%)" in line for line in finding.evidence) == told
@@ -630,7 +630,7 @@ def test_errors_come_first() -> None:
     severities = [
         finding.severity
         for finding in findings(
-            history(train(flat, data_wait_s=lambda _: 0.1, clipped=lambda _: 1.0, norm=lambda _: 11.0))
+            history(train(flat, data_wait_s=lambda _: 0.1, clip_fraction=lambda _: 1.0, grad_norm=lambda _: 11.0))
         )
     ]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
@@ -670,12 +670,12 @@ def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_sitting_is_no_end(
 
 
 def test_a_run_that_has_recorded_its_end_is_over_though_its_lock_is_held() -> None:
-    ending = history(train(learning_rate=lambda _: 1e-3), event("finished"), standing="running")
+    ending = history(train(lr=lambda _: 1e-3), event("finished"), standing="running")
     assert found("high-rate-at-end", ending) is not None
 
 
 def test_while_it_trains_nothing_is_said_of_its_end() -> None:
-    going = history(train(count=40, learning_rate=lambda _: 1e-3), scores([3.0, 2.0, 1.5, 1.0]), standing="running")
+    going = history(train(count=40, lr=lambda _: 1e-3), scores([3.0, 2.0, 1.5, 1.0]), standing="running")
     for name in ("ended-early", "high-rate-at-end", "still-improving"):
         assert isinstance(verdict(name, going), Unclear), name
 

@@ -94,7 +94,7 @@ def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(
         targets_seen = sum(step["count"] for step in window)
         assert record["targets"] == targets_seen
         assert record["loss"] == pytest.approx(sum(step["total"] for step in window) / targets_seen, rel=1e-6)
-        assert record["norm"] == pytest.approx(sum(step["norm"] for step in window) / len(window), rel=1e-5)
+        assert record["grad_norm"] == pytest.approx(sum(step["norm"] for step in window) / len(window), rel=1e-5)
         assert record["grad_norm_max"] == pytest.approx(max(step["norm"] for step in window), rel=1e-5)
         assert record["skipped"] == 0
         if loss is with_accuracy:
@@ -195,7 +195,7 @@ def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) 
     one = 4 * math.sqrt(3 + 1)  # the gradient of each weight and of the bias is the sum over four samples of one
     assert float(step.grad_norm) == pytest.approx(math.hypot(one, 5 * one))  # type: ignore[arg-type]
     (record,) = training_records(tmp_path / "run")
-    assert record["clipped"] == 0.5
+    assert record["clip_fraction"] == 0.5
 
 
 def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_what_is_not_finite_is_null_beside_a_field_that_says_what(value: float, 
 
 @pytest.mark.parametrize("stop", [3, 5, 7])
 def test_a_resumed_run_writes_the_same_numbers(stop: int, tmp_path: Path) -> None:
-    timeless = ("step", "loss", "norm", "grad_norm_max", "clipped", "targets", "skipped", "lr", "accuracy")
+    timeless = ("step", "loss", "grad_norm", "grad_norm_max", "clip_fraction", "targets", "skipped", "lr", "accuracy")
     build(tmp_path / "whole", loss=with_accuracy).train()
     build(tmp_path / "cut", loss=with_accuracy, stop_after=f"{stop} steps").train()
     build(tmp_path / "cut", loss=with_accuracy).train()

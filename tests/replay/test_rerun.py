@@ -61,7 +61,7 @@ def test_windows_are_the_records_of_training(trained: Path) -> None:
     assert list(windows) == [6, 9, 12, 15, 18]
     for step, window in windows.items():
         assert window == {name: written[step][name] for name in window}
-        assert {"loss", "norm", "grad_norm_max", "targets", "skipped"} <= window.keys()
+        assert {"loss", "grad_norm", "grad_norm_max", "targets", "skipped"} <= window.keys()
 
 
 def test_workers_change_no_step(trained: Path) -> None:

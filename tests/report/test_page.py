@@ -46,7 +46,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
             told.append(layers(record["step"], never_updated=["head.bias"]))
     told += [{"kind": "sample", "step": 300, "text": "so it goes"}, {"kind": "sample", "step": 600, "text": "as ever"}]
     told += [{"kind": "final_eval", "step": 600, "weights_step": 550, "test/loss": 1.25}]
-    told += [{"kind": "event", "step": 600, "what": "finished"}]
+    told += [{"kind": "event", "step": 600, "event": "finished"}]
     run = written(tmp_path_factory.mktemp("page") / "my run", told, config=CONFIG, **SITTING)
     text = TextHeatmap(title="Held-out text", legend="loss", unit="nats", pieces=(("one", None), (" two", 3.0)))
     pairs = Examples(
@@ -171,10 +171,10 @@ def test_a_run_without_a_number_has_a_page_too(records: list[dict[str, Any]], tm
 def test_nan_in_every_kind_of_record_is_marked_and_harms_nothing(tmp_path: Path) -> None:
     bad = float("nan")
     told = falling(300)
-    told[7] = train(80, bad, norm=bad, grad_norm_max=float("inf"), clipped=bad, targets_per_s=bad, learning_rate=bad)
+    told[7] = train(80, bad, grad_norm=bad, grad_norm_max=float("inf"), clip_fraction=bad, targets_per_s=bad, lr=bad)
     told += [
         scores(310, loss=bad, accuracy=bad),
-        layers(320, gradient_norm={"up.weight": None}, nonfinite={"gradient_norm/up.weight": "nan"}),
+        layers(320, grad_norm={"up.weight": None}, nonfinite={"gradient_norm/up.weight": "nan"}),
     ]
     told += [{**train(320, bad, training_s=bad, targets=bad), "skipped": 2, "skipped_steps": [311, 315]}]
     page = page_of([written(tmp_path / "run", told)])
@@ -208,7 +208,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
 
 def test_a_run_that_died_is_told_with_its_error(tmp_path: Path) -> None:
     run = written(
-        tmp_path / "run", [*falling(100), {"kind": "event", "step": 100, "what": "failed: OSError: disk <gone>"}]
+        tmp_path / "run", [*falling(100), {"kind": "event", "step": 100, "event": "failed: OSError: disk <gone>"}]
     )
     (run / "crash").mkdir()
     found = {"error": "OSError: disk <gone>", "step": 100, "traceback": ["one\n", "two <b>\n"]}
@@ -222,7 +222,7 @@ def test_a_run_that_died_is_told_with_its_error(tmp_path: Path) -> None:
 
 
 def test_what_stopped_a_run_is_told_until_it_goes_on(tmp_path: Path) -> None:
-    stopped = [*falling(100), {"kind": "event", "step": 100, "what": "stopped by SIGTERM"}]
+    stopped = [*falling(100), {"kind": "event", "step": 100, "event": "stopped by SIGTERM"}]
     page = page_of([written(tmp_path / "stopped", stopped, config=CONFIG, **SITTING)])
     assert "stopped by SIGTERM at step 100 of 600" in page
     assert "surefoot resume" in page
@@ -239,7 +239,7 @@ def test_hostile_text_is_only_text(tmp_path: Path) -> None:
     told = falling(100, **{HOSTILE: 1.0})
     told += [
         {"kind": "sample", "step": 100, "text": HOSTILE},
-        {"kind": "event", "step": 100, "what": f"failed: {HOSTILE}"},
+        {"kind": "event", "step": 100, "event": f"failed: {HOSTILE}"},
     ]
     told += [{"kind": "eval", "step": 100, f"{HOSTILE}/loss": 1.0, f"{HOSTILE}/{HOSTILE}": 2.0}]
     told += [layers(100, (HOSTILE, "other"), never_updated=[HOSTILE])]
@@ -261,7 +261,7 @@ def test_hostile_text_is_only_text(tmp_path: Path) -> None:
 
 
 def test_no_text_turns_round_the_words_after_it(tmp_path: Path) -> None:
-    told = [*falling(100), {"kind": "event", "step": 100, "what": "stopped by \u202e\u2066"}]
+    told = [*falling(100), {"kind": "event", "step": 100, "event": "stopped by \u202e\u2066"}]
     page = page_of([written(tmp_path / "run", told)])
     assert not re.search("[\u202a-\u202e\u2066-\u2069]", page)
 
@@ -276,7 +276,7 @@ def test_a_page_of_everything_at_its_largest_is_below_a_megabyte(tmp_path: Path)
     names = tuple(f"blocks.{n}.{'very' * 20}.weight" for n in range(400))
     told += [layers(step, names) for step in range(1, 20)]
     told += [{"kind": "sample", "step": step, "text": "<" * 100_000} for step in range(20)]
-    told += [{"kind": "event", "step": step, "what": "&" * 300} for step in range(1000)]
+    told += [{"kind": "event", "step": step, "event": "&" * 300} for step in range(1000)]
     config = "".join(f'setting_{n} = "{"&" * 1000}" # flag\n' for n in range(1000))
     page = page_of([written(tmp_path / "run", told, config=config)])
     assert len(page.encode()) <= MOST_BYTES

@@ -73,7 +73,7 @@ def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: p
     run = build(tmp_path / "run", splits={"all": judged()}, early_stopping=None, console=True)
     run.train()
     assert all(isinstance(value, float) for value in run.scores().values())
-    last = written(tmp_path / "run", "scores")[-1]
+    last = written(tmp_path / "run", "eval")[-1]
     assert sum(sum(row) for row in last["all/confusion"]) == 52
     assert last["all/signature"] == "three classes"
     printed = capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
     before = len(ASKED)
     run.train()
     assert sum(ASKED[before:]) == 52
-    (record,) = written(run_dir, "end")
+    (record,) = written(run_dir, "final_eval")
     best = run.parts.whole.watch
     assert best is not None
     assert record["weights_step"] == best.step != run.state.step
@@ -120,7 +120,7 @@ def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> No
     changes: dict[str, Any] = {"splits": splits, "early_stopping": None, "best": "max all/loss", "ema": 0.9}
     run = build(tmp_path / "run", **changes)
     run.train()
-    (record,) = written(tmp_path / "run", "end")
+    (record,) = written(tmp_path / "run", "final_eval")
     assert record["weights_step"] < run.state.step
     again = build(None, **changes)
     assert run.parts.saving is not None
@@ -134,7 +134,7 @@ def test_a_finished_run_is_not_scored_again(tmp_path: Path) -> None:
     before = len(ASKED)
     build(tmp_path / "run", **changes).train()
     assert sum(ASKED[before:]) == 0 or ASKED[before:] == []
-    assert len(written(tmp_path / "run", "end")) == 1
+    assert len(written(tmp_path / "run", "final_eval")) == 1
 
 
 def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(tmp_path: Pat
     with pytest.raises(SystemExit) as left:
         build(tmp_path / "run", **changes(interrupting)).train()
     assert left.value.code == 143
-    assert written(tmp_path / "run", "end") == []
+    assert written(tmp_path / "run", "final_eval") == []
     build(tmp_path / "run", **changes(guesses)).train()
-    assert len(written(tmp_path / "run", "end")) == 1
+    assert len(written(tmp_path / "run", "final_eval")) == 1
     build(tmp_path / "run", **changes(guesses)).train()
-    assert len(written(tmp_path / "run", "end")) == 1
+    assert len(written(tmp_path / "run", "final_eval")) == 1
 
 
 def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
     )
     run.train()
     assert run.state.step < 60
-    (record,) = written(tmp_path / "run", "end")
+    (record,) = written(tmp_path / "run", "final_eval")
     assert record["step"] == run.state.step
 
 
@@ -194,7 +194,7 @@ def test_a_run_that_is_made_longer_has_another_end(tmp_path: Path) -> None:
     changes |= {"schedule": sf.schedules.constant(), "save_every": "2 steps"}
     for steps in (6, 6, 9):
         build(tmp_path / "run", length=f"{steps} steps", **changes).train()
-    assert [record["step"] for record in written(tmp_path / "run", "end")] == [6, 9]
+    assert [record["step"] for record in written(tmp_path / "run", "final_eval")] == [6, 9]
 
 
 def test_the_last_step_is_safe_before_the_end_is_scored(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing
             raise KeyError
     run = build(tmp_path / "run", **changes)
     run.train()
-    first, *others = written(tmp_path / "run", "scores")
+    first, *others = written(tmp_path / "run", "eval")
     assert first == {"kind": "eval", "step": 0, **expected}
     assert [record["step"] for record in others] == [5]
     watch = run.parts.whole.watch

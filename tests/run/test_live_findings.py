@@ -140,7 +140,7 @@ def test_what_earlier_sittings_wrote_is_read_at_the_first_record_of_training_and
     made.write(records[30])
     assert read == [0]
     assert made.collected.kinds["train"] == records[:31]
-    assert [len(made.collected.kinds[kind]) for kind in ("train", "layers")] == [31, 1]
+    assert [len(made.collected.kinds[kind]) for kind in ("train", "layer_stats")] == [31, 1]
 
 
 def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

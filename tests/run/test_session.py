@@ -50,7 +50,7 @@ def saved(run_dir: Path) -> dict[str, str]:
 
 def logged(run_dir: Path) -> list[Any]:
     """All losses and scores. In a loop of one's own a step's loss is written after its scores, since values may be added."""
-    values = {"train": "loss", "scores": "held-out/loss"}
+    values = {"train": "loss", "eval": "held-out/loss"}
     found = [line for line in records(run_dir / "metrics.jsonl") if line["kind"] in values]
     return sorted((line["step"], line["kind"], line[values[line["kind"]]]) for line in found)
 
@@ -361,7 +361,7 @@ def test_every_name_that_a_record_has_by_itself_is_known_as_its_own(tmp_path: Pa
     data = small_runs.Augmented()
     data.inputs[3] = torch.nan  # so that the records of skipped steps are seen too
     build(tmp_path / "run", train_data=data).train()
-    lines = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] in ("train", "scores")]
+    lines = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] in ("train", "eval")]
     names = {name for line in lines for name in line if "/" not in name}
     assert "loss_applied" in names
     assert names - OWN == set()

@@ -57,11 +57,11 @@ def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
 
 
 def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> None:
-    record = train(10, loss_applied=2.25, learning_rate=1e-3, norm=0.5, targets_per_s=51234.0, warmth=3, eta_s=192)
+    record = train(10, loss_applied=2.25, lr=1e-3, grad_norm=0.5, targets_per_s=51234.0, warmth=3, eta_s=192)
     record["skipped"] = 2
     (line,) = lines(record, at=(0.0,))
     assert line == (
-        "step=10/100 loss=2.5 loss_applied=2.25 skipped=2 learning_rate=0.001 norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
+        "step=10/100 loss=2.5 loss_applied=2.25 skipped=2 lr=0.001 norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
     )
 
 

@@ -52,7 +52,7 @@ def test_what_stands_behind_a_size_is_not_read(tmp_path: Path) -> None:
 
 
 def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
-    told = [train(5), {"kind": "event", "step": 9, "what": "stopped by SIGTERM"}, {"kind": "resume", "step": 4}]
+    told = [train(5), {"kind": "event", "step": 9, "event": "stopped by SIGTERM"}, {"kind": "resume", "step": 4}]
     run = written(tmp_path / "run", [*told, train(6)])
     assert [event.what for event in read_reported_run(run).recorded.events] == [
         "stopped by SIGTERM",
@@ -76,7 +76,7 @@ def test_of_a_window_with_a_bad_step_the_loss_of_the_others_is_drawn_beside_its_
 
 
 def test_of_many_watched_steps_neighbours_become_one_with_the_largest_of_their_values(tmp_path: Path) -> None:
-    several = [layers(step, gradient_norm={"up": 7.0 if step == 401 else 1.0}) for step in range(1, 1000)]
+    several = [layers(step, grad_norm={"up": 7.0 if step == 401 else 1.0}) for step in range(1, 1000)]
     held = read_reported_run(written(tmp_path / "run", several)).recorded.layers
     assert len(held.tables) == len(held.steps) <= 240
     assert held.size == 8

@@ -29,7 +29,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(step: int, **values: Any) -> dict[str, Any]:
-    plain = {"loss": 2.5 - step / 100, "lr": 1e-3, "norm": 0.51, "targets_per_s": 15400.0, "eta_s": 90}
+    plain = {"loss": 2.5 - step / 100, "lr": 1e-3, "grad_norm": 0.51, "targets_per_s": 15400.0, "eta_s": 90}
     return {"kind": "train", "step": step, **plain, **values}
 
 
@@ -74,7 +74,7 @@ def test_the_live_line_is_one_line_and_leaves_room_for_the_echo_of_ctrl_c(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     own = {"a_value_with_a_rather_long_name": 1.0, "two\nlines": 123456.789, "wide 宽宽宽宽": 1e300}
-    screen = shown(train(10, **own), train(20, loss=1e300, norm=float("inf"), **own), columns=columns)
+    screen = shown(train(10, **own), train(20, loss=1e300, grad_norm=float("inf"), **own), columns=columns)
     assert len(screen.lines) == 1
     assert screen.screen.cursor.x <= columns - 3
 
@@ -97,7 +97,7 @@ def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mon
 def test_all_that_one_wants_to_know_is_in_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     terminal = Terminal(20_000, screen)  # type: ignore[arg-type]
-    terminal.write(train(19_999, loss=2.34567, learning_rate=4.98e-5, norm=0.512, targets_per_s=123456.0, eta_s=5040))
+    terminal.write(train(19_999, loss=2.34567, lr=4.98e-5, grad_norm=0.512, targets_per_s=123456.0, eta_s=5040))
     assert screen.lines == ["━━━━━━━ 19999/20000  loss 2.3457  left 1h24m  lr 4.98e-5  norm 0.512  123k/s"]
 
 

@@ -26,7 +26,7 @@ def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def happened(run_dir: Path) -> list[tuple[int, str]]:
-    return [(record["step"], record["what"]) for record in written(run_dir, "event")]
+    return [(record["step"], record["event"]) for record in written(run_dir, "event")]
 
 
 class MishapError(Exception):
@@ -234,7 +234,7 @@ def test_every_key_of_a_record_is_declared_or_named_by_the_user(tmp_path: Path) 
     build(tmp_path, length="6 steps", stop_after="4 steps", layer_stats_every="2 steps", log_every="2 steps").train()
     build(tmp_path, length="6 steps", layer_stats_every="2 steps", log_every="2 steps").train()
     written = records(tmp_path / "metrics.jsonl")
-    assert {"train", "scores", "layers", "data", "event", "resumed"} <= {record["kind"] for record in written}
+    assert {"train", "eval", "layer_stats", "data_check", "event", "resume"} <= {record["kind"] for record in written}
     for record in written:
         of_users = {name for name in record if "/" in name}
         declared = KINDS[record["kind"]]

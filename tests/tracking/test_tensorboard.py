@@ -101,7 +101,7 @@ def test_scores_at_the_end_are_among_the_metrics(tmp_path: Path) -> None:
     events = read(tmp_path / "run")
     held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
     metrics = {info.name.tag for info in HParamsPluginData.FromString(held).experiment.metric_infos}
-    assert metrics == {"end/test/loss", "end/test/accuracy"}
+    assert metrics == {"test/loss", "test/accuracy"}
     assert metrics <= set(events.Tags()["scalars"])
 
 

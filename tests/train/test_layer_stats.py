@@ -163,7 +163,7 @@ def test_the_noise_is_of_the_first_micro_batch_and_of_the_whole_batch(found: Fou
     for place, record in enumerate(found.records):
         count, squared = found.firsts[place]
         whole = sum(float(gradient.square().sum()) for gradient in found.gradients[place].values())
-        assert record["noise"] == pytest.approx(
+        assert record["grad_noise"] == pytest.approx(
             {"small_count": count, "small_squared": squared, "big_count": found.counts[place], "big_squared": whole}
         )
 
@@ -216,8 +216,8 @@ def test_the_numbers_do_not_depend_on_how_the_batch_is_cut(tmp_path: Path) -> No
     for cut, whole in zip(few, one, strict=True):
         for name in names:
             assert cut[name] == pytest.approx(whole[name], rel=1e-9)
-        assert "noise" in cut
-        assert "noise" not in whole  # which has nothing smaller
+        assert "grad_noise" in cut
+        assert "grad_noise" not in whole  # which has nothing smaller
 
 
 class Blocks(nn.Module):
@@ -311,7 +311,7 @@ def test_a_step_that_is_skipped_updates_nothing_and_says_so(tmp_path: Path) -> N
     (record,) = layers(tmp_path / "run")
     assert set(record["update_norm"].values()) == {0.0}
     assert not math.isfinite(record["grad_norm"]["into.weight"])
-    (line,) = [row for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"layers"' in row]
+    (line,) = [row for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"layer_stats"' in row]
     raw = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert raw["grad_norm"]["into.weight"] is None
     assert "gradient_norm/into.weight" in raw["nonfinite"]
@@ -332,7 +332,7 @@ def test_under_a_loss_scale_gradients_are_as_they_would_be_without(tmp_path: Pat
         build(tmp_path / precision, **changes).train()
     plain, scaled = layers(tmp_path / "fp32"), layers(tmp_path / "fp16")
     assert scaled[-1]["grad_norm"] == pytest.approx(plain[-1]["grad_norm"], rel=0.02)
-    assert scaled[-1]["noise"] == pytest.approx(plain[-1]["noise"], rel=0.04)
+    assert scaled[-1]["grad_noise"] == pytest.approx(plain[-1]["grad_noise"], rel=0.04)
 
 
 def test_a_resume_remembers_which_parameters_have_had_a_gradient(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:
     record = layers(tmp_path / "run")[0]
     assert list(record["grad_norm"]) == ["first.weight", "first.bias", "second.weight", "second.bias"]
     assert set(record["activation_rms"]) == {"first.Linear", "second.Linear"}
-    assert "noise" not in record  # of which of the two optimizers would it be?
+    assert "grad_noise" not in record  # of which of the two optimizers would it be?
 
 
 def test_a_loop_of_ones_own_is_watched_where_it_updates(tmp_path: Path) -> None:

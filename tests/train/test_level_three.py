@@ -163,7 +163,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     found = Store(run_dir / "checkpoints").newest_intact()
     assert found is not None
     shown = {"clock", "machine"}
-    timeless = ("kind", "step", "loss", "norm", "targets", "skipped", "generator_loss", "ring/distance_to_the_ring")
+    timeless = ("kind", "step", "loss", "grad_norm", "targets", "skipped", "generator_loss", "ring/distance_to_the_ring")
     return {
         "step": found[0].step,
         "tensors": {
@@ -175,7 +175,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         "records": [
             {key: line[key] for key in timeless if key in line}
             for line in records(run_dir / "metrics.jsonl")
-            if line["kind"] in ("train", "scores")
+            if line["kind"] in ("train", "eval")
         ],
     }
 

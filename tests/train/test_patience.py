@@ -61,7 +61,7 @@ def left(run_dir: Path) -> Any:
     tensors = {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
     standing = json.loads((newest / "state.json").read_text())["plateau"]
     rates = sorted(written(run_dir, "train", "lr"))
-    return newest.name, tensors, standing, rates, sorted(written(run_dir, "scores", "lr_factor"))
+    return newest.name, tensors, standing, rates, sorted(written(run_dir, "eval", "lr_factor"))
 
 
 # --- the decision ----------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_the_rate_of_a_step_is_its_schedules_times_what_the_scores_before_it_say
 ) -> None:
     run = build(tmp_path / "run", plateau=plateau)
     run.train()
-    scores = written(tmp_path / "run", "scores", plateau.score)
+    scores = written(tmp_path / "run", "eval", plateau.score)
     lowered = following_factors(scores, plateau, 12, every=2)
     rates = [rate for _, rate in sorted(written(tmp_path / "run", "train", "lr"))]
     assert rates == [1e-2 * (run.parts.task.factors(step) * lowered[step]) for step in range(12)]
@@ -238,7 +238,7 @@ def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     build(run_dir).train()
-    assert [factor for _, factor in sorted(written(run_dir, "scores", "lr_factor"))] == [
+    assert [factor for _, factor in sorted(written(run_dir, "eval", "lr_factor"))] == [
         1.0,
         1.0,
         0.5,
@@ -321,7 +321,7 @@ def test_a_percentage_stays_the_steps_that_it_was_when_the_run_is_made_longer(tm
     plain = {"schedule": None, "save_every": "1 steps", "evaluate_every": "25%"}
     build(tmp_path / "run", length="8 steps", **plain).train()
     build(tmp_path / "run", **plain).train()
-    assert [step for step, _ in sorted(written(tmp_path / "run", "scores", "lr_factor"))] == [2, 4, 6, 8, 10, 12]
+    assert [step for step, _ in sorted(written(tmp_path / "run", "eval", "lr_factor"))] == [2, 4, 6, 8, 10, 12]
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_a_reduction_is_told_in_one_line_and_in_the_records(tmp_path: Path, caps
         *[line for line in said if line.startswith("finished: ")],
     ]
     assert "the learning rate was lowered to 0.3 of the schedule's" in said[-1]
-    assert dict(written(tmp_path / "run", "scores", "lr_factor"))[6] == 0.5
+    assert dict(written(tmp_path / "run", "eval", "lr_factor"))[6] == 0.5
 
 
 def test_a_resume_says_at_which_rate_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,21 +146,21 @@ def test_a_rate_that_an_evaluation_lowered_holds_for_the_steps_after_it() -> Non
 
 
 def test_numbers_are_compared_to_the_last_bit_and_nan_is_nan() -> None:
-    known = {"loss", "norm", "skipped", "targets"}
-    record = {"loss": 0.1, "norm": math.nan, "skipped": 0, "targets": 8.0}
-    same = {"loss": 0.1, "norm": math.nan, "skipped": 0, "targets": 8, "loss_max": 3.0}
+    known = {"loss", "grad_norm", "skipped", "targets"}
+    record = {"loss": 0.1, "grad_norm": math.nan, "skipped": 0, "targets": 8.0}
+    same = {"loss": 0.1, "grad_norm": math.nan, "skipped": 0, "targets": 8, "loss_max": 3.0}
     assert numbers(record, same, known=known, exact=True) == []
     (found,) = numbers(record, same | {"loss": math.nextafter(0.1, 1)}, known=known, exact=True)
     assert (found.where, found.saved, found.computed) == ("loss", "0.1", "0.10000000000000002")
-    (absent,) = numbers({"loss": 0.1}, {"loss": 0.1, "norm": 2.0}, known=known, exact=True)
-    assert (absent.where, absent.saved) == ("norm", "absent")
+    (absent,) = numbers({"loss": 0.1}, {"loss": 0.1, "grad_norm": 2.0}, known=known, exact=True)
+    assert (absent.where, absent.saved) == ("grad_norm", "absent")
 
 
 def test_elsewhere_counts_must_agree_and_thresholds_need_not() -> None:
-    record = {"loss": 1.0, "clipped": 0.5, "skipped": 0}
-    (loss,) = numbers(record, {"loss": 1.01, "clipped": 0.6, "skipped": 0}, known=set(record), exact=False)
+    record = {"loss": 1.0, "clip_fraction": 0.5, "skipped": 0}
+    (loss,) = numbers(record, {"loss": 1.01, "clip_fraction": 0.6, "skipped": 0}, known=set(record), exact=False)
     assert loss.relative == pytest.approx(0.01, rel=0.02)
-    (skipped,) = numbers(record, {"loss": 1.0, "clipped": 0.6, "skipped": 1}, known=set(record), exact=False)
+    (skipped,) = numbers(record, {"loss": 1.0, "clip_fraction": 0.6, "skipped": 1}, known=set(record), exact=False)
     assert skipped.relative == math.inf
 
 

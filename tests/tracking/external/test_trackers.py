@@ -97,7 +97,7 @@ def expected(run_dir: Path, name: str) -> list[tuple[int, float]]:
     return [
         (record["step"], record[own if kind == "train" else name])
         for record in records(run_dir / "metrics.jsonl")
-        if record["kind"] == ("train" if kind == "train" else "scores")
+        if record["kind"] == ("train" if kind == "train" else "eval")
     ]
 
 
@@ -173,7 +173,7 @@ client = MlflowClient(tracking_uri=f"sqlite:///{sys.argv[1]}/mlflow.db")
 (run,) = client.search_runs([client.get_experiment_by_name("poems").experiment_id])
 history = client.get_metric_history(run.info.run_id, "train/loss")
 assert sorted((point.step, point.value) for point in history) == [tuple(pair) for pair in json.loads(sys.argv[2])]
-assert run.data.params["seed"] == "0" and run.data.metrics["end/test/accuracy"] <= 1
+assert run.data.params["seed"] == "0" and run.data.metrics["test/accuracy"] <= 1
 """
 
 
@@ -353,7 +353,7 @@ def test_after_a_kill_no_point_is_told_twice_and_each_kind_goes_on_where_it_stoo
 
 def test_two_events_of_one_step_are_both_told(tmp_path: Path) -> None:
     told = Noted()
-    events = [{"kind": "event", "step": 4, "what": what} for what in ("stopped by SIGTERM", "saved")]
+    events = [{"kind": "event", "step": 4, "event": what} for what in ("stopped by SIGTERM", "saved")]
     followed(tmp_path, *events, CLOSE, told=told)
     assert told.records == events
     assert told.ending == "stopped"
