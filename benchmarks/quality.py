@@ -99,7 +99,7 @@ def surefoot(flags: str, *, text: Path, seed: int, environment: dict[str, str]) 
         found = records(Path(directory, "run", "metrics.jsonl"))
     phases = ("starting_s", "training_s", "data_wait_s")
     training_s = sum(each[phase] for each in found if each["kind"] == "train" for phase in phases)
-    loss = next(each["held-out/loss"] for each in reversed(found) if each["kind"] == "eval")
+    loss = next(each["val/loss"] for each in reversed(found) if each["kind"] == "eval")
     parameters = re.findall(r"([\d,]+) trainable", printed)[0].replace(",", "")
     return Trained(training_s, wall_s, loss, int(parameters))
 

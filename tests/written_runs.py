@@ -68,8 +68,8 @@ def train(step: int, loss: float = 2.0, **values: Any) -> dict[str, Any]:
 
 
 def scores(step: int, **values: float) -> dict[str, Any]:
-    """A record of scores of the split "held-out"."""
-    return {"kind": "eval", "step": step, **{f"held-out/{name}": value for name, value in values.items()}}
+    """A record of scores of the split "val"."""
+    return {"kind": "eval", "step": step, **{f"val/{name}": value for name, value in values.items()}}
 
 
 def falling(steps: int, *, every: int = 10, **values: Any) -> list[dict[str, Any]]:

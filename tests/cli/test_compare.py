@@ -77,8 +77,8 @@ def build(config: Config):
     return sf.Run(
         model=lambda: nn.Sequential(nn.Linear(4, config.width), nn.Dropout(0.2), nn.Linear(config.width, 1)),
         loss=loss, train_data=data, batch_size=7, length=config.length, optimizer=config.optimizer.spec(), seed=config.seed,
-        splits={"held-out": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
-        save_every="3 steps", log_every="1 steps", best="min held-out/loss", run_dir=config.run_dir, precision="fp32", report=False,
+        splits={"val": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
+        save_every="3 steps", log_every="1 steps", best="min val/loss", run_dir=config.run_dir, precision="fp32", report=False,
     )
 """
 SLOW = ["program.py:build", "--vary", "optimizer.name=adamw,sgd", "--optimizer.lr", "0.01", "--step-s", "0.05"]
@@ -366,7 +366,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--variant", "optimizer.name=adamw", "--variant", "optimizer.name=adamw seed=0"], "are the same"),
         (["gpt", "--variant", "optimizer.lr=0.1"], "nothing to compare it with\n  add another value"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--reference", "foo"], "no variant of that name; there are: lr=1, lr=2"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--score", "held-out/loss"], "--score 'held-out/loss': cannot watch"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--score", "val/loss"], "--score 'val/loss': cannot watch"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--score", "min loss"], "a split and a score of it"),
         (["a", "b", "--jobs", "2"], "--jobs is for the start of a comparison"),
     ],
@@ -410,9 +410,9 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     [
         (["--search", "3"], "is no search"),
         (["--out", "elsewhere"], "--out is for the start of a comparison"),
-        (["--score", "min tset/loss"], "these runs score no such split on the way; there are: held-out"),
+        (["--score", "min tset/loss"], "these runs score no such split on the way; there are: val"),
         (["--score", "min test/loss"], "these runs score no such split on the way"),
-        (["--score", "min held-out/lss"], "has no such score; it has: held-out/loss"),
+        (["--score", "min val/lss"], "has no such score; it has: val/loss"),
         (["--reference", "foo"], "no variant of that name; there are: name=adamw, name=sgd"),
         (["whole"], "whole is a comparison; its runs: whole/name=adamw, whole/name=sgd"),
     ],
@@ -443,7 +443,7 @@ def test_a_reader_that_has_gone_is_no_error(whole: Path, monkeypatch: pytest.Mon
 def test_a_score_of_no_split_is_not_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "program.py:build", "--vary", "width=4,8", "--score", "min tset/loss", "--out", "out"])
-    assert "these runs score no such split on the way; there are: held-out" in capsys.readouterr().err
+    assert "these runs score no such split on the way; there are: val" in capsys.readouterr().err
     plan = planned.read(here / "out")
     assert plan is not None
     assert plan.score is None

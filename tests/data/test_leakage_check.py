@@ -204,7 +204,7 @@ def test_a_run_looks_once_when_it_begins(tmp_path: Path) -> None:
     (record,) = [line for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "data_check"]
     assert record["step"] == 0
     assert record["samples"] == record["checked"] == 52
-    assert set(record["overlap"]) == {"held-out"}
+    assert set(record["overlap"]) == {"val"}
 
 
 def test_what_there_is_time_for_comes_from_all_over_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def train(
     ]
 
 
-def scores(losses: Sequence[float], *, name: str = "held-out", **others: Sequence[float]) -> list[Record]:
+def scores(losses: Sequence[float], *, name: str = "val", **others: Sequence[float]) -> list[Record]:
     """Evaluations, spread evenly over the usual run."""
     between = RECORDS * EVERY // len(losses)
     return [
@@ -122,7 +122,7 @@ def healthy(**changes: Any) -> History:
         "kind": "data_check",
         "step": 0,
         "targets": {"distinct": 10, "most_common_fraction": 0.1},
-        "overlap": {"held-out": {"checked": 100, "overlapping": 0}},
+        "overlap": {"val": {"checked": 100, "overlapping": 0}},
     }
     losses = [1 + 3 * math.exp(-place) for place in range(1, 9)]
     return history([data], train(), scores(losses), layers(), **changes)

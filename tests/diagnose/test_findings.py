@@ -44,7 +44,7 @@ def data(**told: Any) -> list[Record]:
 
 def shared(found: int, *, samples: int, **told: Any) -> list[Record]:
     """Of 100 of a split `found` are among the 100 training samples that were looked at."""
-    return data(samples=samples, checked=100, overlap={"held-out": {"checked": 100, "overlapping": found, **told}})
+    return data(samples=samples, checked=100, overlap={"val": {"checked": 100, "overlapping": found, **told}})
 
 
 def passages(found: int) -> dict[str, Any]:
@@ -137,14 +137,14 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("warning", lambda: history(train(), scores([-2.0, -3.0, -4.0, -3.7, -3.5, -3.0]))),
     ],
     "train-validation-overlap": [
-        ("error", lambda: history(train(), data(overlap={"held-out": {"checked": 100, "overlapping": 50}}))),
+        ("error", lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 50}}))),
         ("warning", lambda: history(train(), shared(14, samples=7000))),
         ("warning", lambda: history(train(), shared(14, samples=700, among_all=True))),
-        ("warning", lambda: history(train(), data(overlap={"held-out": {"checked": 100, "overlapping": 1}}))),
-        ("note", lambda: history(train(), data(overlap={"held-out": {"checked": 1000, "overlapping": 1}}))),
-        ("note", lambda: history(train(), data(overlap={"held-out": passages(9)}))),
-        ("warning", lambda: history(train(), data(overlap={"held-out": passages(10)}))),
-        ("error", lambda: history(train(), data(overlap={"held-out": passages(50)}))),
+        ("warning", lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 1}}))),
+        ("note", lambda: history(train(), data(overlap={"val": {"checked": 1000, "overlapping": 1}}))),
+        ("note", lambda: history(train(), data(overlap={"val": passages(9)}))),
+        ("warning", lambda: history(train(), data(overlap={"val": passages(10)}))),
+        ("error", lambda: history(train(), data(overlap={"val": passages(50)}))),
         ("warning", lambda: history(train(), data(overlap={"a": passages(9), "b": {"checked": 100, "overlapping": 2}}))),
     ],
     "constant-targets": [
@@ -288,7 +288,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), scores(noisy_scores())),
     ],
     "train-validation-overlap": [
-        lambda: history(train(), data(overlap={"held-out": {"checked": 100, "overlapping": 0}})),
+        lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 0}})),
         lambda: history(train(), data(overlap={"train_data": {"checked": 100, "overlapping": 100, "same": True}})),
     ],
     "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
@@ -577,7 +577,7 @@ def test_overfitting_tells_what_other_scores_did() -> None:
     accuracy = [0.5, 0.6, 0.7, 0.72, 0.74, 0.76]
     finding = found("overfitting", history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9], accuracy=accuracy)))
     assert finding is not None
-    assert "held-out/accuracy 0.7 then, 0.76 now" in finding.evidence
+    assert "val/accuracy 0.7 then, 0.76 now" in finding.evidence
 
 
 def test_overfitting_names_its_best_step() -> None:
@@ -591,7 +591,7 @@ def test_what_was_compared_with_a_part_of_the_training_data_is_told_as_the_least
     for told_of, begun in (({}, "At least 14%"), ({"among_all": True}, "14%")):
         finding = found("train-validation-overlap", history(train(), shared(14, samples=700, **told_of)))
         assert finding is not None
-        assert finding.message.startswith(f"{begun} of held-out")
+        assert finding.message.startswith(f"{begun} of val")
 
 
 def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:

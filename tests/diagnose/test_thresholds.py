@@ -79,7 +79,7 @@ def data(**fields: Any) -> list[Record]:
 
 
 def overlap(count: int, **fields: Any) -> list[Record]:
-    return data(overlap={"held-out": {"checked": 1000, "overlapping": count, **fields}})
+    return data(overlap={"val": {"checked": 1000, "overlapping": count, **fields}})
 
 
 def noisy(scale: float, *, batch: int = 8) -> list[Record]:

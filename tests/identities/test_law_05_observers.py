@@ -88,9 +88,9 @@ def unwatched() -> tuple[str, list[float]]:
         {"layer_stats_every": "3 steps", "log_every": "2 steps"},
         {"workers": 2},
         {"workers": 1, "evaluate_every": "2 steps", "log_every": "3 steps", "save_every": "5 steps"},
-        {"best": "min held-out/loss", "evaluate_every": "1 steps"},
+        {"best": "min val/loss", "evaluate_every": "1 steps"},
         {
-            "early_stopping": sf.EarlyStopping("min held-out/loss", patience=1000),
+            "early_stopping": sf.EarlyStopping("min val/loss", patience=1000),
             "evaluate_every": "2 steps",
             "evaluate_at_start": True,
         },

@@ -156,7 +156,7 @@ def test_the_model_trains_on_after_validation_and_validates_in_evaluation_mode()
 
     data = Augmented()
     split = sf.Split((data.inputs, data.labels), scores=mode)
-    run = build(None, length="6 steps", splits={"held-out": split}, evaluate_every="2 steps", ema=None)
+    run = build(None, length="6 steps", splits={"val": split}, evaluate_every="2 steps", ema=None)
     with run:
         for step in run:
             assert all(part.training for model in step.state.models.values() for part in model.modules())
@@ -176,7 +176,7 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
 
     def scores(size: int) -> dict[str, float]:
         split = sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy, batch_size=size)
-        return build(None, splits={"held-out": split}).scores()
+        return build(None, splits={"val": split}).scores()
 
     assert scores(batch_size) == pytest.approx(scores(13), rel=1e-6)
 
@@ -242,7 +242,7 @@ def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(tm
         loss=slow_loss,
         length="6 steps",
         log_every="6 steps",
-        splits={"held-out": split},
+        splits={"val": split},
         check_state=False,
     )
     run.parts.whole.clock.now = clock

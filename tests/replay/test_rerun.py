@@ -15,7 +15,7 @@ from surefoot.checkpoint import Checkpoint, Store
 from surefoot.replay.rerun import Made, execution, nearest
 from surefoot.tracking.jsonl import records
 
-PLATEAU = sf.ReduceLROnPlateau("min held-out/loss", patience=1, min_delta=1.0)  # lowered at every evaluation
+PLATEAU = sf.ReduceLROnPlateau("min val/loss", patience=1, min_delta=1.0)  # lowered at every evaluation
 
 
 def build(run_dir: Path, **changes: Any) -> sf.Run:

@@ -118,7 +118,7 @@ def test_a_page_asks_for_nothing_and_runs_nothing(page: str) -> None:
 def test_how_the_run_went_is_said_in_a_sentence(page: str) -> None:
     said = re.search(r'<p class="verdict">(.*?)</p>', page)
     assert said is not None
-    assert said[1] == "finished: 600 steps; held-out/loss fell from 2.6576 to 1.1996; still falling at the end."
+    assert said[1] == "finished: 600 steps; val/loss fell from 2.6576 to 1.1996; still falling at the end."
 
 
 def test_settings_are_parted_by_who_chose_them(page: str) -> None:
@@ -297,6 +297,6 @@ def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path
 
 def test_a_score_that_went_and_came_back_is_told_by_its_best(tmp_path: Path) -> None:
     losses = ((10, 2.0), (50, 1.0), (100, 2.0))
-    told = [{"kind": "eval", "step": step, "held-out/loss": loss} for step, loss in losses]
+    told = [{"kind": "eval", "step": step, "val/loss": loss} for step, loss in losses]
     page = page_of([written(tmp_path / "run", told)])
-    assert "held-out/loss reached 1 at step 50 and is 2 again, as at step 10" in page
+    assert "val/loss reached 1 at step 50 and is 2 again, as at step 10" in page

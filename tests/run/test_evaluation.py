@@ -232,13 +232,13 @@ def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_sitting(
     build(tmp_path / "run", console=True, **plain).train()
     first = next(line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval")
     assert first["step"] == 4
-    assert f"from {number(first['held-out/loss'])} at step 4 to" in capsys.readouterr().out
+    assert f"from {number(first['val/loss'])} at step 4 to" in capsys.readouterr().out
 
 
 def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing(tmp_path: Path) -> None:
     """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched."""
     changes: dict[str, Any] = {"length": "5 steps", "evaluate_at_start": True, "ema": None}
-    changes["early_stopping"] = sf.EarlyStopping("max held-out/loss", patience=9)  # at the start it is the largest
+    changes["early_stopping"] = sf.EarlyStopping("max val/loss", patience=9)  # at the start it is the largest
     expected = build(None, **changes).scores()
     with suppress(KeyError), build(tmp_path / "run", **changes) as run:
         for _ in run:

@@ -177,14 +177,14 @@ def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
     for record in scores(losses[:600]) * 5:
         held.add(record)
     for place, loss in enumerate(losses):
-        held.add({"kind": "eval", "step": place, "held-out/loss": loss})
+        held.add({"kind": "eval", "step": place, "val/loss": loss})
     assert all(len(kept) <= MOST.get(kind, 1) for kind, kept in held.kinds.items())
     history = held.history(described())
     assert history.total("targets") == 80 * 9000
     assert history.total("skipped") == 9
     assert history.column("grad_norm_max").value.max() == 50.0
     assert next(record["loss_max_step"] for record in history.train if record["loss_max"] == 9.0) == 173
-    assert history.splits["held-out"].value.min() == 2.0
+    assert history.splits["val"].value.min() == 2.0
     whole = sum(record["loss"] for record in records) / len(records)
     of_windows = history.loss.value @ history.column("targets").value / history.total("targets")
     assert of_windows == pytest.approx(whole)

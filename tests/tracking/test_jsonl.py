@@ -66,7 +66,7 @@ def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -
     (found,) = streamed(written(tmp_path / "run", [record]) / "metrics.jsonl")
     assert found["grad_norm"] == {"up.weight": float("inf")}
     (found,) = streamed(written(tmp_path / "other", [scores(3, loss=float("nan"))]) / "metrics.jsonl")
-    assert repr(found["held-out/loss"]) == "nan"
+    assert repr(found["val/loss"]) == "nan"
 
 
 def test_of_a_window_with_a_bad_step_the_loss_of_the_others_is_drawn_beside_its_mark(tmp_path: Path) -> None:

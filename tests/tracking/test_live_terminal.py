@@ -37,8 +37,8 @@ def scores(step: int, **values: float) -> dict[str, Any]:
     return {
         "kind": "eval",
         "step": step,
-        "held-out/loss": 3.3654,
-        "held-out/perplexity": 28.946,
+        "val/loss": 3.3654,
+        "val/perplexity": 28.946,
         "cloze/accuracy": 0.645,
     } | values
 
@@ -138,8 +138,8 @@ def test_what_takes_long_is_named_until_the_next_record(record: dict[str, Any]) 
     screen = Screen()
     terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
     terminal.write(train(10))
-    terminal.doing("evaluating held-out")
-    assert screen.lines[-1].endswith("10/100  evaluating held-out")
+    terminal.doing("evaluating val")
+    assert screen.lines[-1].endswith("10/100  evaluating val")
     terminal.write(record)
     assert "evaluating" not in "".join(screen.lines)
 
@@ -286,7 +286,7 @@ def test_a_run_leaves_its_head_its_table_and_its_end(started: Callable[..., Proc
     table = next(place for place, line in enumerate(lines) if line.split()[0] == "step")  # a long path may have wrapped
     assert [line.split()[0] for line in lines[table : table + 4]] == ["step", "5", "10", "11"]
     assert lines[table + 4].startswith("finished: 11 steps")
-    assert "held-out/loss fell from" in " ".join(lines) or "held-out/loss rose from" in " ".join(lines)
+    assert "val/loss fell from" in " ".join(lines) or "val/loss rose from" in " ".join(lines)
     assert_sane(process)
 
 
@@ -340,7 +340,7 @@ def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(started: C
     ("program", "begun"),
     [
         (SLOW_STEP, " 2/2000"),
-        pytest.param(SLOW_EVALUATION, "evaluating held-out", marks=pytest.mark.slow),
+        pytest.param(SLOW_EVALUATION, "evaluating val", marks=pytest.mark.slow),
         pytest.param(SHORT_STEPS, " 2/2000", marks=pytest.mark.slow),
     ],
     ids=["step", "evaluation", "short steps"],

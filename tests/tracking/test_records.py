@@ -41,7 +41,7 @@ class MishapError(Exception):
     [
         ({}, "finished"),
         ({"stop_after": "2 steps"}, "stopped by stop_after"),
-        ({"early_stopping": sf.EarlyStopping("max held-out/loss", patience=1)}, "stopped early"),
+        ({"early_stopping": sf.EarlyStopping("max val/loss", patience=1)}, "stopped early"),
         ({"time_limit": "10 min"}, "stopped by time_limit"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
@@ -215,11 +215,11 @@ def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: 
         "step": 1,
         "grad_norm": {"a.weight": math.inf, "a/b": 2.0},
         "update_norm": {"a/b": -math.inf},
-        "held-out/loss": math.inf,
-        "held-out": {"loss": 1.0},
+        "val/loss": math.inf,
+        "val": {"loss": 1.0},
     }
     raw = json.loads(line(record), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert raw["nonfinite"] == {"gradient_norm/a.weight": "inf", "update_norm/a/b": "-inf", "held-out/loss": "inf"}
+    assert raw["nonfinite"] == {"gradient_norm/a.weight": "inf", "update_norm/a/b": "-inf", "val/loss": "inf"}
     (tmp_path / "metrics.jsonl").write_text(line(record) + "\n")
     assert records(tmp_path / "metrics.jsonl") == [record]
 

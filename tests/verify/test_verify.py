@@ -242,7 +242,7 @@ def _longer(record: dict[str, Any]) -> None:
         ),
         (
             lambda run: forged.state_changed(forged.checkpoint(run, 8), _other_best),
-            "step-00000008 tells of held-out/loss: value 0.25, and the scores on the record of ",
+            "step-00000008 tells of val/loss: value 0.25, and the scores on the record of ",
         ),
         (lambda run: forged.record_changed(run, _longer, step=9), " s of training, and the records up to it of "),
         (
@@ -291,16 +291,16 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
 def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Path) -> None:
     data = small_runs.Augmented()
     split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
-    verdict = sf.load(build(run, splits={"held-out": split})).verify(steps=3, windows=1)
-    assert the_problem(verdict).text.startswith("data of split held-out: sha256 was ")
+    verdict = sf.load(build(run, splits={"val": split})).verify(steps=3, windows=1)
+    assert the_problem(verdict).text.startswith("data of split val: sha256 was ")
     assert (verdict.exit_status, len(verdict.outcomes)) == (3, 1)
 
 
 def test_a_split_whose_data_were_exchanged_in_a_sitting_is_noted_once(run: Path) -> None:
     for step in (4, 8):
-        forged.state_changed(forged.checkpoint(run, step), lambda state: state["scored"]["held-out"].update(sha256="0"))
+        forged.state_changed(forged.checkpoint(run, step), lambda state: state["scored"]["val"].update(sha256="0"))
     assert checked(run).notes == [
-        "split held-out held other data at step 4 than later: its scores are not comparable with those"
+        "split val held other data at step 4 than later: its scores are not comparable with those"
     ]
 
 
@@ -347,10 +347,10 @@ def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> Non
     data = small_runs.Augmented()
     split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
     verdict = sf.load(
-        build(run, splits={"held-out": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))
+        build(run, splits={"val": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))
     ).verify()
     said = [problem.text for problem in verdict.problems]
-    assert [text.startswith("data of split held-out") for text in said] == [True, False]
+    assert [text.startswith("data of split val") for text in said] == [True, False]
     assert "optimizer.lr was 0.01, now 0.5" in said[1]
     assert verdict.outcomes == []
 
@@ -498,7 +498,7 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
     [
         pytest.param(
             {
-                "plateau": sf.ReduceLROnPlateau("min held-out/loss", patience=1, min_delta=0.5),
+                "plateau": sf.ReduceLROnPlateau("min val/loss", patience=1, min_delta=0.5),
                 "early_stopping": None,
                 "optimizer": sf.optim.muon(lr=0.01),
                 "workers": 1,
@@ -512,7 +512,7 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1, min_delta=0.5)},
+            {"early_stopping": sf.EarlyStopping("min val/loss", patience=1, min_delta=0.5)},
             id="stopped early",
             marks=pytest.mark.slow,
         ),

@@ -78,7 +78,7 @@ def _check_score(text: str | None) -> None:
     except ConfigError as problem:
         raise ConfigError(f"--score {text!r}: {problem}") from problem
     if score is not None and not all(score.partition("/")):
-        raise ConfigError(f"--score {text!r}: a split and a score of it, as in '{direction} held-out/loss'")
+        raise ConfigError(f"--score {text!r}: a split and a score of it, as in '{direction} val/loss'")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,9 +48,9 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
     be read is passed over. The global random generators are left as they were.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
-    >>> look = first_look((inputs, labels), {"held-out": (inputs[4:], labels[4:])}, seed=0)
+    >>> look = first_look((inputs, labels), {"val": (inputs[4:], labels[4:])}, seed=0)
     >>> look["targets"], look["overlap"]
-    ({'distinct': 2, 'most_common_fraction': 0.6666666666666666}, {'held-out': {'checked': 2, 'overlapping': 2}})
+    ({'distinct': 2, 'most_common_fraction': 0.6666666666666666}, {'val': {'checked': 2, 'overlapping': 2}})
     """
     with untouched():
         reading_s = _READING_S / (1 + len(splits))

@@ -64,7 +64,7 @@ def headline(run: ReportedRun) -> Headline | None:
 def direction_of(name: str) -> str:
     """Which way a score is better, as far as its name tells.
 
-    >>> direction_of("held-out/loss"), direction_of("cloze/accuracy")
+    >>> direction_of("val/loss"), direction_of("cloze/accuracy")
     ('min', 'max')
     """
     score = name.rpartition("/")[2].lower()
@@ -136,7 +136,7 @@ def _trend(found: Headline, curve: Curve) -> str:
     >>> curve = Curve()
     >>> for step in range(10):
     ...     curve.add(step, 10.0 - step)
-    >>> _trend(_headline("held-out/loss", curve, "min"), curve)
+    >>> _trend(_headline("val/loss", curve, "min"), curve)
     'still falling'
     """
     points = smoothed(curve, width=0.03)

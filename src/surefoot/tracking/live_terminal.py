@@ -217,8 +217,8 @@ def _cell(value: float) -> str:
 def _titles(names: list[str]) -> dict[str, str]:
     """Scores without their split, as long as no two would be called the same.
 
-    >>> _titles(["held-out/loss", "cloze/accuracy"]), _titles(["a/loss", "b/loss"])
-    ({'held-out/loss': 'loss', 'cloze/accuracy': 'accuracy'}, {'a/loss': 'a/loss', 'b/loss': 'b/loss'})
+    >>> _titles(["val/loss", "cloze/accuracy"]), _titles(["a/loss", "b/loss"])
+    ({'val/loss': 'loss', 'cloze/accuracy': 'accuracy'}, {'a/loss': 'a/loss', 'b/loss': 'b/loss'})
     """
     last = {name: name.rpartition("/")[2] for name in names}
     return last if len(set(last.values())) == len(names) else {name: name for name in names}

@@ -29,7 +29,7 @@ def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
     """The panels that a page has room for, taken in their order, and those that it has not.
 
     >>> from surefoot.tracking.panels import ConfusionMatrix
-    >>> fitting([ConfusionMatrix(title="held-out", classes=(), counts=())])[1]
+    >>> fitting([ConfusionMatrix(title="val", classes=(), counts=())])[1]
     []
     """
     kept, left_out = list[Panel](), list[Panel]()

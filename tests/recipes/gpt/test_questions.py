@@ -110,8 +110,8 @@ def test_a_fixed_part_of_a_file_is_asked_and_changes_no_weight(capsys: pytest.Ca
 def test_one_split_of_a_run_is_scored_alone(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "swag.jsonl"])
     capsys.readouterr()
-    main(["evaluate", "a", "--on", "held-out"])
-    assert {name.partition("/")[0] for name in printed(capsys)} == {"held-out"}
+    main(["evaluate", "a", "--on", "val"])
+    assert {name.partition("/")[0] for name in printed(capsys)} == {"val"}
 
 
 def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
     @pytest.mark.parametrize(
         ("on", "status", "says"),
         [
-            (["nothing"], 2, "no split of this run, which has: held-out, nor a file here\n"),
+            (["nothing"], 2, "no split of this run, which has: val, nor a file here\n"),
             (["missing.jsonl"], 2, "no split of this run"),
             (["=swag.jsonl"], 2, "write NAME=FILE"),
             (["a=swag.jsonl", "a=last.jsonl"], 2, "two splits called 'a'"),
@@ -141,10 +141,10 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
     refused(capsys=capsys)
 
 
-@pytest.mark.parametrize("given", [["a=b", "a=c"], ["=b"], ["a="], ["held-out=b"], ["x/y=b"], [""]])
+@pytest.mark.parametrize("given", [["a=b", "a=c"], ["=b"], ["a="], ["val=b"], ["x/y=b"], [""]])
 def test_names_that_no_split_can_have_are_refused(given: list[str]) -> None:
     with pytest.raises(sf.ConfigError, match="multiple_choice"):
-        named(given, taken=("held-out",))
+        named(given, taken=("val",))
 
 
 def test_how_many_questions_are_cut_is_told(capsys: pytest.CaptureFixture[str]) -> None:

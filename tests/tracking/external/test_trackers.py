@@ -35,7 +35,7 @@ from waiting import HANG_S, HangLimit
 THERE = tuple(
     name for name, packages in registry.PACKAGES.items() if all(find_spec(package) is not None for package in packages)
 )
-TOLD = ("train/loss", "held-out/accuracy")  # one curve of each kind
+TOLD = ("train/loss", "val/accuracy")  # one curve of each kind
 
 
 def sample(model: Any) -> str:
@@ -45,7 +45,7 @@ def sample(model: Any) -> str:
 def built(run_dir: Path, **changes: Any) -> sf.Run:
     held_out = small_runs.Augmented()
     ends = {
-        "held-out": sf.Split((held_out.inputs, held_out.labels), scores=sf.metrics.accuracy),
+        "val": sf.Split((held_out.inputs, held_out.labels), scores=sf.metrics.accuracy),
         "test": sf.Split((held_out.inputs[:9], held_out.labels[:9]), scores=sf.metrics.accuracy, at_end=True),
     }
     settings: dict[str, Any] = {"splits": ends, "sample_fn": sample, "length": "18 steps", "save_every": "4 steps"}

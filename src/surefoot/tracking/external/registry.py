@@ -116,8 +116,8 @@ def numbers_in(record: Record) -> dict[str, float]:
 
     >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "grad_noise": {"small": 1.0}})
     {'train/loss': 0.5, 'train/grad_noise/small': 1.0}
-    >>> numbers_in({"kind": "eval", "step": 3, "held-out/loss": 0.5, "held-out/confusion": [[1, 0], [0, 1]]})
-    {'held-out/loss': 0.5}
+    >>> numbers_in({"kind": "eval", "step": 3, "val/loss": 0.5, "val/confusion": [[1, 0], [0, 1]]})
+    {'val/loss': 0.5}
     """
     prefix = "" if record["kind"] in ("eval", "final_eval") else f"{record['kind']}/"
     return {
