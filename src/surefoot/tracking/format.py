@@ -1,6 +1,7 @@
 """How numbers, times, sizes and names are written where a person reads them: console, page, tables, charts."""
 
 import re
+import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -24,6 +25,18 @@ def in_line(name: str) -> str:
     'two lines'
     """
     return " ".join(visible(name).split())
+
+
+def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
+    """A line broken between words, and its other lines indented; a word that is longer stays as it is.
+
+    >>> print(wrapped("device  cpu, 1 thread, no accelerator", indent=8, width=20))
+    device  cpu, 1
+            thread, no
+            accelerator
+    """
+    parts = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, **parts) if len(line) > width else line
 
 
 def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = "start") -> str:
