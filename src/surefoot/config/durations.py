@@ -169,7 +169,7 @@ def every(text: str | None, *, length: Length, time: bool = False, setting: str 
     return Every(seconds=float(number))
 
 
-def log_interval(text: str | int, *, length: Length, setting: str = "log_every") -> Every:
+def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Every:
     """When a record is written; "auto" is every 50 steps, or a twentieth of the run if that is less.
 
     >>> log_interval("auto", length=Length(steps=200, samples_per_epoch=100, batch_size=10)).described()
@@ -180,7 +180,7 @@ def log_interval(text: str | int, *, length: Length, setting: str = "log_every")
     return Every(period=max(Fraction(1), min(Fraction(50), Fraction(length.steps, 20))).as_integer_ratio())
 
 
-def save_interval(text: str | int, *, length: Length, setting: str = "save_every") -> Every:
+def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Every:
     """When a checkpoint is written; "auto" is every 5 minutes, or every 60 seconds if a save costs under 1% of that."""
     return (
         Every(seconds=300.0, cheap_seconds=60.0)

@@ -35,8 +35,9 @@ def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
             thread, no
             accelerator
     """
-    parts = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(line, width, subsequent_indent=" " * indent, **parts) if len(line) > width else line
+    if len(line) <= width:
+        return line
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = "start") -> str:
