@@ -39,7 +39,7 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def built(out: Path | None = None, **changes: Any) -> sf.Run:
+def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(0)
     data = (torch.randn(32, 3, 8, 8, generator=generator), torch.randint(4, (32,), generator=generator))
     arguments: dict[str, Any] = {
@@ -49,10 +49,10 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-3),
-        "evaluate": {"same": sf.Split(data, scores=sf.metrics.accuracy)},
+        "splits": {"same": sf.Split(data, scores=sf.metrics.accuracy)},
         "ema": 0.9,
         "report": False,
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
     }
     return sf.Run(**(arguments | {"precision": "auto", "channels_last": "auto"} | changes))

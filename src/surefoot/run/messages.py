@@ -43,7 +43,7 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
     precision = chosen.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
     about = {
         "model": _models(parts),
-        "data": "".join(f"{line}; " for line in parts.settings.about_data[:1])
+        "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
         + f"{plan.samples:,} samples an epoch; {length.steps:,} steps are {length.epochs:.2f} epochs",
         "plan": f"{sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
@@ -52,10 +52,10 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
         "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
     }
     lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items()]
-    out = parts.directory.path if parts.directory else "nothing is saved: no out was given"
-    lines += [*map(wrapped, chosen.lines(parts)), f"{'out':<{_LABEL}}{out}"]
+    run_dir = parts.directory.path if parts.directory else "nothing is saved: no run_dir was given"
+    lines += [*map(wrapped, chosen.lines(parts)), f"{'run_dir':<{_LABEL}}{run_dir}"]
     copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.described["ema"]
-    left = 0.0 if decay is None or parts.settings.init is not None else decay**length.steps
+    left = 0.0 if decay is None or parts.settings.init_from is not None else decay**length.steps
     notes = {
         f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
         " each is seen several times a step": sizes.unit == "samples" and sizes.batch_size > plan.samples,
@@ -115,7 +115,7 @@ def finished(parts: RunComponents) -> str:
     where = f" in {parts.directory.path}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
     why = f"all {parts.length.steps:,} steps are made" if all_made else "early stopping ended it"
-    return f"this run{where} is finished: {why}. Nothing to do; for another run choose another --out"
+    return f"this run{where} is finished: {why}. Nothing to do; for another run choose another --run-dir"
 
 
 def standing(parts: RunComponents) -> str:
