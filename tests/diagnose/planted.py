@@ -129,9 +129,7 @@ def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callabl
             "model": network,
             "loss": loss,
             "train_data": TensorDataset(inputs[:1500], labels[:1500]),
-            "splits": {
-                "val": sf.Split((inputs[1500:], labels[1500:]), scores=sf.metrics.accuracy, batch_size=297)
-            },
+            "splits": {"val": sf.Split((inputs[1500:], labels[1500:]), scores=sf.metrics.accuracy, batch_size=297)},
             "batch_size": 32,
             "length": "160 steps",
             "optimizer": sf.optim.adamw(lr=3e-3),

@@ -145,7 +145,10 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("note", lambda: history(train(), data(overlap={"val": passages(9)}))),
         ("warning", lambda: history(train(), data(overlap={"val": passages(10)}))),
         ("error", lambda: history(train(), data(overlap={"val": passages(50)}))),
-        ("warning", lambda: history(train(), data(overlap={"a": passages(9), "b": {"checked": 100, "overlapping": 2}}))),
+        (
+            "warning",
+            lambda: history(train(), data(overlap={"a": passages(9), "b": {"checked": 100, "overlapping": 2}})),
+        ),
     ],
     "constant-targets": [
         ("error", lambda: history(train(), data(targets={"distinct": 1, "most_common_fraction": 1.0}))),
@@ -294,7 +297,9 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
     "dead-units": [
         lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.49})),
-        lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.9}), kinds=KINDS | {"2": "Embedding"}),
+        lambda: history(
+            train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.9}), kinds=KINDS | {"2": "Embedding"}
+        ),
         lambda: history(train(), layers(saturated_fraction=lambda _: {"1": 0.95})),  # sparse
         lambda: history(
             train(), layers(zero_grad_row_fraction=lambda place: {"2.weight": 1.0 if place == 0 else 0.0})
@@ -558,7 +563,10 @@ def test_settings_to_try_are_typed_with_their_present_values() -> None:
 
 @pytest.mark.parametrize(("killed", "told"), [(0.1, True), (0.11, False)])
 def test_units_that_died_are_told_beside_what_shows_a_rate_that_is_too_high(killed: float, told: bool) -> None:
-    died = layers(update=lambda name, place: 1.01, zero_grad_row_fraction=lambda place: {"2.weight": killed if place == 1 else 0.5})
+    died = layers(
+        update=lambda name, place: 1.01,
+        zero_grad_row_fraction=lambda place: {"2.weight": killed if place == 1 else 0.5},
+    )
     finding = found("rate-too-high", history(train(), died))
     assert finding is not None
     assert any("2.weight (10%, then 50%)" in line for line in finding.evidence) == told

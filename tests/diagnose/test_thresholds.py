@@ -283,10 +283,14 @@ PUBLISHED = [
         counted=True,
     ),
     Threshold(
-        "gradients.OFTEN", 0.9, lambda x: is_told("often-clipped", train(clip_fraction=lambda _: x, grad_norm=lambda _: 2.5))
+        "gradients.OFTEN",
+        0.9,
+        lambda x: is_told("often-clipped", train(clip_fraction=lambda _: x, grad_norm=lambda _: 2.5)),
     ),
     Threshold(
-        "gradients.FAR_BELOW", 2.0, lambda x: is_told("often-clipped", train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: x))
+        "gradients.FAR_BELOW",
+        2.0,
+        lambda x: is_told("often-clipped", train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: x)),
     ),
     Threshold(
         "gradients.FAR_ABOVE",
@@ -471,7 +475,9 @@ PUBLISHED = [
         lambda x: is_told("jittering-throughput", train(targets_per_s=lambda p: 100 * (1 + x / OF_THREE * cycle(p)))),
     ),
     Threshold(
-        "layers.DEAD", 0.5, lambda x: is_told("dead-units", train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": x}))
+        "layers.DEAD",
+        0.5,
+        lambda x: is_told("dead-units", train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": x})),
     ),
     Threshold(
         "layers.ALIVE",
@@ -483,7 +489,10 @@ PUBLISHED = [
                     "rate-too-high",
                     history(
                         train(),
-                        layers(update=lambda name, _: 1.01, zero_grad_row_fraction=lambda p: {"2.weight": x if p == 1 else 0.5}),
+                        layers(
+                            update=lambda name, _: 1.01,
+                            zero_grad_row_fraction=lambda p: {"2.weight": x if p == 1 else 0.5},
+                        ),
                     ),
                 )
             )
@@ -495,7 +504,9 @@ PUBLISHED = [
         0.99,
         lambda x: is_told("dead-units", train(), layers(saturated_fraction=lambda _: {"1": min(x, 1.0)})),
     ),
-    Threshold("layers.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated_fraction=lambda _: {"3": x}))),
+    Threshold(
+        "layers.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated_fraction=lambda _: {"3": x}))
+    ),
     Threshold(
         "layers.USUAL",
         1e-4,

@@ -204,7 +204,9 @@ def test_of_several_ranks_the_layers_are_those_of_one_process(
     main, other = of_ranks(way, "1 steps")
     assert main["seen"] == other["seen"] == of_one["seen"]
     for found, expected in zip(main["layers"], of_one["layers"], strict=True):
-        assert ("grad_noise" in found) == (way == "ddp")  # of what is sharded no rank has a first micro-batch's gradient
+        assert ("grad_noise" in found) == (
+            way == "ddp"
+        )  # of what is sharded no rank has a first micro-batch's gradient
         assert found.keys() == expected.keys() - ({"grad_noise"} if way != "ddp" else set())
         for name, value in found.items():
             if isinstance(value, dict):

@@ -57,9 +57,7 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
         "batch_size": 23,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-2),
-        "splits": {
-            "val": sf.Split(dataset or tokens(SAMPLES, seed=2), scores=[entropy, several], batch_size=size)
-        },
+        "splits": {"val": sf.Split(dataset or tokens(SAMPLES, seed=2), scores=[entropy, several], batch_size=size)},
         "evaluate_every": "1000 steps",
         "ema": ema,
         "precision": "fp32",

@@ -329,7 +329,13 @@ def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
             duties.now += 7
 
     user = 0 if opened else 21
-    first = {"training_s": 10_003.0, "data_wait_s": 30.0, "evaluating_s": 100.0, "saving_s": 1_000_000.0, "user_s": user}
+    first = {
+        "training_s": 10_003.0,
+        "data_wait_s": 30.0,
+        "evaluating_s": 100.0,
+        "saving_s": 1_000_000.0,
+        "user_s": user,
+    }
     first["starting_s"] = 0.0
     second = first | {"evaluating_s": 200.0, "saving_s": 2_000_000.0}
     assert duties.windows == [first, second]

@@ -320,7 +320,9 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
         assert torch.equal(
             held.clipping.remembered["norms"], second.state.optimizers[name].clipping.remembered["norms"]
         )
-    found = [record["clip_fraction"] for record in records(tmp_path / "whole" / "metrics.jsonl") if record["kind"] == "train"]
+    found = [
+        record["clip_fraction"] for record in records(tmp_path / "whole" / "metrics.jsonl") if record["kind"] == "train"
+    ]
     assert found[0] == 0.0
     assert set(found) <= {0.0, 0.5, 1.0}
     assert len(set(found)) > 1

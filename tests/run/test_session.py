@@ -645,9 +645,7 @@ def test_a_checkpoint_that_lacks_a_part_of_its_state_is_refused_by_its_name(tmp_
 
 
 def scored(run_dir: Path) -> list[Any]:
-    return [
-        (line["step"], line["val/loss"]) for line in records(run_dir / "metrics.jsonl") if line["kind"] == "eval"
-    ]
+    return [(line["step"], line["val/loss"]) for line in records(run_dir / "metrics.jsonl") if line["kind"] == "eval"]
 
 
 def test_an_exit_after_the_end_is_no_half_made_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -207,7 +207,14 @@ def test_the_numbers_do_not_depend_on_how_the_batch_is_cut(tmp_path: Path) -> No
     def plain() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
 
-    names = ("grad_norm", "weight_norm", "update_norm", "zero_grad_row_fraction", "saturated_fraction", "activation_rms")
+    names = (
+        "grad_norm",
+        "weight_norm",
+        "update_norm",
+        "zero_grad_row_fraction",
+        "saturated_fraction",
+        "activation_rms",
+    )
     inputs, targets = tokens(SAMPLES, seed=5, dtype=torch.float64)
     targets[:, 0] = 0  # a micro-batch without any target is not passed at all
     for size in (2, 12):

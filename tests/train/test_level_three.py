@@ -163,7 +163,16 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     found = Store(run_dir / "checkpoints").newest_intact()
     assert found is not None
     shown = {"clock", "machine"}
-    timeless = ("kind", "step", "loss", "grad_norm", "targets", "skipped", "generator_loss", "ring/distance_to_the_ring")
+    timeless = (
+        "kind",
+        "step",
+        "loss",
+        "grad_norm",
+        "targets",
+        "skipped",
+        "generator_loss",
+        "ring/distance_to_the_ring",
+    )
     return {
         "step": found[0].step,
         "tensors": {

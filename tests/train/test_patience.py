@@ -158,9 +158,7 @@ def following_factors(
     return found
 
 
-@pytest.mark.parametrize(
-    "plateau", [NEVER_BETTER, ReduceLROnPlateau("min val/loss", 1, 0.25, 0.1, 1, 0.02)], ids=repr
-)
+@pytest.mark.parametrize("plateau", [NEVER_BETTER, ReduceLROnPlateau("min val/loss", 1, 0.25, 0.1, 1, 0.02)], ids=repr)
 def test_the_rate_of_a_step_is_its_schedules_times_what_the_scores_before_it_say(
     plateau: ReduceLROnPlateau, tmp_path: Path
 ) -> None:

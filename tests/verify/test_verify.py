@@ -346,9 +346,7 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
 def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> None:
     data = small_runs.Augmented()
     split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
-    verdict = sf.load(
-        build(run, splits={"val": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))
-    ).verify()
+    verdict = sf.load(build(run, splits={"val": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))).verify()
     said = [problem.text for problem in verdict.problems]
     assert [text.startswith("data of split val") for text in said] == [True, False]
     assert "optimizer.lr was 0.01, now 0.5" in said[1]
@@ -422,7 +420,9 @@ def test_an_edited_loss_that_every_hash_agrees_with_is_named(run: Path) -> None:
 
 
 @pytest.mark.fast("norm-0.5", "skipped-1")
-@pytest.mark.parametrize(("name", "value"), [("grad_norm", 0.5), ("grad_norm_max", 9.0), ("clip_fraction", 0.0), ("skipped", 1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("grad_norm", 0.5), ("grad_norm_max", 9.0), ("clip_fraction", 0.0), ("skipped", 1)]
+)
 def test_every_number_that_a_step_makes_is_compared(run: Path, name: str, value: float) -> None:
     forged.record_changed(run, lambda record: record.update({name: value}), step=18)
     problem = the_problem(verified(run, steps=6, windows=9))
@@ -594,7 +594,9 @@ def test_on_another_machine_what_rounding_does_not_explain_is_a_fault(run: Path,
 @pytest.mark.parametrize(("times", "sound"), [(0.9, True), (1.1, False)])
 def test_rounding_is_a_hundredth_at_most(run: Path, elsewhere: None, times: float, sound: bool) -> None:
     assert TOLERANCE == 0.01
-    forged.record_changed(run, lambda record: record.update(grad_norm=record["grad_norm"] * (1 + 0.01 * times)), step=18)
+    forged.record_changed(
+        run, lambda record: record.update(grad_norm=record["grad_norm"] * (1 + 0.01 * times)), step=18
+    )
     verdict = verified(run, steps=2, windows=99)
     assert [problem.quantity for problem in verdict.problems] == ([] if sound else ["norm"]), str(verdict)
 

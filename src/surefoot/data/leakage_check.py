@@ -107,7 +107,11 @@ def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: f
         return {"checked": len(known), "overlapping": len(known), "same": True}
     if type(train) is Subset and type(split) is Subset and _is_same(train.dataset, split.dataset):
         own = np.asarray(split.indices)
-        return {"checked": len(own), "overlapping": int(np.isin(own, np.asarray(train.indices)).sum()), "among_all": True}
+        return {
+            "checked": len(own),
+            "overlapping": int(np.isin(own, np.asarray(train.indices)).sum()),
+            "among_all": True,
+        }
     samples, _ = _looked(split, seed=seed, reading_s=reading_s)
     counts = {"checked": len(samples), "overlapping": sum(sample in known for sample in samples)}
     return counts | ({"passages": True} if isinstance(split, Cut) else {})

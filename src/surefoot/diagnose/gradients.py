@@ -98,7 +98,7 @@ def growing_gradient(history: History) -> Verdict:
 @check("vanishing-gradient")
 def vanishing_gradient(history: History) -> Verdict:
     """Gradients of layers, each times its weight, relative to the largest; and gradients that are 0 everywhere."""
-    norms = history.column("norm").finite
+    norms = history.column("grad_norm").finite
     quarter = len(norms) // 4
     gradients, weights = (_settled(history, kind) for kind in ("grad_norm", "weight_norm"))
     if len(norms) >= FEWEST and not norms.value[-quarter:].any():

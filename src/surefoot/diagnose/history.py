@@ -59,7 +59,7 @@ class History:
     @property
     def ended_by(self) -> str | None:
         """The end of the last session: "finished", "stopped by SIGTERM", "diverged" ...; None where it goes on or was killed."""
-        return None if self.last_event is None else str(self.last_event.get("what"))
+        return None if self.last_event is None else str(self.last_event.get("event"))
 
     @property
     def over(self) -> bool:
@@ -121,7 +121,7 @@ class History:
         return self._watched[kind]
 
 
-def loss_of_applied(record: Record) -> Any:
+def loss_applied(record: Record) -> Any:
     """The training loss of the applied steps of a record; None if no step was applied, which is recorded as 0.
 
     >>> loss_applied({"loss": 2.0}), loss_applied({"loss": None, "skipped": 2, "loss_applied": 0.0})

@@ -79,7 +79,8 @@ class Collected:
 
     def history(self, described: Described) -> History:
         train, scores, layers, data, events, resumed = (
-            tuple(self.kinds.get(kind, ())) for kind in ("train", "eval", "layer_stats", "data_check", "event", "resume")
+            tuple(self.kinds.get(kind, ()))
+            for kind in ("train", "eval", "layer_stats", "data_check", "event", "resume")
         )
         return History(
             described,

@@ -103,7 +103,13 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         Chart("learning-rate", "Learning rate", rate, zero=True, scale="linear"),
         Chart("grad_norm", "Gradient norm", norms, strange, note="before clipping, of the steps of each record"),
         Chart(
-            "clip_fraction", "Clip fraction", clipped, unit="fraction", zero=True, scale="linear", note="mean of each record"
+            "clip_fraction",
+            "Clip fraction",
+            clipped,
+            unit="fraction",
+            zero=True,
+            scale="linear",
+            note="mean of each record",
         ),
         Chart("throughput", "Targets per second", speed, zero=True, scale="linear", note=rate_note),
         Chart("memory", "Memory", memory, unit="bytes", zero=True, scale="linear"),

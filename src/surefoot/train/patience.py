@@ -254,9 +254,7 @@ def parsed(text: str) -> tuple[Literal["min", "max"], str]:
     match text.split(maxsplit=1):
         case ["min" | "max" as direction, score]:
             return "min" if direction == "min" else "max", score
-    raise ConfigError(
-        f"cannot watch {text!r}: say which way is better, as in 'min val/loss' or 'max val/accuracy'"
-    )
+    raise ConfigError(f"cannot watch {text!r}: say which way is better, as in 'min val/loss' or 'max val/accuracy'")
 
 
 def _refuse_unknown_split(score: str, splits: Collection[str], *, by: str = "") -> None:

@@ -268,7 +268,9 @@ def test_a_tracker_that_fails_stops_no_run_and_is_told_of_once(
         how, "did not finish" if "hanging" in how else "no room for it"
     )
     assert why in said
-    assert [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "final_eval"] == [18]
+    assert [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "final_eval"] == [
+        18
+    ]
 
 
 def test_a_record_is_handed_over_without_waiting_and_the_oldest_are_lost_where_none_is_taken(
