@@ -131,7 +131,7 @@ def test_values_that_were_not_finite_come_back_in_layers_too(tmp_path: Path) -> 
         "step": 1,
         "measured_step": 0,
         "grad_norm": {"a": None, "b": 1.0},
-        "nonfinite": {"gradient_norm/a": "inf"},
+        "nonfinite": {"grad_norm/a": "inf"},
     }
     run = tmp_path / "run"
     run.mkdir()

@@ -247,7 +247,7 @@ def test_a_clock_that_goes_on_from_a_checkpoint_counts_every_second_once() -> No
     """Also those since the last record, which stand in the total and in the window."""
     now = 0.0
     clock = Clock(now=lambda: now)
-    for phase, seconds in (("training", 5.0), ("waiting", 2.0), ("user", 1.0)):
+    for phase, seconds in (("training", 5.0), ("data_wait", 2.0), ("user", 1.0)):
         clock.enter(phase)  # type: ignore[arg-type]
         now += seconds
         if phase == "training":
@@ -266,7 +266,7 @@ def test_a_clock_that_goes_on_from_a_checkpoint_counts_every_second_once() -> No
         "user_s": 1.0,
     }
     total_s = {phase: float(seconds) for phase, seconds in resumed.state()["total_s"].items()}
-    assert (total_s["training"], total_s["waiting"], total_s["user"]) == (9.0, 2.0, 1.0)
+    assert (total_s["training"], total_s["data_wait"], total_s["user"]) == (9.0, 2.0, 1.0)
 
 
 class SlowSaving:

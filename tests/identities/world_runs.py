@@ -121,7 +121,7 @@ def trained(**changes: Any) -> dict[str, Any]:
                     "samples": everybody,
                     "mask": sum(other["mask"] for other in told),
                     "loss": float(step.loss),
-                    "norm": float(step.grad_norm),
+                    "grad_norm": float(step.grad_norm),
                     "skipped": float(step.skipped),
                     "scores": dict(step.metrics),
                 }

@@ -205,7 +205,7 @@ def test_the_last_update_is_evaluated_logged_and_saved(tmp_path: Path) -> None:
     never = "1000 steps"
     build(tmp_path / "run", length="7 steps", evaluate_every=never, log_every=never, save_every=never).train()
     found = [(record["kind"], record["step"]) for record in records(tmp_path / "run" / "metrics.jsonl")]
-    assert [pair for pair in found if pair[0] in ("train", "scores")] == [("train", 7), ("eval", 7)]
+    assert [pair for pair in found if pair[0] in ("train", "eval")] == [("train", 7), ("eval", 7)]
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0, 7]
 
 

@@ -174,7 +174,7 @@ def test_nan_in_every_kind_of_record_is_marked_and_harms_nothing(tmp_path: Path)
     told[7] = train(80, bad, grad_norm=bad, grad_norm_max=float("inf"), clip_fraction=bad, targets_per_s=bad, lr=bad)
     told += [
         scores(310, loss=bad, accuracy=bad),
-        layers(320, grad_norm={"up.weight": None}, nonfinite={"gradient_norm/up.weight": "nan"}),
+        layers(320, grad_norm={"up.weight": None}, nonfinite={"grad_norm/up.weight": "nan"}),
     ]
     told += [{**train(320, bad, training_s=bad, targets=bad), "skipped": 2, "skipped_steps": [311, 315]}]
     page = page_of([written(tmp_path / "run", told)])

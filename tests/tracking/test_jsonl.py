@@ -62,7 +62,7 @@ def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -> None:
-    record = layers(10) | {"grad_norm": {"up.weight": None}, "nonfinite": {"gradient_norm/up.weight": "inf"}}
+    record = layers(10) | {"grad_norm": {"up.weight": None}, "nonfinite": {"grad_norm/up.weight": "inf"}}
     (found,) = streamed(written(tmp_path / "run", [record]) / "metrics.jsonl")
     assert found["grad_norm"] == {"up.weight": float("inf")}
     (found,) = streamed(written(tmp_path / "other", [scores(3, loss=float("nan"))]) / "metrics.jsonl")

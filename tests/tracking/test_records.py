@@ -219,7 +219,7 @@ def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: 
         "val": {"loss": 1.0},
     }
     raw = json.loads(line(record), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert raw["nonfinite"] == {"gradient_norm/a.weight": "inf", "update_norm/a/b": "-inf", "val/loss": "inf"}
+    assert raw["nonfinite"] == {"grad_norm/a.weight": "inf", "update_norm/a/b": "-inf", "val/loss": "inf"}
     (tmp_path / "metrics.jsonl").write_text(line(record) + "\n")
     assert records(tmp_path / "metrics.jsonl") == [record]
 

@@ -321,7 +321,7 @@ def test_a_step_that_is_skipped_updates_nothing_and_says_so(tmp_path: Path) -> N
     (line,) = [row for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"layer_stats"' in row]
     raw = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert raw["grad_norm"]["into.weight"] is None
-    assert "gradient_norm/into.weight" in raw["nonfinite"]
+    assert "grad_norm/into.weight" in raw["nonfinite"]
 
 
 def test_under_a_loss_scale_gradients_are_as_they_would_be_without(tmp_path: Path) -> None:

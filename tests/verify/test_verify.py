@@ -432,7 +432,7 @@ def test_every_number_that_a_step_makes_is_compared(run: Path, name: str, value:
 def test_an_edited_learning_rate_is_named_by_the_schedule(run: Path) -> None:
     forged.record_changed(run, lambda record: record.update(lr=0.5), step=18)
     verdict = verified(run, steps=1, windows=1)
-    assert "the record of step 18: learning_rate is 0.5, and that of the schedule 0.00" in the_problem(verdict).text
+    assert "the record of step 18: lr is 0.5, and that of the schedule 0.00" in the_problem(verdict).text
     assert verdict.exit_status == 8
 
 

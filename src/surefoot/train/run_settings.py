@@ -84,7 +84,7 @@ class RunSettings(TrainSettings):
     """Lower the learning rate if a score stops improving; `evaluate_every` is then part of what the run is."""
     splits: Mapping[str, Split] | None = setting(None, check=_splits, observer=True, after="deterministic")
     """Named data sets to evaluate, such as "val": {name: Split}."""
-    best: str | None = setting(None, observer=True, after="evaluate_every")
+    best: str | None = setting(None, observer=True, after="evaluate_at_start")
     """ "min val/loss" or "max val/accuracy": the score whose best checkpoint is kept."""
     sample_fn: Callable[[Any], str | Sequence[str]] | None = setting(None, observer=True)
     """`sample_fn(model)` returns text to show, or a list of texts, for example generated text."""
