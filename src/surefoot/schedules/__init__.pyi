@@ -9,3 +9,5 @@ from .lr_schedule import multistep as multistep
 from .lr_schedule import one_cycle as one_cycle
 from .lr_schedule import polynomial as polynomial
 from .lr_schedule import wsd as wsd
+from .sampled import from_function as from_function
+from .sampled import from_scheduler as from_scheduler
