@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
+from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError
 from surefoot.optim.validation import Declaration
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _SHOWN = 12  # names in a message
 
 
+@known_keywords
 def scale_lr(lr: float, *, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear") -> float:
     """The base learning rate for another batch size, if `lr` is good at `base_batch_size`.
 
@@ -37,6 +39,7 @@ def scale_lr(lr: float, *, batch_size: int, base_batch_size: int, rule: Literal[
     return lr * (ratio if rule == "linear" else math.sqrt(ratio))
 
 
+@known_keywords
 def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
     """The base learning rate with which `sf.schedules.inverse_sqrt(warmup_steps)` has the rates of "Attention is all you need".
 
@@ -73,6 +76,7 @@ class LRMultipliers:
     like_adam_only: bool = field(default=False, kw_only=True)  # whether other optimizers need other factors
 
 
+@known_keywords
 def layer_decay(decay: float) -> LRMultipliers:
     """Slower the nearer to the input: a parameter at depth d of D has the factor decay^(D - d), the head 1, embeddings decay^D.
 
@@ -103,6 +107,7 @@ def layer_decay(decay: float) -> LRMultipliers:
     return LRMultipliers(factors, described={"layer_decay": decay})
 
 
+@known_keywords
 def width_scaling(*, base_width: int) -> LRMultipliers:
     """The rate that was best at one width, at another: hidden matrices and the head have the factor base_width / width.
 
@@ -139,6 +144,7 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
     return LRMultipliers(factors, described={"base_width": base_width}, like_adam_only=True)
 
 
+@known_keywords
 def frozen(*patterns: str) -> LRMultipliers:
     """Parameters that stay as they are to the bit: those whose name fits one of the patterns, in which * stands for anything.
 

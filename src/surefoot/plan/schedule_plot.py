@@ -26,7 +26,7 @@ class Trace:
     steps: NDArray[np.int64]
     factors: NDArray[np.float64]
     warmup: int
-    """The step at which warm-up ends; 0 where there is none."""
+    """The step at which warm-up ends; 0 without warm-up."""
 
     @property
     def peak(self) -> tuple[int, float]:
@@ -126,7 +126,7 @@ def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> li
 
 
 def steps_alone(text: str) -> Length:
-    """A length in steps, where there are no data of which epochs could be counted.
+    """A length in steps, because data for counting epochs are absent.
 
     >>> steps_alone("1000 steps").steps
     1000
@@ -144,7 +144,7 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
     each = []
     for place, trace in enumerate(traces):
         name, (peak_step, peak), (lowest_step, lowest) = shortened(trace.name, _LONGEST_NAME), trace.peak, trace.lowest
-        line = Line(name, tuple((float(step), rate * float(factor)) for step, factor in _points(trace)), place, place)
+        line = Line(name, tuple((float(step), rate * float(factor)) for step, factor in _points(trace)), 8 * place)
         marks = [Mark("best", peak_step, peak * rate, "peak", place)]
         if lowest < peak:
             marks.append(Mark("best", lowest_step, lowest * rate, "lowest", place))

@@ -1,13 +1,14 @@
 """A training run: the parts put together, and the ways to train them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from surefoot.checkpoint.format import Checkpoint
+from surefoot.config.keywords import known_keywords
 from surefoot.config.setting import ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.errors import ConfigError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from surefoot.tracking.panels import Panels
 
 
+@known_keywords
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class Run(RunSettings):
@@ -144,7 +146,7 @@ class Run(RunSettings):
         with self.parts.numerics():
             return numbers(scoring.scores(names or scoring.names(at_end=False)))
 
-    def sample(self) -> str:
+    def sample(self) -> str | Sequence[str]:
         """What the run's `sample_fn` makes of the model as it is evaluated; changes nothing. Collective."""
         if self.parts.settings.sample_fn is None:
             raise ConfigError("this run has no sample_fn: give Run(sample_fn=...)")

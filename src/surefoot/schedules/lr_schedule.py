@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from surefoot.config.durations import Length, in_steps
+from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError
 from surefoot.schedules import curves
 from surefoot.schedules.checks import in_a_run, refuse_foreign_or_out_of_range, shown
@@ -149,6 +150,7 @@ def bound(schedule: AnySchedule, groups: Groups) -> AnySchedule:
     return replace(schedule, groups=groups) if isinstance(schedule, Sampled) and groups else schedule
 
 
+@known_keywords
 def constant(warmup: str | int = 0) -> Schedule:
     """The base learning rate throughout, after a warm-up; a run of this schedule can be made longer exactly.
 
@@ -159,6 +161,7 @@ def constant(warmup: str | int = 0) -> Schedule:
     return Schedule("constant", warmup=warmup)
 
 
+@known_keywords
 def linear(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
     """Rise for `warmup`, then fall along a straight line to `min_lr_ratio` times the base learning rate.
 
@@ -169,6 +172,7 @@ def linear(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
     return Schedule("linear", warmup=warmup, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def cosine(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
     """Rise for `warmup`, then fall along half a cosine to `min_lr_ratio` times the base learning rate.
 
@@ -181,6 +185,7 @@ def cosine(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
     return Schedule("cosine", warmup=warmup, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float = 0.0) -> Schedule:
     """Rise for `warmup`, then fall to `min_lr_ratio` as what is left of the fall to the `power`; 1 is a straight line.
 
@@ -193,6 +198,7 @@ def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float
     return Schedule("polynomial", warmup=warmup, power=power, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
     """Rise for `warmup`, then fall as the inverse square root of the step; can be made longer exactly.
 
@@ -206,6 +212,7 @@ def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
     return Schedule("inverse_sqrt", warmup=warmup)
 
 
+@known_keywords
 def multistep(
     warmup: str | int = 0, *, milestones: str | Sequence[str | int] = ("50%", "75%"), gamma: float = 0.1
 ) -> Schedule:
@@ -222,6 +229,7 @@ def multistep(
     return Schedule("multistep", warmup=warmup, milestones=several, gamma=gamma)
 
 
+@known_keywords
 def exponential(warmup: str | int = 0, *, min_lr_ratio: float = 0.01) -> Schedule:
     """Rise for `warmup`, then multiply by the same factor at each step, so that the last one has `min_lr_ratio`.
 
@@ -232,6 +240,7 @@ def exponential(warmup: str | int = 0, *, min_lr_ratio: float = 0.01) -> Schedul
     return Schedule("exponential", warmup=warmup, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def one_cycle(
     warmup: str | int = "30%",
     *,
@@ -258,6 +267,7 @@ def one_cycle(
     )
 
 
+@known_keywords
 def wsd(
     warmup: str | int = 0,
     *,
@@ -277,6 +287,7 @@ def wsd(
     return Schedule("wsd", warmup=warmup, cooldown=cooldown, cooldown_shape=cooldown_shape, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def cosine_restarts(
     warmup: str | int = 0, *, cycle: str | int = "25%", cycle_growth: float = 1.0, min_lr_ratio: float = 0.0
 ) -> Schedule:
@@ -293,6 +304,7 @@ def cosine_restarts(
     return Schedule("cosine_restarts", warmup=warmup, cycle=cycle, cycle_growth=cycle_growth, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def join(first: AnySchedule, second: AnySchedule, at: str | int = "50%") -> Joined:
     """`first` on the steps before `at`, then `second`; percentages within them are of their own part of the run.
 

@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from surefoot.config.durations import NEVER, Length
+from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError, first_line
 from surefoot.schedules.curves import Factors
 
@@ -69,6 +70,7 @@ class Sampled:
         return _tables_of_scheduler(self.source, self.groups, steps)
 
 
+@known_keywords
 def from_function(fn: Callable[[int], float]) -> Sampled:
     """The schedule that `fn` computes: `fn(step)` is the factor on the base learning rate; steps count from 0.
 
@@ -81,6 +83,7 @@ def from_function(fn: Callable[[int], float]) -> Sampled:
     return Sampled("from_function", fn)
 
 
+@known_keywords
 def from_scheduler(factory: Callable[[Any], Any]) -> Sampled:
     """The schedule of a torch or transformers scheduler: `factory(optimizer)` returns one, whose `step()` is called at each step.
 
