@@ -115,7 +115,7 @@ def test_a_resume_is_bit_equal_and_one_with_other_factors_is_refused(kind: str, 
             ),
             "one cycle": sf.schedules.one_cycle(momentum_range=(lowest, 0.95)),
         }[kind]
-        return trained(optimizer=sf.optim.adamw(LR), schedule=schedule, out=tmp_path / out, report=False, **changes)
+        return trained(optimizer=sf.optim.adamw(LR), schedule=schedule, run_dir=tmp_path / out, report=False, **changes)
 
     weights("cut", stop_after="4 steps")
     with pytest.raises(sf.CheckpointError, match=r"cannot resume .*schedule\.(factors|momentum_range) was"):
