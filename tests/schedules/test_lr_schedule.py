@@ -20,6 +20,7 @@ from in_one import in_one
 from surefoot.config.durations import Length
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES as TABLE
+from surefoot.schedules.joined import join
 from surefoot.schedules.lr_schedule import (
     Schedule,
     constant,
@@ -27,7 +28,6 @@ from surefoot.schedules.lr_schedule import (
     cosine_restarts,
     exponential,
     inverse_sqrt,
-    join,
     linear,
     multistep,
     one_cycle,

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 import surefoot as sf
 from in_one import in_one
 from surefoot.config.durations import Length
-from surefoot.schedules.lr_schedule import bound
+from surefoot.schedules.joined import bound
 
 STEPS = 12
 LENGTH = Length(steps=STEPS, samples_per_epoch=100, batch_size=10)

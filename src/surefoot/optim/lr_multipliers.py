@@ -53,7 +53,7 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
         raise ConfigError(
             f"d_model = {d_model!r}, warmup_steps = {warmup_steps!r}: no rate follows from these\n  both are whole numbers from 1 on"
         )
-    return factor * (d_model * warmup_steps) ** -0.5
+    return factor / math.sqrt(d_model * warmup_steps)
 
 
 @dataclass(frozen=True)

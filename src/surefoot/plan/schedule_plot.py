@@ -12,7 +12,7 @@ from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 from surefoot.report.charts import Chart, Line, Mark
 from surefoot.report.figures import draw
-from surefoot.schedules.lr_schedule import AnySchedule, bound
+from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.tracking.format import shortened, text_table
 
 _LOOKED_AT = 1_000_000  # steps of one schedule; of a longer run every second, third ...

@@ -24,7 +24,8 @@ from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Saving
 from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.validate import check_settings, json_settings
-from surefoot.schedules.lr_schedule import bound, constant
+from surefoot.schedules.joined import bound
+from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of

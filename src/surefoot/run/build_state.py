@@ -24,7 +24,7 @@ from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import parameter_groups
 from surefoot.optim.trainable import Trainable
 from surefoot.run.components import Models
-from surefoot.schedules.lr_schedule import AnySchedule
+from surefoot.schedules.joined import AnySchedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.batch_norm_buffers import BatchStatistics
 from surefoot.train.loop import State

@@ -10,7 +10,7 @@ from surefoot.config.train_settings import TrainSettings, problems_of
 from surefoot.distributed.ddp import check_device
 from surefoot.distributed.world import device_called
 from surefoot.errors import ConfigError
-from surefoot.schedules.lr_schedule import AnySchedule
+from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.train.precision import precision as chosen_precision
 

@@ -1,9 +1,9 @@
+from .joined import join as join
 from .lr_schedule import constant as constant
 from .lr_schedule import cosine as cosine
 from .lr_schedule import cosine_restarts as cosine_restarts
 from .lr_schedule import exponential as exponential
 from .lr_schedule import inverse_sqrt as inverse_sqrt
-from .lr_schedule import join as join
 from .lr_schedule import linear as linear
 from .lr_schedule import multistep as multistep
 from .lr_schedule import one_cycle as one_cycle

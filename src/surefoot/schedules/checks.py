@@ -1,4 +1,4 @@
-"""What the settings of a schedule's shape may be, and what they are in a run: which do not fit it, and durations in steps."""
+"""Settings of a schedule: the check of their values, and durations in steps of a run that they must fit."""
 
 import math
 from collections.abc import Callable

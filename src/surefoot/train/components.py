@@ -22,7 +22,8 @@ from surefoot.data.pipeline import Supply
 from surefoot.distributed.world import World, deterministic_kernels
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.build import base_groups
-from surefoot.schedules.lr_schedule import AnySchedule, bound, constant
+from surefoot.schedules.joined import AnySchedule, bound
+from surefoot.schedules.lr_schedule import constant
 from surefoot.tracking.console import Screen
 from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.compile import Compiling, Layout, compiled, sole_or_all

@@ -8,7 +8,8 @@ from surefoot.checkpoint.module_state import shortened
 from surefoot.config.durations import Length
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.schedules.lr_schedule import AnySchedule, Schedule
+from surefoot.schedules.joined import AnySchedule
+from surefoot.schedules.lr_schedule import Schedule
 
 Described = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from surefoot.config.train_settings import TrainSettings
 from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
 from surefoot.optim.optimizers import OptimizerSpec
-from surefoot.schedules.lr_schedule import AnySchedule
+from surefoot.schedules.joined import AnySchedule
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
 from surefoot.train.patience import EarlyStopping, ReduceLROnPlateau
