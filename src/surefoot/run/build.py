@@ -17,6 +17,7 @@ from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import comparable, equal_from_main, refuse_unequal
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
+from surefoot.errors import CheckpointError
 from surefoot.optim.build import Decided
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
@@ -28,7 +29,7 @@ from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
-from surefoot.tracking.run_reader import began_with
+from surefoot.tracking.run_reader import began_with, other_format
 from surefoot.train.compile import Layout, compiled, compiling, layout
 from surefoot.train.components import printed
 from surefoot.train.loop import State, Task, sole_or_all
@@ -76,7 +77,11 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     """Plan which samples each step sees, what is due when, and what is evaluated. Collective."""
     train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
     out = None if settings.out is None else local_path(settings.out, setting="out")
-    began = None if out is None else world.from_main(began_with(out, batch_size) if world.is_main else None)
+    began = None
+    if out is not None:
+        why, began = world.from_main((other_format(out), began_with(out, batch_size)) if world.is_main else None)
+        if why is not None:
+            raise CheckpointError(why)
     sizes = pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
     samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
     order = pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)

@@ -19,6 +19,7 @@ from surefoot.run import messages
 from surefoot.run.checkpointing import Saving
 from surefoot.run.components import RunComponents
 from surefoot.tracking.run_directory import RunDirectory, environment
+from surefoot.tracking.run_reader import refuse_other_format
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import Chosen, settle_choices
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
@@ -98,6 +99,7 @@ def start_from_init(parts: RunComponents) -> str | None:
         return None
     from surefoot.checkpoint.init_weights import load_initial_weights
 
+    refuse_other_format(Path(parts.settings.init))
     told = load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world)
     for name, average in parts.state.ema_models.items():
         average.restart(parts.state.models[name])
