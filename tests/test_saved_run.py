@@ -225,6 +225,41 @@ def test_a_run_that_was_handed_over_is_what_it_was(use: Callable[[sf.SavedRun], 
     assert [tensor.tolist() for tensor in run.state.models["model"].parameters()] == before
 
 
+def contents(directory: Path) -> dict[Path, tuple[bytes, int]]:
+    files = [path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.mark.parametrize("arguments", ["resume run", "train program.py:build"])
+def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(
+    arguments: str, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (there / "program.py").write_text(PROGRAM.replace("console=False, report=False", "report=True"))
+    try:
+        before = contents(there / "run")
+        main(arguments.split())
+    finally:
+        (there / "program.py").write_text(PROGRAM)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("note: ")]
+    assert line.startswith("this run in run is finished: all 4 steps are made")
+    assert contents(there / "run") == before
+
+
+def test_a_finished_run_of_a_script_changes_nothing_and_can_still_be_evaluated(of_script: Path) -> None:
+    before = contents(of_script)
+    with build(of_script) as run:
+        assert list(run) == []
+        assert run.state.step == 4
+        assert run.scores("val")["val/loss"] == sf.load(of_script).metrics["val/loss"]
+    assert contents(of_script) == before
+
+
+def test_a_finished_run_whose_last_evaluation_is_missing_goes_on_with_that(tmp_path: Path) -> None:
+    build(tmp_path / "run", evaluate={}).train()
+    build(tmp_path / "run").train()
+    assert "test/loss" in sf.load(tmp_path / "run").metrics
+
+
 def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script: Path) -> None:
     assert sf.load(build(of_script)).verify().whole
     assert sf.load(build(of_script)).replay(3).logged == sf.load(build(of_script)).replay(step=3).logged

@@ -3,7 +3,7 @@
 import json
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ class Opened:
     chosen: Chosen = field(default_factory=Chosen)
     state_check: "state_check.StateCheck | None" = None
     loss_contract: str | None = None  # in words, if the batch is cut and the run began now
+    is_over: bool = False  # the run is finished and nothing of it is missing: the session writes nothing
 
 
 def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
@@ -56,6 +57,8 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
         _go_on(parts, parts.saving, found)
         now = Opened(found, state_check=_state_check(parts))
         parts.saving.resumed(found.step)
+        if parts.finished and not found.saved.evaluation_due and _evaluated_at_end(parts, found):
+            return replace(now, is_over=True)
         accepted = parts.fingerprints["accepted"][len(found.saved.fingerprints["accepted"]) :]
         if parts.world.is_main and (configuration is not None or accepted):
             text = configuration or messages.script_toml(parts.described)
@@ -72,6 +75,10 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
         }
         parts.directory.add_sitting(about | ({"accepted_changes": accepted} if accepted else {}))
     return now
+
+
+def _evaluated_at_end(parts: RunComponents, checkpoint: Checkpoint) -> bool:
+    return checkpoint.saved.ended or not parts.scoring.names(at_end=True)
 
 
 def _begun(parts: RunComponents) -> Opened:
