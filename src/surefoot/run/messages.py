@@ -12,6 +12,7 @@ import torch
 from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import class_name
+from surefoot.errors import as_typed_here
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.commands import by_command, resume_command, typed
@@ -62,7 +63,7 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
             left > _MUCH_OF_THE_START
         ),
     }
-    return "\n".join([*lines, *(note for note, holds in notes.items() if holds)])
+    return "\n".join([*lines, *(as_typed_here(note) for note, holds in notes.items() if holds)])
 
 
 def ending(
@@ -111,7 +112,7 @@ def finished(parts: RunComponents) -> str:
     where = f" in {parts.directory.path}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
     why = f"all {parts.length.steps:,} steps are made" if all_made else "early stopping ended it"
-    return f"this run{where} is finished: {why}. Nothing to do; for another run choose another --out"
+    return f"this run{where} is finished: {why}. Nothing to do; {as_typed_here('for another run choose another --out')}"
 
 
 def standing(parts: RunComponents) -> str:

@@ -146,7 +146,7 @@ def _go_on(parts: RunComponents, saving: Saving, found: Checkpoint) -> None:
 
     trainable = parts.state.trainable
     parts.continue_from(found)
-    where, main, flags = f"step-{found.step:08d}", parts.world.is_main, trainable.flags
+    where, main, flags = parts.where(found), parts.world.is_main, trainable.flags
     at_beginning = state_check.has_small_loss(parts) and _at_beginning(parts, saving, found)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=at_beginning)
     state_dict.restore(parts.whole, found, where=where, main=main)
@@ -154,7 +154,7 @@ def _go_on(parts: RunComponents, saving: Saving, found: Checkpoint) -> None:
     as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
     for line in [] if parts.finished else [*as_saved, *parts.notes(found)]:
         parts.say(f"note: {line}")
-    _warn_of_weights_not_finite(parts, where)
+    _warn_of_weights_not_finite(parts, f"step-{found.step:08d}")
     parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named
     _compare_program(parts, found)
 
@@ -216,7 +216,7 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.saved.described, parts.described)]
     if another := differences(*data):  # which `continue_from` has let pass
         changes.insert(0, Change(("data",), f"the training data are others: {another[0]}"))
-    refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
+    refuse_changes(changes, accepted=parts.accept_change, where=parts.where(checkpoint))
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
         parts.say(f"note: {line}")
     taken, accepted = dict(now), list(before["accepted"])
