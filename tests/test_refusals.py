@@ -339,6 +339,7 @@ def test_a_refusal_that_comes_of_nothing_of_the_users_has_no_frames_and_its_exit
         ('--time-limit "9 min" and --accept-change loss,data', 'time_limit="9 min" and accept_change="loss,data"'),
         ("use --parallel ddp --ddp.find-unused-parameters True", 'use parallel="ddp" find_unused_parameters=True'),
         ("start it again: surefoot train gpt --out DIR", "start it again: surefoot train gpt --out DIR"),
+        ("use --schedule.name constant", "use schedule=sf.schedules.constant(...)"),
         ("a - b -- c --", "a - b -- c --"),
     ],
 )

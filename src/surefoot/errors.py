@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 # A flag with its value, in advice on what to type: --precision fp32, --time-limit "9 min", --optimizer.lr 0.1, --run-dir DIR
 _FLAG = re.compile(r"--([a-z][\w-]*)(?:\.([a-z][\w-]*))?(?:[ =](\"[^\"]*\"|'[^']*'|[\w.%*/,]*[\w%*]|\.\.\.))?")
 _COMMANDS = re.compile(
-    r"\b(surefoot|torchrun|srun|pip|py-spy) [a-z-]"
+    r"\b(surefoot|torchrun|srun|pip|py-spy|python[\d.]*) [\w./-]"
 )  # lines that are typed in a shell stay as they are
 _NO_KEYWORD = (
     "nproc",
@@ -50,6 +50,7 @@ _PROSE = (
     "if",
     "alone",
 )
+_NAMESPACES = {"optimizer": "optim", "schedule": "schedules"}  # --schedule.name cosine is sf.schedules.cosine(...)
 _speech = {"flags": False}  # what this process calls a setting: flags on the command line, keywords in a script
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -145,6 +146,8 @@ def _in_keywords(text: str) -> str:
         own = (leaf or name).replace("-", "_")
         if value is None or value in _PROSE:
             return own + flag[0][flag.end(2 if leaf else 1) - flag.start() :]
+        if leaf == "name" and name in _NAMESPACES:
+            return f"{name}=sf.{_NAMESPACES[name]}.{value}(...)"
         is_code = re.fullmatch(r"[-\d.e]+|True|False|None|[A-Z_]+|\.\.\.|[\"'].*", value)
         return f"{own}={value}" if is_code else f'{own}="{value}"'
 

@@ -17,7 +17,7 @@ from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import comparable, equal_from_main, refuse_unequal
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, as_typed_here
 from surefoot.optim.build import Decided
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
@@ -60,7 +60,7 @@ def build(settings: RunSettings) -> RunComponents:
     )
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:
-            console.say(f"note: {line}")
+            console.say(as_typed_here(f"note: {line}"))
     return assemble(settings, plan, models, state, console, log)
 
 

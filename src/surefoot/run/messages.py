@@ -63,7 +63,7 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
             left > _MUCH_OF_THE_START
         ),
     }
-    return "\n".join([*lines, *(as_typed_here(note) for note, holds in notes.items() if holds)])
+    return as_typed_here("\n".join([*lines, *(note for note, holds in notes.items() if holds)]))
 
 
 def ending(
