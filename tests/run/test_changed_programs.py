@@ -381,7 +381,7 @@ def test_the_command_line_accepts_a_change(
     command("4 steps", "train", "program.py:build")
     with pytest.raises(SystemExit, match="4"):
         command(None, "resume", "run", changed="1.5")
-    assert "else --accept-change loss" in capfd.readouterr().err
+    assert "all the same: --accept-change loss" in capfd.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         command(None, "resume", "run", "--accept-change", "everything", changed="1.5")
     command(None, "resume", "run", "--accept-change", "loss", changed="1.5")

@@ -350,7 +350,7 @@ def test_bf16_on_a_processor_without_it_trains_and_one_line_names_what_is_quicke
     run = built(console=True, precision="bf16")
     run.train()
     assert run.state.step == 6
-    assert capsys.readouterr().out.count("no instructions for bf16 and computes slowly in it; precision="fp32"") == 1
+    assert capsys.readouterr().out.count('no instructions for bf16 and computes slowly in it; precision="fp32"') == 1
     assert "--precision fp32 is quicker" in str(summary.sections(built(precision="bf16").parts)[-1])
     built(console=True, precision="fp32").train()
     monkeypatch.setattr("surefoot.train.precision.instruction_set", lambda: "unknown")
