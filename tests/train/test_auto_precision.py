@@ -42,7 +42,7 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def built(out: Path | None = None, **changes: Any) -> sf.Run:
+def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(0)
     data = (torch.randn(64, 16, generator=generator), torch.randint(40, (64,), generator=generator))
     arguments: dict[str, Any] = {
@@ -54,7 +54,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "optimizer": sf.optim.adamw(lr=1e-3),
         "device": "cpu",
         "report": False,
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
     }
     return sf.Run(**(arguments | changes))
@@ -288,16 +288,16 @@ def test_the_configuration_of_a_run_holds_what_was_chosen(
         "def build(config: Config) -> sf.Run:\n"
         "    return test_auto_precision.built(**(config.train_settings() | {'console': False}))\n"
     )
-    out = tmp_path / "run"
-    typed = ["train", f"{file}:build", "--out", str(out), "--compile", "auto", "--report", "False"]
+    run_dir = tmp_path / "run"
+    typed = ["train", f"{file}:build", "--run-dir", str(run_dir), "--compile", "auto", "--report", "False"]
     main([*typed, "--stop-after", "2 steps"])
     for _ in range(2):
-        text = (out / "config.toml").read_text()
+        text = (run_dir / "config.toml").read_text()
         assert 'precision = "bf16" # auto' in text
         assert "compile = false # auto" in text
         table()  # another machine
         main(typed)
-    newest = Store(out / "checkpoints").newest_intact()
+    newest = Store(run_dir / "checkpoints").newest_intact()
     assert newest is not None
     assert newest[0].state["described"]["precision"] == "bf16"
 

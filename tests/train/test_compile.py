@@ -39,7 +39,7 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def built(out: Path | None = None, **changes: Any) -> sf.Run:
+def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(0)
     data = (torch.randn(32, 3, 8, 8, generator=generator), torch.randint(4, (32,), generator=generator))
     arguments: dict[str, Any] = {
@@ -49,10 +49,10 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-3),
-        "evaluate": {"same": sf.Split(data, scores=sf.metrics.accuracy)},
+        "splits": {"same": sf.Split(data, scores=sf.metrics.accuracy)},
         "ema": 0.9,
         "report": False,
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
     }
     return sf.Run(**(arguments | changes))
@@ -138,7 +138,7 @@ def test_a_run_that_names_the_format_that_was_chosen_goes_on_in_its_layout(tmp_p
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     scored = built(precision="bf16")
-    scored.load(newest[0])
+    scored.load_checkpoint(newest[0])
     assert scored.parts.layout.channels_last
 
 

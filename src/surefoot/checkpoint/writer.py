@@ -203,7 +203,7 @@ def _written(store: Store, contents: Checkpoint, *, begun: int, rank: int) -> di
 def _apart(step: int, where: str, path: Path | str) -> str:
     return (
         f"step {step} is not saved: {where} does not see {path}\n"
-        "  all ranks write into one directory: put --out on a file system that every machine shares"
+        "  all ranks write into one directory: put --run-dir on a file system that every machine shares"
     )
 
 

@@ -104,7 +104,7 @@ def _number(value: Any) -> float:
 class TrainSettings(Declared):
     """What every run has, as keywords of `Run`, flags and keys of files. Durations are text with a unit."""
 
-    init: str | Path | None = setting(None, identity=True)
+    init_from: str | Path | None = setting(None, identity=True)
     """Weights to start from: a .safetensors file, a checkpoint, or a run; only at step 0. None: a fresh model."""
     seed: int = setting(0, check=number("a number from 0 to 2**64 - 1", least=0, below=1 << 64), identity=True)
     """The only source of randomness."""
@@ -141,7 +141,7 @@ class TrainSettings(Declared):
     activation_checkpointing: Literal["off", "blocks", "selective"] = setting("off", observer=True)
     """Recompute blocks, or (selective) all in them but matrix products and attention, in the backward pass: saves memory, changes
     no bit."""
-    checkpointed_blocks: Sequence[str] | None = setting(None, observer=True)
+    activation_checkpointing_modules: Sequence[str] | None = setting(None, observer=True)
     """Modules to recompute, by name or class, such as "layers.*". None: the model's repeated blocks."""
     device: str = setting("auto", per_rank=True)
     """Where to train: "cpu", "cuda" or "mps"; auto is the accelerator if there is one."""
@@ -149,17 +149,19 @@ class TrainSettings(Declared):
     """Use only CUDA kernels that repeat bit for bit; slower."""
     evaluate_every: str = setting("1 epochs", check=every, cadence=True)
     """How often the splits are evaluated; always after the last step."""
+    evaluate_at_start: bool = setting(False, observer=True)
+    """Evaluate the splits before the first step too. This one steers nothing: not best, early stopping or plateau."""
     sample_every: str | None = setting(None, check=every, cadence=True)
     """How often a sample is shown. None: once, at the end."""
     log_every: str = setting("50 steps", check=every, cadence=True)
     """How often a record is written. Only then does the host wait for the device."""
-    watch_every: str | None = setting("200 steps", check=every, cadence=True)
+    layer_stats_every: str | None = setting("200 steps", check=every, cadence=True)
     """How often per-layer gradient, weight and update statistics are recorded; such a step keeps its weights twice. None: never."""
     trackers: str | Sequence[str] | None = setting(None, observer=True)
     """Experiment trackers that get the records too: "wandb", "mlflow", "trackio", or several, "wandb,mlflow"."""
     report: bool = setting(True, observer=True)
     """Write report.html, a page on the run, when it ends."""
-    out: str | Path | None = setting(None, check=_out, observer=True)
+    run_dir: str | Path | None = setting(None, check=_out, observer=True)
     """The run's directory. It resumes if a checkpoint is there. None: nothing is written."""
     save_every: str = setting("5 min", check=partial(every, time=True), cadence=True)
     """How often a checkpoint is written, in steps or time; always at the start and the end."""
@@ -171,7 +173,7 @@ class TrainSettings(Declared):
     """Checkpoints to keep for good, such as "10%". None: no more."""
     sync_batch_norm: bool = setting(False, identity=True)
     """Batch normalization over the batches of all processes (CUDA); results then depend on how many there are."""
-    compare_ranks_every: str = setting("1000 steps", check=every, cadence=True)
+    check_ranks_every: str = setting("1000 steps", check=every, cadence=True)
     """How often ranks check that their weights are equal, at the next record; a difference ends the run."""
     check_state: bool = setting(True, one_session=True)
     """Pass the first micro-batch twice when the run begins, and refuse what changes then and no checkpoint holds."""

@@ -80,7 +80,7 @@ def loss_not_falling(history: History) -> Verdict:
     # half of what a cross-entropy is at least without knowledge of the inputs: -log of the commonest target's share
     share = history.targets.get("most_common_fraction")
     knows_already = isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
-    trained = history.described.made.get("init") is not None or knows_already
+    trained = history.described.made.get("init_from") is not None or knows_already
     return wrong(
         "warning" if trained else "error",
         f"The training loss has not fallen in {history.step:,} steps.",
@@ -174,7 +174,7 @@ def rate_too_low(history: History) -> Verdict:
                 f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
             )
         certain = first + second > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
-        if described.made.get("init") is None and certain and little and second >= STRAIGHT * first:
+        if described.made.get("init_from") is None and certain and little and second >= STRAIGHT * first:
             evidence.append(
                 f"the loss falls slowly, and as steadily at the end as at the start: by {first:.3g} over the first half of all rate,"
                 f" by {second:.3g} over the second, from {start:.4g}"

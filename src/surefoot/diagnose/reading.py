@@ -21,7 +21,7 @@ def history_in(path: Path | str) -> History:
     if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
         raise ConfigError(
             f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
-            "  a run's directory is what --out, or Run(out=...), was given"
+            "  a run's directory is what --run-dir, or Run(run_dir=...), was given"
         )
     try:
         collected = Collected(read_records(run) if (run / "metrics.jsonl").is_file() else ())

@@ -92,7 +92,7 @@ class Described:
     @property
     def label_smoothing(self) -> float:
         """Label smoothing of the training loss; 0 if the settings have none."""
-        named = [*_named(self.made.get("settings")), *self.written.items()]
+        named = [*_named(self.made.get("identity")), *self.written.items()]
         values = (value for name, value in named if name.rpartition(".")[2] == "label_smoothing")
         return max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
 

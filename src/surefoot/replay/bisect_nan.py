@@ -75,7 +75,7 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
     if not sound and there[low] == 0:
         raise CheckpointError(
             f"the weights of step 0 in {store.directory} are not finite: the run began with them\n"
-            "  look at what the model is built from, or at --init"
+            "  look at what the model is built from, or at --init-from"
         )
     return [(max(sound, default=0), there[low], f"the weights of step-{there[low]:08d} are not finite")]
 

@@ -16,7 +16,8 @@ from surefoot.distributed.strategy import Alone
 from surefoot.mean import Mean
 from surefoot.replay.findings import OfModule
 from surefoot.replay.tensor_stats import Tally, bad_rows, floating, tally
-from surefoot.train.loop import Loss, Step, forward_backward, sole_or_all
+from surefoot.train.compile import sole_or_all
+from surefoot.train.loop import Loss, Step, forward_backward
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
     try:
         return (describe or in_words)(one)
     except Exception as problem:  # whatever it is: a page without these words is better than none
-        return f"{in_words(one)}\n(describe_sample failed: {type(problem).__name__}: {problem})"
+        return f"{in_words(one)}\n(describe_fn failed: {type(problem).__name__}: {problem})"
 
 
 def _notes(step: Step, told: Sequence[OfSample]) -> list[str]:

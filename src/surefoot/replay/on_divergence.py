@@ -66,7 +66,7 @@ def _own(parts: Components, step: int) -> Look | str:
             Step(step, micro_batches, parts.task, parts.state),
             samples=_SAMPLES,
             passed_alone=MOST_GRADIENTS,
-            describe=parts.settings.describe_sample,
+            describe=parts.settings.describe_fn,
             ranks=parts.world.size,
             pieces=parts.supply.plan.pieces,
         )

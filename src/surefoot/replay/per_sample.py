@@ -16,7 +16,8 @@ from surefoot.distributed.strategy import Alone
 from surefoot.replay.hooks import parameters_of, value_of
 from surefoot.replay.tensor_stats import rows, wide_norm
 from surefoot.seeding import fold, seed_generators
-from surefoot.train.loop import Step, forward_backward, sole_or_all
+from surefoot.train.compile import sole_or_all
+from surefoot.train.loop import Step, forward_backward
 
 Mode = Literal["evaluation", "training"]
 """training: as in the step, but batch normalisation by its running statistics, since one sample has none of its own."""

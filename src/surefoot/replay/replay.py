@@ -102,7 +102,7 @@ def replayed(
             seen = look(
                 coming,
                 samples=samples,
-                describe=parts.settings.describe_sample,
+                describe=parts.settings.describe_fn,
                 ranks=found.saved.machine["ranks"],
                 pieces=parts.supply.plan.pieces,
             )

@@ -42,7 +42,7 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
     precision = chosen.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
     lines = [
         f"model   {_models(parts)}",
-        f"data    {''.join(f'{line}; ' for line in parts.settings.about_data[:1])}{plan.samples:,} samples a pass; "
+        f"data    {''.join(f'{line}; ' for line in parts.settings.data_summary[:1])}{plan.samples:,} samples a pass; "
         f"{length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
         f"update  {_optimizers(parts)}; clip {parts.settings.clip}",
@@ -52,7 +52,7 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
         f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
     ]
     copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.described["ema"]
-    left = 0.0 if decay is None or parts.settings.init is not None else decay**length.steps
+    left = 0.0 if decay is None or parts.settings.init_from is not None else decay**length.steps
     notes = {
         f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
         " each is seen several times a step": sizes.unit == "samples" and sizes.batch_size > plan.samples,
@@ -112,7 +112,7 @@ def finished(parts: RunComponents) -> str:
     where = f" in {parts.directory.path}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
     why = f"all {parts.length.steps:,} steps are made" if all_made else "early stopping ended it"
-    return f"this run{where} is finished: {why}. Nothing to do; {as_typed_here('for another run choose another --out')}"
+    return f"this run{where} is finished: {why}. Nothing to do; {as_typed_here('for another run choose another --run-dir')}"
 
 
 def standing(parts: RunComponents) -> str:

@@ -51,24 +51,24 @@ class RunDirectory:
         """Make the directory and hold it; a second process that trains into it is refused, and so is a link of our names in it."""
         place = self.path.resolve()
         if place in HELD:  # a process may lock a file as often as it likes
-            raise ConfigError(f"this process is training into {self.path} already: choose another --out")
+            raise ConfigError(f"this process is training into {self.path} already: choose another --run-dir")
         try:
             _make(place)
             if (link := self._link()) is not None:
                 raise ConfigError(
                     f"{link} is a link to {os.readlink(link)}\n"
                     "  a run writes and deletes files in its own directory only, and follows no link out of it\n"
-                    f"  remove it (rm {shlex.quote(str(link))}), or choose another place: --out DIR"
+                    f"  remove it (rm {shlex.quote(str(link))}), or choose another place: --run-dir DIR"
                 )
             self._refuse_other_kinds()
             lock, locked = self._locked()
         except OSError as problem:
             raise ConfigError(
-                f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --out DIR"
+                f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --run-dir DIR"
             ) from problem
         if locked is False:
             raise ConfigError(
-                f"another process is training into {self.path} right now: wait for it, or choose another --out"
+                f"another process is training into {self.path} right now: wait for it, or choose another --run-dir"
             )
         self.lock, self.is_locked = lock, locked is not None
         HELD.add(place)
@@ -129,7 +129,7 @@ class RunDirectory:
                 raise ConfigError(
                     f"{path} is not a {kind}\n"
                     "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
-                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
+                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --run-dir DIR"
                 )
 
     def _locked(self) -> tuple[IO[bytes], bool | None]:
