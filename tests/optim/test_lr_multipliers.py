@@ -374,7 +374,7 @@ def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_pat
     whole.train()
     build("halves", rates, stop_after="4 steps").train()
     for others in ((), [rates[0]], [sf.optim.layer_decay(0.6), rates[1]], [rates[0], sf.optim.frozen("*.bias")]):
-        with pytest.raises(sf.CheckpointError, match="cannot resume step-00000004: optimizer"):
+        with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000004: optimizer"):
             build("halves", others).train()
     second = build("halves", rates)
     second.train()

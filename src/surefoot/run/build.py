@@ -18,6 +18,7 @@ from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import comparable, equal_from_main, refuse_unequal
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
+from surefoot.errors import CheckpointError, as_typed_here
 from surefoot.optim.build import Decided, base_groups, refuse_without_momentum
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
@@ -30,7 +31,7 @@ from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
-from surefoot.tracking.run_reader import began_with
+from surefoot.tracking.run_reader import began_with, other_format
 from surefoot.train.compile import Layout, compiled, compiling, layout, sole_or_all
 from surefoot.train.components import printed
 from surefoot.train.loop import State, Task
@@ -62,7 +63,7 @@ def build(settings: RunSettings) -> RunComponents:
     plan = replace(plan, schedule=bound(plan.schedule, base_groups(state.optimizers.values())))
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:
-            console.say(f"note: {line}")
+            console.say(as_typed_here(f"note: {line}"))
     return assemble(settings, plan, models, state, console, log)
 
 
@@ -79,7 +80,11 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     """Plan which samples each step sees, what is due when, and what is evaluated. Collective."""
     train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
     out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
-    began = None if out is None else world.from_main(began_with(out, batch_size) if world.is_main else None)
+    began = None
+    if out is not None:
+        why, began = world.from_main((other_format(out), began_with(out, batch_size)) if world.is_main else None)
+        if why is not None:
+            raise CheckpointError(why)
     sizes = pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
     samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
     order = pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)

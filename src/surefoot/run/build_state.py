@@ -230,7 +230,7 @@ def notes(optimizers: Mapping[str, Trained], schedule: AnySchedule) -> list[str]
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
     shape = schedule.described()["shape"]
     return [
-        f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=sf.schedules.constant(...), or --schedule.name constant"
+        f"{kind.name} needs no falling rate, and {shape} lets it fall: --schedule.name constant"
         for kind in (kind_of(trained.optimizer) for trained in optimizers.values())
         if shape != "constant" and kind is not None and kind.average is not None
     ]

@@ -128,13 +128,18 @@ class Components:
         others = {"frozen": ", ".join(self.state.trainable.state()["frozen"]), "stop_after": self.timetable.stop_step}
         return flat(self.described) | printed | others
 
+    def where(self, checkpoint: Checkpoint) -> str:
+        """A checkpoint of this run as messages call it."""
+        step = f"step-{checkpoint.step:08d}"
+        return step if self.directory is None else f"{self.directory.path} at {step}"
+
     @interprets
     def continue_from(self, found: Checkpoint) -> None:
         """Make it the run that goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
 
         Percentages of the schedule are of the length with which the run began.
         """
-        where = f"step-{found.step:08d}"
+        where = self.where(found)
         saved = dict(found.saved.described)
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
         if self.described["init_from"] is None:  # at step 0 it was loaded, and is of no use any more
@@ -193,7 +198,7 @@ class Components:
                 was, now_is = (line.strip().removesuffix("(") for line in pair)
                 if pair[0] != pair[1]:
                     raise CheckpointError(
-                        f"cannot resume step-{found.step:08d}: the model had {was}, and now has {now_is}\n"
+                        f"cannot resume {self.where(found)}: the model had {was}, and now has {now_is}\n"
                         "  with another one it would be another run: choose another --run-dir, or start from its weights with --init-from"
                     )
 
