@@ -242,7 +242,7 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=most, loss_scale=factor_of_scale)
     step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     momentum = None if task.momentum is None else task.momentum(step.index)
-    trained.set_rate(task.factors(step.index) * step.state.rate_factor, momentum=momentum)
+    trained.set_rate(task.factors(step.index) * step.state.lr_factor, momentum=momentum)
     trained.skip.apply(trained.optimizer, skipped)
     if name in step.state.ema_models:
         step.state.ema_models[name].update(1.0 - skipped)
