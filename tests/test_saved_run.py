@@ -212,8 +212,8 @@ def test_a_program_builds_its_model_and_evaluates_it_again(there: Path) -> None:
     )
     (value,) = [record["val/loss"] for record in run.records("eval") if record["step"] == 2]
     assert run.evaluate("val", checkpoint=2) == {"val/loss": value}
-    with pytest.raises(sf.ConfigError, match="has no split 'val'; it has: val"):
-        run.evaluate("val")
+    with pytest.raises(sf.ConfigError, match="has no split 'other'; it has: val"):
+        run.evaluate("other")
 
 
 @pytest.mark.parametrize("use", [*EXECUTING.values()], ids=[*EXECUTING])

@@ -121,7 +121,7 @@ def of_each_limit(limits: list[str], **changes: Any) -> dict[str, Any]:
         with run:
             for step in run:
                 note(step)
-        found[clip] = {"clipped": fractions, "weights": world_runs.weights(run)}
+        found[clip] = {"clip_fraction": fractions, "weights": world_runs.weights(run)}
     return found
 
 

@@ -99,7 +99,7 @@ class Config(RecipeSettings):
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
     label_smoothing: float = setting(0.1, check=_FRACTION, identity=True, after="check_state")
     """How much of each target's probability all tokens share while training; scores are without it."""
-    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
+    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_at_start")
     """Which score of the held-out part makes a checkpoint the best."""
     beam: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing")
     """Hypotheses kept open when the test part is translated; 1 is greedy search."""
