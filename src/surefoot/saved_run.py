@@ -123,7 +123,7 @@ class SavedRun:
         """The steps of the checkpoints that are there, in order."""
         from surefoot.checkpoint.store import Store
 
-        return Store(self.path / "checkpoints").steps()
+        return Store(self._directory() / "checkpoints").steps()
 
     def records(self, kind: str | None = None) -> list[Record]:
         """The records of one kind ("train", "scores", ...), or all; none that a later resume superseded.
@@ -133,7 +133,7 @@ class SavedRun:
         from surefoot.tracking.jsonl import streamed
 
         try:
-            lines = list(streamed(self.path / "metrics.jsonl"))
+            lines = list(streamed(self._directory() / "metrics.jsonl"))
         except OSError as problem:
             raise ConfigError(f"cannot read {self.path / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
         return [record for record in lines if kind in (None, record["kind"])]
@@ -142,7 +142,7 @@ class SavedRun:
         """What the report shows of the task; None where the run has none. `DataError` for a file that surefoot has not written."""
         from surefoot.tracking.panels_file import read_panels
 
-        return read_panels(self.path)
+        return read_panels(self._directory())
 
     def diagnose(self) -> list[Finding]:
         """What the records show to be wrong, with evidence, likely causes and what to try; errors first. Torch-free.
@@ -159,13 +159,13 @@ class SavedRun:
         from surefoot.diagnose.checks import findings
         from surefoot.diagnose.reading import history_in
 
-        return findings(history_in(self.path))
+        return findings(history_in(self._directory()))
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page on this run to `out` (None: report.html in its directory); returns its path. See `sf.report.write_page`."""
         from surefoot.report.write import write_page
 
-        return write_page(self.path, out=out)
+        return write_page(self._directory(), out=out)
 
     def export(
         self,
@@ -189,7 +189,13 @@ class SavedRun:
         from surefoot.export.export import export
 
         return export(
-            self.path, out, checkpoint=checkpoint, weights=weights, layout=layout, max_file=max_file, model=model
+            self._directory(),
+            out,
+            checkpoint=checkpoint,
+            weights=weights,
+            layout=layout,
+            max_file=max_file,
+            model=model,
         )
 
     # --- what needs a model, or the program ----------------------------------------------------------------------
@@ -215,7 +221,7 @@ class SavedRun:
         from surefoot.recipes.program import choose_checkpoint
         from surefoot.train.model_weights import load_weights
 
-        contents = choose_checkpoint(self.path, str(checkpoint))
+        contents = choose_checkpoint(self._directory(), str(checkpoint))
         if model is None:
             models = self.rebuild(one_process=True).state.models
             if name not in models:
@@ -234,7 +240,7 @@ class SavedRun:
         from surefoot.recipes.program import choose_checkpoint
         from surefoot.verify.verify import as_before
 
-        contents = choose_checkpoint(self.path, str(checkpoint))
+        contents = choose_checkpoint(self._directory(), str(checkpoint))
         run = self.rebuild(one_process=False)
         if unknown := [name for name in splits if name not in run.parts.scoring.splits]:
             raise ConfigError(
@@ -290,7 +296,7 @@ class SavedRun:
         from surefoot.verify.rerun import WINDOWS
         from surefoot.verify.verify import verify, verify_files
 
-        files = checked(self.path)
+        files = checked(self._directory())
         if self.built is None and (windows == 0 or self._read().files.config.script):
             return verify_files(files, why="0 windows are asked for" if windows == 0 else _BY_SCRIPT)
         try:
@@ -312,6 +318,13 @@ class SavedRun:
             say=say,
             watch=watch,
         )
+
+    def _directory(self) -> Path:
+        """The path of a directory that this version of surefoot can read."""
+        from surefoot.tracking.run_reader import refuse_other_format
+
+        refuse_other_format(self.path)
+        return self.path
 
     def _read(self) -> ReportedRun:
         from surefoot.report.series import read_reported_run

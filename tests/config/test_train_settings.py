@@ -93,7 +93,13 @@ def test_the_defaults_that_a_recipe_changes_are_these() -> None:
         for field in dataclasses.fields(kind)
         if field.name in own and field.default != own[field.name]
     }
-    assert changed == {
+    more_than_a_plain_loop = {"clip": "norm 1.0", "precision": "auto", "channels_last": "auto"}
+    recipes = {
+        (recipe, name): value
+        for recipe in ("gpt", "images", "translation")
+        for name, value in more_than_a_plain_loop.items()
+    }
+    assert changed == recipes | {
         ("gpt", "length"): "2500 steps",
         ("gpt", "batch_size"): 8,
         ("gpt", "evaluate_every"): "25%",
@@ -161,7 +167,7 @@ def test_diagnose_reads_the_bad_steps_that_a_run_was_given(changes: dict[str, in
 
 
 OTHER: dict[Role, dict[str, Any]] = {
-    "identity": {"max_bad_steps": 3, "clip": "off", "ema": 0.5, "seed": 1, "identity": {"a": 1}},
+    "identity": {"max_bad_steps": 3, "clip": "norm 1.0", "ema": 0.5, "seed": 1, "identity": {"a": 1}},
     "cadence": {"log_every": "1 steps", "keep_every": "2 steps", "evaluate_every": "3 steps"},
     "observer": {"keep_last": 1, "report": True, "data_summary": ["ones"], "deterministic": True},
     "one_session": {"time_limit": "9 h", "check_state": False, "accept_change": "loss"},
@@ -241,7 +247,7 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     assert "rate_times = 0.5 # flag" in (tmp_path / "half" / "config.toml").read_text()
 
     other = printed(copy, tmp_path, "surefoot", "resume", "half", "--rate-times", "0.25")
-    assert "cannot resume step-00000002: rate_times was 0.5, now 0.25" in other
+    assert "cannot resume half at step-00000002: rate_times was 0.5, now 0.25" in other
 
     shutil.copy(DOCS / "settings.md", tmp_path)
     shutil.copy(DOCS / "write_settings.py", tmp_path)

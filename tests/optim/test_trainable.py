@@ -700,7 +700,7 @@ def with_spare() -> nn.Module:
         ),
         (
             "fsdp resumes",
-            "cannot resume step-00000004: requires_grad of 4 parameters is not what it was (backbone.0.bias",
+            "at step-00000004: requires_grad of 4 parameters is not what it was (backbone.0.bias",
         ),
     ],
 )

@@ -291,7 +291,7 @@ def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path
     with pytest.raises(ConfigError, match="which run"):
         write_page()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot write to .*\n.*--out PATH"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*\n.*out=PATH"):
         write_page(rich, out=tmp_path / "file" / "page.html")
 
 

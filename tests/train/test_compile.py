@@ -55,7 +55,7 @@ def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
         "run_dir": run_dir,
         "console": False,
     }
-    return sf.Run(**(arguments | changes))
+    return sf.Run(**(arguments | {"precision": "auto", "channels_last": "auto"} | changes))
 
 
 def layouts_seen(run: sf.Run) -> set[bool]:
@@ -150,9 +150,14 @@ def test_it_is_the_same_training_to_rounding() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_named_is_not_looked_up(gains: Gains) -> None:
+def test_what_is_named_stays_and_is_told_beside_what_auto_would_choose(gains: Gains) -> None:
     named = built(precision="fp32")
-    assert auto_precision.settle_choices(named.parts) == auto_precision.Chosen()
+    chosen = auto_precision.settle_choices(named.parts)
+    assert (chosen.precision, chosen.compile, chosen.unknown) == (None, None, False)
+    assert (
+        chosen.in_words(named.parts.whole.precision, channels_last=False)
+        == 'fp32; "auto" would choose bf16 (at least 4.00 times as fast as fp32 where it was measured)'
+    )
     assert (named.parts.layout.open, named.parts.layout.channels_last) == (False, False)
     as_they_come = built(channels_last=False)
     assert (
@@ -184,6 +189,5 @@ def test_what_is_neither_a_truth_nor_auto_is_refused(wrong: Any) -> None:
 def test_the_header_says_so(gains: Gains, capsys: pytest.CaptureFixture[str]) -> None:
     built(console=True).train()
     assert (
-        "device  cpu, bf16, channels last (auto: at least 4.00 times as fast as fp32 where it was measured)"
-        in capsys.readouterr().out
-    )
+        "precision  bf16, channels last (auto: at least 4.00 times as fast as fp32 where\n           it was measured)\n"
+    ) in capsys.readouterr().out

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from surefoot.config.durations import Every, Length, every, planned, seconds
+from surefoot.config.durations import Every, Length, every, log_interval, planned, save_interval, seconds
 from surefoot.config.setting import Check, Declared, cadences, ordered, setting
 from surefoot.config.tree import field_hints, type_problem
 from surefoot.errors import ConfigError
@@ -123,7 +123,7 @@ class TrainSettings(Declared):
         0, check=number("the number of processes that read samples, 0 or more", least=0), per_rank=True
     )
     """Processes that read samples; 0 reads them in the training process. Changes no result."""
-    clip: str = setting("norm 1.0", check=clipping, identity=True)
+    clip: str = setting("off", check=clipping, identity=True)
     """Gradient limit: "norm 1.0" (of all), "value 0.5" (each number), "adaptive 0.01" (each unit), "auto 0.9" or "off"."""
     ema: float | None = setting(None, check=_decay, identity=True)
     """Decay of averaged weights, which are then the ones evaluated, such as 0.999. None: no average."""
@@ -131,10 +131,10 @@ class TrainSettings(Declared):
         5, check=number("how many bad steps in a row a run survives, 0 or more", least=0), identity=True
     )
     """Non-finite steps in a row before the run ends, which is noticed at the next record. Such steps are never applied."""
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting("auto", identity=True)
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting("fp32", identity=True)
     """Number format of the passes; auto is what the committed table gives for this machine and these layers, and stays with the
     run. fp8 is bf16 with linear layers in 8 bits (extra `fp8`)."""
-    channels_last: bool | Literal["auto"] = setting("auto", identity=True)
+    channels_last: bool | Literal["auto"] = setting(False, identity=True)
     """Lay images out with the channels of a pixel side by side for convolutions; auto is looked up beside precision = auto."""
     compile: bool | Literal["auto"] = setting(False, identity=True)
     """Use torch.compile; auto does if the committed table of facts says that it pays on this machine, and stays with the run."""
@@ -153,8 +153,9 @@ class TrainSettings(Declared):
     """Evaluate the splits before the first step too. This one steers nothing: not best, early stopping or plateau."""
     sample_every: str | None = setting(None, check=every, cadence=True)
     """How often a sample is shown. None: once, at the end."""
-    log_every: str = setting("50 steps", check=every, cadence=True)
-    """How often a record is written. Only then does the host wait for the device."""
+    log_every: str = setting("auto", check=log_interval, cadence=True)
+    """How often a record is written. Only then does the host wait for the device. auto: every 50 steps, or a twentieth of the run
+    if that is less."""
     layer_stats_every: str | None = setting("200 steps", check=every, cadence=True)
     """How often per-layer gradient, weight and update statistics are recorded; such a step keeps its weights twice. None: never."""
     trackers: str | Sequence[str] | None = setting(None, observer=True)
@@ -163,8 +164,9 @@ class TrainSettings(Declared):
     """Write report.html, a page on the run, when it ends."""
     run_dir: str | Path | None = setting(None, check=_out, observer=True)
     """The run's directory. It resumes if a checkpoint is there. None: nothing is written."""
-    save_every: str = setting("5 min", check=partial(every, time=True), cadence=True)
-    """How often a checkpoint is written, in steps or time; always at the start and the end."""
+    save_every: str = setting("auto", check=save_interval, cadence=True)
+    """How often a checkpoint is written, in steps or time; always at the start and the end. auto: every 5 min, or every 60 s if a
+    save costs under 1% of that."""
     keep_last: int = setting(
         3, check=number("how many of the newest checkpoints to keep, 1 or more", least=1), observer=True
     )

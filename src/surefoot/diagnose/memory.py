@@ -76,7 +76,7 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
         ),
         try_=(
             "look for what your loss, data set and loop append to",
-            described.typed("save_every", "5 min")
+            described.typed("save_every", "1 min")
             if serious
             else f"{described.go_on()}  # after an end by lack of memory, to the same bits",
         ),

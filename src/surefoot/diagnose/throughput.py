@@ -182,7 +182,7 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
 def _more_seldom(history: History, setting: str, times: float) -> str:
     """An interval setting multiplied; that of evaluations by the steps between them in the records."""
     if setting == "save_every":
-        return history.described.typed(setting, "5 min")
+        return history.described.typed(setting, "15 min" if history.described.present(setting) == "auto" else "auto")
     at = [record["step"] for record in history.scores]
     between = float(np.median(np.diff(at))) if len(at) > 1 else history.step
     wanted = min(math.ceil(between * times), history.described.steps or history.step)

@@ -1,6 +1,7 @@
 """Numbers, times, sizes and names as text for people: on the console, the page, in tables and charts."""
 
 import re
+import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -24,6 +25,19 @@ def in_line(name: str) -> str:
     'two lines'
     """
     return " ".join(visible(name).split())
+
+
+def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
+    """A line broken between words, and its other lines indented; a word that is longer stays as it is.
+
+    >>> print(wrapped("device  cpu, 1 thread, no accelerator", indent=8, width=20))
+    device  cpu, 1
+            thread, no
+            accelerator
+    """
+    if len(line) <= width:
+        return line
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = "start") -> str:

@@ -213,7 +213,7 @@ def test_a_falling_schedule_is_noted(capsys: pytest.CaptureFixture[str]) -> None
 
     said = capsys.readouterr().out
     assert said.count("schedule_free needs no falling rate") == 1
-    assert "schedule=sf.schedules.constant(...), or --schedule.name constant" in said
+    assert "schedule=sf.schedules.constant(...)" in said
 
 
 def test_a_first_beta_of_zero_is_refused() -> None:
