@@ -33,7 +33,7 @@ MAX = {
     "files": 326,  # of .py
     "statements": 27_000,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 19_000,
+    "lines that `import surefoot.run.run` loads": 19_200,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help texts and docstrings: words in a sentence on average, sentences above 35 words, and with a turn to avoid

@@ -1,6 +1,7 @@
 """From the settings of a run to its components, stage after stage. What each stage builds state of is in `run/build_state.py`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from surefoot.distributed.consistency import comparable, equal_from_main, refuse
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError, as_typed_here
-from surefoot.optim.build import Decided
+from surefoot.optim.build import Decided, base_groups, refuse_without_momentum
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Saving
 from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.validate import check_settings, json_settings
+from surefoot.schedules.joined import bound
 from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen
@@ -58,6 +60,7 @@ def build(settings: RunSettings) -> RunComponents:
     state = assembly.built_state(
         models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
     )
+    plan = replace(plan, schedule=bound(plan.schedule, base_groups(state.optimizers.values())))
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:
             console.say(as_typed_here(f"note: {line}"))
@@ -163,9 +166,12 @@ def assemble(
         key=stream_key(settings.seed, "train"),
         precision=precision,
         factors=plan.schedule.factors(times.length),
+        momentum=plan.schedule.momentum(times.length),
         settings=settings,
         ranks=ranks,
     )
+    if task.momentum is not None:
+        refuse_without_momentum(state.optimizers.values())
     directory = None if settings.run_dir is None else RunDirectory(Path(settings.run_dir))
     say = console.say if console is not None else lambda _: None
     return RunComponents(

@@ -8,7 +8,8 @@ from surefoot.checkpoint.module_state import shortened
 from surefoot.config.durations import Length
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import AnySchedule
+from surefoot.schedules.lr_schedule import Schedule
 
 Described = Mapping[str, Any]
 
@@ -54,9 +55,7 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     )
 
 
-def refuse_another_length(
-    saved: Described, length: Length, *, schedule: Schedule | Joined, step: int, where: str
-) -> None:
+def refuse_another_length(saved: Described, length: Length, *, schedule: AnySchedule, step: int, where: str) -> None:
     """Raise `CheckpointError` where a run saved with one length after `step` steps cannot go on with another.
 
     `schedule` is in steps, percentages taken of the length with which the run began: where one run is longer than the
