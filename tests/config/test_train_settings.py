@@ -247,7 +247,7 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     assert "rate_times = 0.5 # flag" in (tmp_path / "half" / "config.toml").read_text()
 
     other = printed(copy, tmp_path, "surefoot", "resume", "half", "--rate-times", "0.25")
-    assert "cannot resume step-00000002: rate_times was 0.5, now 0.25" in other
+    assert "cannot resume half at step-00000002: rate_times was 0.5, now 0.25" in other
 
     shutil.copy(DOCS / "settings.md", tmp_path)
     shutil.copy(DOCS / "write_settings.py", tmp_path)

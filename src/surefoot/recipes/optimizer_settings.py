@@ -104,12 +104,16 @@ class Schedule:
     """polynomial: of what is left of the fall."""
     cooldown: str | None = None
     """wsd: how long the rate falls at the end."""
+    cooldown_shape: Literal["1-sqrt", "linear"] | None = None
+    """wsd: how it falls. Default: 1-sqrt."""
     milestones: tuple[str, ...] | None = None
-    """multistep: when the rate drops."""
+    """multistep: when the rate drops, such as 50% 75%, or "every 10 epochs"."""
     gamma: float | None = None
     """multistep: what the rate is multiplied by at each drop."""
     start_lr_ratio: float | None = None
     """one_cycle: the factor at step 0."""
+    momentum_range: tuple[float, float] | None = None
+    """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95. Default: momentum stays."""
     cycle: str | None = None
     """cosine_restarts: from one full rate to the next."""
     cycle_growth: float | None = None
