@@ -73,7 +73,7 @@ def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: p
     run = build(tmp_path / "run", splits={"all": judged()}, early_stopping=None, console=True)
     run.train()
     assert all(isinstance(value, float) for value in run.evaluate().values())
-    last = written(tmp_path / "run", "scores")[-1]
+    last = written(tmp_path / "run", "eval")[-1]
     assert sum(sum(row) for row in last["all/confusion"]) == 52
     assert last["all/signature"] == "three classes"
     printed = capsys.readouterr().out
@@ -107,7 +107,7 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
     assert record["weights_step"] == best.step != run.state.step
     again = build(None, **changes)
     assert run.parts.saving is not None
-    again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
+    again.load_checkpoint(run.parts.saving.store.at(record["weights_step"]))
     assert again.evaluate("test")["test/accuracy"] == record["test/accuracy"]
     unscored = build(tmp_path / "other", **(changes | {"splits": {"all": splits["all"]}}))
     unscored.train()
@@ -124,7 +124,7 @@ def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> No
     assert record["weights_step"] < run.state.step
     again = build(None, **changes)
     assert run.parts.saving is not None
-    again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
+    again.load_checkpoint(run.parts.saving.store.at(record["weights_step"]))
     assert again.evaluate("test")["test/loss"] == record["test/loss"]
 
 
@@ -238,7 +238,7 @@ def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_sitting(
 def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing(tmp_path: Path) -> None:
     """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched."""
     changes: dict[str, Any] = {"length": "5 steps", "evaluate_at_start": True, "ema": None}
-    changes["early_stopping"] = sf.EarlyStopping("max held-out/loss", patience=9)  # at the start it is the largest
+    changes["early_stopping"] = sf.EarlyStopping("max val/loss", patience=9)  # at the start it is the largest
     expected = build(None, **changes).evaluate()
     with suppress(KeyError), build(tmp_path / "run", **changes) as run:
         for _ in run:

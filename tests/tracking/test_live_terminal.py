@@ -55,7 +55,7 @@ def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below(
     steps = range(10, 100, 10)
     screen = shown(*(record for step in steps for record in (train(step), scores(step))), train(95))
     assert screen.lines[0].split() == [
-        *("step", "train", "loss", "held-out/loss", "held-out/perplexity", "cloze/accuracy", "time")
+        *("step", "train", "loss", "val/loss", "val/perplexity", "cloze/accuracy", "time")
     ]
     rows = [line.split() for line in screen.lines[1:-1]]
     assert [row[0] for row in rows] == [str(step) for step in steps]
@@ -110,7 +110,7 @@ def test_scores_for_which_there_is_no_room_are_named() -> None:
 
 
 def test_other_scores_get_a_head_of_their_own() -> None:
-    screen = shown(scores(10), {"kind": "scores", "step": 20, "test/loss": 1.0})
+    screen = shown(scores(10), {"kind": "eval", "step": 20, "test/loss": 1.0})
     assert [line.split()[-2] for line in screen.lines if "step" in line] == ["cloze/accuracy", "test/loss"]
 
 
@@ -119,9 +119,9 @@ def test_every_column_names_its_split_in_one_line_or_above_it(
     columns: int, heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    screen = shown(train(10), scores(10, **{"held-out/bits": 1.5}), columns=columns)
+    screen = shown(train(10), scores(10, **{"val/bits": 1.5}), columns=columns)
     head = [line.split() for line in screen.lines[:heads]]
-    names = ["held-out/loss", "held-out/perplexity", "cloze/accuracy", "held-out/bits"]
+    names = ["val/loss", "val/perplexity", "cloze/accuracy", "val/bits"]
     if heads == 1:
         assert head == [["step", "train", "loss", *names, "time"]]
     else:

@@ -86,7 +86,7 @@ def test_sam_learns_the_spirals() -> None:
     run = example("sam").build(console=False, length="60 epochs")
     example("sam").train(run)
 
-    assert run.evaluate()["held-out/accuracy"] > 0.8
+    assert run.evaluate()["val/accuracy"] > 0.8
 
 
 # --- two models, two optimizers, real kills --------------------------------------------------------------------------

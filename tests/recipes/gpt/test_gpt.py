@@ -101,10 +101,10 @@ def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_a
     run = trained(config(path, val_tokens=200, **changes))
     assert "val holds other data than before" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    (end,) = [line for line in lines if line["kind"] == "end"]
+    (end,) = [line for line in lines if line["kind"] == "final_eval"]
     all_of_it = trained(config(path, **changes | {"out": None})).evaluate()
-    assert end["val_all/loss"] == pytest.approx(all_of_it["held-out/loss"], rel=1e-6)
-    assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["held-out/bits_per_byte"], rel=1e-6)
+    assert end["val_all/loss"] == pytest.approx(all_of_it["val/loss"], rel=1e-6)
+    assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["val/bits_per_byte"], rel=1e-6)
     assert run.evaluate is not None
     assert len(run.evaluate["val"].data) == 7  # of 32 tokens
 
@@ -318,8 +318,8 @@ def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp
     )
     shards = config(tmp_path / "shards", **{"data.tokenizer": "bytes"})
     whole = config(path, **{"data.tokenizer": "bytes"})
-    assert trained(shards).evaluate()["held-out/bits_per_byte"] == pytest.approx(
-        trained(whole).evaluate()["held-out/bits_per_byte"], abs=0.5
+    assert trained(shards).evaluate()["val/bits_per_byte"] == pytest.approx(
+        trained(whole).evaluate()["val/bits_per_byte"], abs=0.5
     )
     with pytest.raises(sf.ConfigError, match="holds tokens, not text"):
         gpt.build(config(tmp_path / "shards"))

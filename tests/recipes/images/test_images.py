@@ -60,8 +60,8 @@ def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path:
     with torch.no_grad():
         logits = run.state.models["model"].eval()(inputs)
     scores = run.evaluate()
-    assert scores["held-out/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
-    assert scores["held-out/accuracy"] == (logits.argmax(dim=1) == labels).double().mean().item()
+    assert scores["val/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert scores["val/accuracy"] == (logits.argmax(dim=1) == labels).double().mean().item()
     five = (logits.topk(5).indices == labels[:, None]).any(dim=1).double().mean().item()
     assert scores["val/top_5_accuracy"] == pytest.approx(five, abs=1e-12)
 
@@ -163,7 +163,7 @@ def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any],
     again = images.build(config(run_dir=stopped, **change))
     again.load_checkpoint(run.parts.packed())
     with pytest.raises(sf.DataError, match=says):
-        again.evaluate("held-out")
+        again.evaluate("val")
 
 
 def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stopped: str) -> None:
