@@ -130,14 +130,14 @@ def test_a_stream_gives_the_tokens_of_sample_one_by_one():
 
 def gpt(family="modern", **changes):
     torch.manual_seed(3)
-    model = GPT(GPTConfig(layers=2, heads=2, width=16, context=12, vocabulary=20, family=family, **changes))
+    model = GPT(GPTConfig(layers=2, heads=2, width=16, context=12, vocab_size=20, family=family, **changes))
     for parameter in model.parameters():  # as if it had been trained
         nn.init.normal_(parameter, std=0.3)
     return model.double()
 
 
 every_kind = pytest.mark.parametrize(
-    "kind", [{}, {"family": "gpt2"}, {"smear": True}, {"smear": True, "ngrams": 4, "ngram_rows": 50}], ids=str
+    "kind", [{}, {"family": "gpt2"}, {"smear": True}, {"smear": True, "ngrams": 4, "ngram_buckets": 50}], ids=str
 )
 
 
