@@ -173,14 +173,14 @@ class SavedRun:
         *,
         checkpoint: str | int = "newest",
         weights: Weights = "auto",
-        layout: Layout = "own",
+        layout: Layout = "native",
         max_file: str = "5 GB",
         model: str = "model",
     ) -> Exported:
         """Write a checkpoint's weights as others load them; never is more than one tensor in memory.
 
         `checkpoint` is "newest" (the newest intact one), "best", or a step. "auto" weights are the averaged ones where the run
-        has them. In the layout "own" tensors have the model's names, tied ones once with the other names in the file's metadata;
+        has them. In the layout "native" tensors have the model's names, tied ones once with the other names in the file's metadata;
         in "gpt2" they are named and turned as transformers' GPT2LMHeadModel has them, with its config.json, for a `GPT` of the
         family gpt2. Weights larger than `max_file` are several files and an index; the default `out` is RUN/export. `model` is
         one of several. Tokenizers of the run are copied along. Every byte that is used is checked first; raises

@@ -184,7 +184,7 @@ def test_images_show_the_confusion_that_the_records_have_and_the_largest_losses(
 def test_the_example_of_a_run_is_predicted_as_what_was_held_out(
     there: Ended, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["predict", "images", "runs/images/example.png", "--top", "10", "--checkpoint", "6"])
+    main(["predict", "images", "runs/images/example.png", "--top-k", "10", "--checkpoint", "6"])
     said = {line.split()[1]: float(line.split()[0]) for line in capsys.readouterr().out.splitlines()}
     run = images.build(layered(images.Config, [("test", config("images"))])[0])
     run.load(sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6))

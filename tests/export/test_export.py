@@ -197,7 +197,7 @@ def test_files_of_an_earlier_export_do_not_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.fast("3-gpt2")
-@pytest.mark.parametrize("layout", ["own", "gpt2"])
+@pytest.mark.parametrize("layout", ["native", "gpt2"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_no_more_than_one_tensor_is_in_memory(
     layout: Any, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,7 +218,7 @@ def test_no_more_than_one_tensor_is_in_memory(
     _, plain = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     all_of_it, largest_turned = large.parameters * 4, 64 * 256 * 4
-    assert tensors.memory_bytes <= (0 if layout == "own" else largest_turned + 2 * chunk)
+    assert tensors.memory_bytes <= (0 if layout == "native" else largest_turned + 2 * chunk)
     assert plain < all_of_it / 4
     assert plain > chunk  # it was measured at all
 
@@ -295,7 +295,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--layout", "gpt3"], 2, "--layout 'gpt3' is none of own, gpt2"),
+        (["--layout", "gpt3"], 2, "--layout 'gpt3' is none of native, gpt2"),
         (["--weights", "mean"], 2, "--weights 'mean' is none of auto, averaged, trained"),
         (["--weights", "averaged"], 2, "this run has no averaged ones"),
         (["--max-file", "5 apples"], 2, "max_file = '5 apples': write it with a unit"),

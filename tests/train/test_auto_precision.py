@@ -267,7 +267,7 @@ def test_where_the_table_is_silent_one_line_names_what_measures(
         said.train()
         lines = [line for line in capsys.readouterr().out.splitlines() if "surefoot profile" in line]
         assert lines == [
-            "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too: --tries all)"
+            "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too: --speedups all)"
         ]
     assert "`surefoot profile` measures" in str(summary.sections(built().parts)[-1])
     built(console=True, precision="fp32").train()

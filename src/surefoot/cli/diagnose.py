@@ -23,7 +23,7 @@ class Diagnose(RunOption):
     all: bool = False
     """Tell too what was found well, and what too little is recorded of."""
     json: bool = False
-    """One JSON object: run, steps, findings, well, unclear."""
+    """One JSON object: run, steps, findings, healthy, unknown."""
     strict: bool = False
     """Leave with 1 where an error is found; without it with 0, whatever is found."""
 
@@ -32,7 +32,7 @@ def diagnose(arguments: list[str]) -> None:
     """Print the findings of a run."""
     options = only_options(Diagnose, arguments, verb="diagnose")
     from surefoot.diagnose.checks import told, verdicts
-    from surefoot.diagnose.finding import Unclear, Well, worst_first
+    from surefoot.diagnose.finding import Healthy, Unknown, worst_first
     from surefoot.diagnose.reading import history_in
 
     run = find_run(options.run)
@@ -50,8 +50,8 @@ def diagnose(arguments: list[str]) -> None:
             "steps_made": history.step,
             "steps": history.described.steps,
             "findings": [finding.as_json() for finding in findings],
-            "well": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Well)},
-            "unclear": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Unclear)},
+            "healthy": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Healthy)},
+            "unknown": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Unknown)},
         }
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:

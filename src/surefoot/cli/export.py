@@ -25,7 +25,7 @@ class Export(RunOption):
     """Directory. Absent: export/ in the run's directory."""
     weights: Literal["auto", "averaged", "trained"] = "auto"
     """auto is averaged where the run has such."""
-    layout: Literal["own", "gpt2"] = "own"
+    layout: Literal["native", "gpt2"] = "native"
     """own: the model's names. gpt2: named and turned as transformers' GPT2LMHeadModel loads them, with config.json; for runs of
     gpt with --model.family gpt2."""
     max_file: str = "5 GB"

@@ -17,7 +17,7 @@ class FindBatchSize(TriedRunOptions):
       surefoot find-batch-size images --preset cifar10 --data.path DIR --memory 4GB
     """
 
-    target_batch: str | None = None
+    batch_size: str | None = None
     """Divide this batch instead of --batch-size; "4096 tokens" where the run's is in tokens."""
     memory: str | None = None
     """What may be used, such as 8GB; a tenth of it is left free. Absent: what is free."""
@@ -26,8 +26,8 @@ class FindBatchSize(TriedRunOptions):
 def find_batch_size(arguments: list[str]) -> None:
     """Print memory and throughput by micro-batch size, and the largest that fits."""
     options, flags = tried_options(FindBatchSize, arguments, verb="find-batch-size")
-    if options.target_batch is not None:
-        batching(options.target_batch, None)
+    if options.batch_size is not None:
+        batching(options.batch_size, None)
     if options.memory is not None:
         from surefoot.memory import parsed_bytes  # imports torch
 
@@ -35,6 +35,6 @@ def find_batch_size(arguments: list[str]) -> None:
     run, _ = tried_run(options, flags, verb="find-batch-size")
     from surefoot.tune import find_batch
 
-    with status_line() as watch:
-        sizes = find_batch.find_batch_size(run, target_batch=options.target_batch, memory=options.memory, watch=watch)
+    with status_line() as show:
+        sizes = find_batch.find_batch_size(run, batch_size=options.batch_size, memory=options.memory, progress_fn=show)
     print(sizes, f"  {find_batch.what_changes_with_it(run)}", sep="\n")

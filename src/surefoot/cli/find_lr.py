@@ -42,12 +42,12 @@ class FindLr(TriedRunOptions):
     with 1 where no rate can be suggested.
 
       surefoot find-lr images --optimizer.name sgd --out pictures/
-      surefoot find-lr gpt --batch-size 32 --from 1e-5 --to 1 --steps 60
+      surefoot find-lr gpt --batch-size 32 --min-lr 1e-5 --max-lr 1 --steps 60
     """
 
-    from_: Annotated[float, arg(name="from")] = 1e-6
+    min_lr: float = 1e-6
     """The lowest rate."""
-    to: float = 10.0
+    max_lr: float = 10.0
     """The highest rate; ends where the loss diverges."""
     steps: int = limited(100, least=1)
     """How many rates."""
@@ -58,7 +58,7 @@ class FindLr(TriedRunOptions):
 def find_lr(arguments: list[str]) -> None:
     """Train with a rising learning rate; print and draw the loss over it."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
-    lowest, highest, count, out = options.from_, options.to, options.steps, options.out
+    lowest, highest, count, out = options.min_lr, options.max_lr, options.steps, options.out
     from surefoot.report.figures import made
     from surefoot.tune import lr_search
     from surefoot.tune.lr_range_test import check_range, written
@@ -80,7 +80,7 @@ def find_lr(arguments: list[str]) -> None:
         seen += 1
 
     start = run.state.step
-    test = lr_search.find_lr(run, low=lowest, high=highest, steps=count, watch=watch)
+    test = lr_search.find_lr(run, min_lr=lowest, max_lr=highest, steps=count, progress_fn=watch)
     what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
     print(
         f"{test.ended}; the table shows {-(-seen // stride)} of {len(test.rates)} rates",

@@ -1,4 +1,4 @@
-"""`surefoot plan ...`: what `train` would run; with `--world N` what it would need on so many GPUs, computed and not made."""
+"""`surefoot plan ...`: what `train` would run; with `--world-size N` what it would need on so many GPUs, computed and not made."""
 
 import math
 import re
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.options import ProgramOptions, limited
+from surefoot.cli.options import ProgramOptions, by_flag, limited, option_names
+from surefoot.cli.plan_schedules import PlanSchedules, plan_schedules
 from surefoot.cli.processes import Several, planned, program_options, settled
 from surefoot.cli.settings import program_settings
 from surefoot.config.tree import flatten
@@ -35,7 +36,7 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 class MachineOptions:
     """The GPUs that a run is planned for on paper. Text keeps the unit that was typed."""
 
-    world: int | None = limited(None, least=1)
+    world_size: int | None = limited(None, least=1)
     """How many GPUs: the plan is on paper, and nothing is allocated."""
     flops: float | None = None
     """FLOP per second of one GPU. Absent: 989e12 in bf16, an H100's."""
@@ -58,28 +59,35 @@ class Plan(MachineOptions, Several, ProgramOptions):
     with one micro-batch, and whether the loss is the mean that it must be. Trains
     nothing and writes nothing.
 
-    With --world it is about that many GPUs, and on paper: memory of each, bytes
+    With --world-size it is about that many GPUs, and on paper: memory of each, bytes
     sent and the time of a step, for the run's --parallel and --sharding and for
     others, computed from shapes; nothing is allocated, and recipes read no data.
 
       surefoot plan gpt --batch-size 64 --micro-batch-size 8
-      surefoot plan gpt --preset gpt2-1558m --world 512 --parallel fsdp
+      surefoot plan gpt --preset gpt2-1558m --world-size 512 --parallel fsdp
     """
+
+    schedules: str | None = None
+    """Draw these schedules instead."""
 
 
 def plan(arguments: list[str]) -> None:
     """Print what a run would train, how long it is and what it needs."""
+    flags_given = dict(by_flag(arguments))
+    if "schedules" in flags_given and "help" not in flags_given:
+        plan_schedules(arguments, foreign=set(option_names(Plan)) - set(option_names(PlanSchedules)))
+        return
     program, options, flags = program_options(Plan, arguments, verb="plan")
     numbers = _numbers(options)
-    if options.world is not None and options.recorded():
-        raise ConfigError("--world is about GPUs on paper: leave --nproc and --max-restarts out")
+    if options.world_size is not None and options.recorded():
+        raise ConfigError("--world-size is about GPUs on paper: leave --nproc and --max-restarts out")
     config, origins = program_settings(program, options, flags, verb="plan")
-    if options.world is not None:
+    if options.world_size is not None:
         from surefoot.distributed.world import on_paper
         from surefoot.plan import cluster_text
 
         _print_configuration(config, origins)
-        with on_paper(options.world):
+        with on_paper(options.world_size):
             parts = program.on_paper(*([] if config is None else [config])).parts
             for section in cluster_text.sections(parts, _assumed(numbers, precision=parts.whole.precision.name)):
                 print(f"\n{section}")
@@ -127,9 +135,9 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
 def _numbers(options: MachineOptions) -> dict[str, float]:
     """The machine's numbers that were given, by name; raises one `ConfigError` for all that are none."""
     given = {name: getattr(options, name) for name in ("flops", *_USUAL) if getattr(options, name) is not None}
-    if given and options.world is None:
+    if given and options.world_size is None:
         raise ConfigError(
-            f"--{next(iter(given)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world 8"
+            f"--{next(iter(given)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world-size 8"
         )
     from surefoot.memory import parsed_bytes  # imports torch
 

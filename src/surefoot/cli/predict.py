@@ -22,10 +22,10 @@ class Predict(SavedRunOptions):
     Of a run of images, inputs are picture files: each is made grey or coloured and
     resized as the training data were, and the likeliest classes are told.
 
-      surefoot predict runs/mine "def " --tokens 100 --temperature 0.7
+      surefoot predict runs/mine "def " --max-new-tokens 100 --temperature 0.7
       surefoot predict runs/mine --file prompts.txt
       surefoot predict runs/translation "July 8, 2055" --beam-size 5
-      surefoot predict runs/images picture.png --top 3
+      surefoot predict runs/images picture.png --top-k 3
     """
 
     inputs: Positional[Annotated[tuple[str, ...], arg(metavar="[INPUT ...]")]] = ()

@@ -46,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Well:
+class Healthy:
     """Something that was looked at and is as it should be; `message` says what was seen."""
 
     message: str
@@ -54,14 +54,14 @@ class Well:
 
 
 @dataclass(frozen=True)
-class Unclear:
+class Unknown:
     """Something that the records do not tell, or not yet; `message` says what is missing."""
 
     message: str
     name: str = ""
 
 
-Verdict = Finding | Well | Unclear
+Verdict = Finding | Healthy | Unknown
 Needs = Callable[[History], None]
 
 
@@ -72,13 +72,13 @@ class EndedError(Exception):
 def need(holds: object, lacking: str) -> None:
     """End a check here unless it holds: the records do not tell, and `lacking` says what is missing in them."""
     if not holds:
-        raise EndedError(Unclear(lacking))
+        raise EndedError(Unknown(lacking))
 
 
 def well(holds: object, message: str) -> None:
     """End a check here if it holds: all is as it should be, and `message` says what was seen."""
     if holds:
-        raise EndedError(Well(message))
+        raise EndedError(Healthy(message))
 
 
 @dataclass(frozen=True)

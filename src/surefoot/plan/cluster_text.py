@@ -1,4 +1,4 @@
-"""`surefoot plan --world N`: what a run would need and how long a step would take on many GPUs, in words."""
+"""`surefoot plan --world-size N`: what a run would need and how long a step would take on many GPUs, in words."""
 
 from collections.abc import Iterable
 from dataclasses import replace

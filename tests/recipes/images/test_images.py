@@ -571,7 +571,7 @@ def test_a_picture_of_any_size_and_colour_is_named(shades: Path, capsys: pytest.
 
 def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [str(shades / f"{name}.png") for name in ("light", "dark")]
-    lines = [json.loads(line) for line in said(capsys, str(shades / "run"), *asked, "--top", "1").splitlines()]
+    lines = [json.loads(line) for line in said(capsys, str(shades / "run"), *asked, "--top-k", "1").splitlines()]
     assert [(line["image"], list(line["classes"])) for line in lines] == [(asked[0], ["light"]), (asked[1], ["dark"])]
     assert all(chance == round(chance, 4) for line in lines for chance in line["classes"].values())
 
@@ -582,8 +582,8 @@ def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys:
         ([], 2, "which picture?"),
         (["nowhere.png"], 3, "no file nowhere.png"),
         (["text.png"], 3, "is no picture that can be read"),
-        (["{place}/dark.png", "--top", "0"], 2, "top = 0"),
-        (["{place}/dark.png", "--tpo", "1"], 2, "did you mean --top?"),
+        (["{place}/dark.png", "--top-k", "0"], 2, "top_k = 0"),
+        (["{place}/dark.png", "--tpo-k", "1"], 2, "did you mean --top-k?"),
     ],
 )
 def test_what_cannot_be_named_is_told(

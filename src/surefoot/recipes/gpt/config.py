@@ -74,7 +74,7 @@ class Config(RecipeSettings):
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
     """Files of multiple-choice questions to score too, each as NAME=FILE: hellaswag=hellaswag_val.jsonl."""
     multiple_choice_questions: int = setting(500, check=number("how many of a file, 1 or more", least=1), observer=True)
-    """How many of each such file, the same at every evaluation; `surefoot evaluate RUN --on NAME=FILE` asks all."""
+    """How many of each such file, the same at every evaluation; `surefoot evaluate RUN --questions NAME=FILE` asks all."""
     sample_tokens: int = setting(200, check=_COUNT, observer=True)
     """How many tokens a sample has; 0 shows none."""
     sample_prompt: str | None = setting(None, observer=True)

@@ -18,7 +18,7 @@ _LONGEST_CHARACTER = 4  # bytes of UTF-8
 class Predict:
     """How a prompt is continued."""
 
-    tokens: int = 200
+    max_new_tokens: int = 200
     """How many tokens to add at most."""
     temperature: float = 0.8
     """0 takes the likeliest token each time; below 1 likely ones become likelier."""
@@ -50,7 +50,7 @@ def continuations(
     if [] in encoded:
         raise sf.ConfigError(f"prompt {encoded.index([]) + 1} is empty: give at least one character to go on from")
     settings: dict[str, Any] = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    settings |= {"count": asked.tokens, "context": context, "end": tokenizer.end, "caching": True}
+    settings |= {"max_new_tokens": asked.max_new_tokens, "context": context, "eos_id": tokenizer.end, "use_cache": True}
     if len(prompts) == 1 and asked.file is None:
         drawn = sf.generate.stream(model, encoded[0], **settings)  # which refuses settings before anything is shown
         yield prompts[0]

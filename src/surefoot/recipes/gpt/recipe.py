@@ -67,12 +67,12 @@ def build(config: Config) -> "sf.Run":
         drawn = sf.generate.sample(
             model,
             prompt,
-            count=config.sample_tokens,
+            max_new_tokens=config.sample_tokens,
             context=context,
             temperature=0.7,
             seed=config.seed,
-            end=tokenizer.end,
-            caching=True,
+            eos_id=tokenizer.end,
+            use_cache=True,
         )
         return str(tokenizer.decode(drawn))
 
@@ -191,7 +191,7 @@ def _cloze(config: Config, found: texts.Corpus) -> "sf.Split | None":
 
 
 def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
-    """The scores of a trained model over whole files of questions, for `surefoot evaluate --on`; no training data are read."""
+    """The scores of a trained model over whole files of questions, for `surefoot evaluate --questions`; no training data are read."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
     splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}
