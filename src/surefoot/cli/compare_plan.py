@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from surefoot.cli.options import ChangedProgramOption, limited, option_names, without
+from surefoot.cli.options import ChangedProgramOption, limited, without
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed
 from surefoot.compare.plan import Planned, some_of
@@ -191,7 +191,7 @@ def _configurations(
         varied = (part for setting, value in text.items() for part in typed(kind, setting, value))
         given = [*without(flags, text), *varied]  # what varies wins
         layers = layers_below(program, in_file, given)
-        configurations.append(configured(kind, layers, given, verb=verb, own=option_names(Compare)))
+        configurations.append(configured(kind, layers, given, verb=verb, own=[Compare]))
         known.append(text)
         program.check(configurations[-1][0])
         return configurations[-1][0]

@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from tyro.conf import Positional, arg
 
+from surefoot.cli.help import flags_of, section
 from surefoot.config.paths import local_path
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
@@ -113,7 +114,8 @@ def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str
     if arguments and not arguments[0].startswith("-"):
         return arguments[0]
     if "help" in dict(by_flag(arguments)):
-        _print_help(kind, verb)
+        print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
+        print_options(kind, verb)
         sys.exit(0)
     raise ConfigError(missing)
 
@@ -129,17 +131,18 @@ def verb_options(
 ) -> tuple[T, list[str]]:
     """The options of a verb, `but` some that are settings here, and the other arguments, which are settings.
 
-    `missing` is what a verb says that must have a first argument. Printed help ends with 0, or `help_goes_on` with the settings'.
+    `missing` is what a verb says that must have a first argument. After its help the process ends, or `help_goes_on` with the
+    settings and these options.
     """
     if missing is not None:
         target(kind, arguments, verb=verb, missing=missing)
     groups = by_flag(arguments)
     own = {"", *option_names(kind)} - set(but)
     if "help" in dict(groups):
-        _print_help(kind, verb)
+        print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
         if not help_goes_on:
+            print_options(kind, verb)
             sys.exit(0)
-        print("Settings, which come before or after these:\n", flush=True)
     words = [word for name, group in groups if name in own for word in group]
     options: Any = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
     for field in dataclasses.fields(options):
@@ -165,12 +168,16 @@ def option_names(kind: type[Any]) -> list[str]:
     return [field.name.removesuffix("_") for field in dataclasses.fields(kind) if field.name not in positional]
 
 
-def _print_help(kind: type[Any], verb: str) -> None:
-    print(f"{inspect.cleandoc(kind.__doc__ or '')}\n", flush=True)
-    try:
-        tyro.cli(kind, args=["--help"], prog=f"surefoot {verb}", description="", config=(tyro.conf.FlagCreatePairsOff,))
-    except SystemExit:
-        sys.stdout.flush()
+def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> None:
+    """Print the arguments and options of a verb, `but` some that are settings."""
+    flags = [flag for flag in flags_of(kind) if flag.name not in but]
+    parts = {
+        "arguments": [one for one in flags if one.metavar],
+        f"options of {verb}": [one for one in flags if not one.metavar],
+    }
+    for title, held in parts.items():
+        if held:
+            print(section(title, held, switches=True))
 
 
 def find_run(given: str) -> Path:

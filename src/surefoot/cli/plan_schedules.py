@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import by_flag, flag_text, option_names, verb_options
+from surefoot.cli.options import by_flag, flag_text, verb_options
 from surefoot.cli.settings import configured, file_values, layers_below, read_settings
 from surefoot.config.durations import Length, in_steps, planned
 from surefoot.config.tree import did_you_mean, flatten
@@ -137,7 +137,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def _basis(options: PlanSchedules, flags: Sequence[str]) -> tuple[Length, dict[str, Any], float | None]:
     """The length of the run that the arguments besides the list mean, its schedule's settings, and its base rate if it has one."""
-    own, verb = option_names(PlanSchedules), "plan --schedules LIST"
+    own, verb = [PlanSchedules], "plan --schedules LIST"
     if not options.what:
         plain = configured(Plain, [("file", file_values(options.config))], flags, verb=verb, own=own)[0]
         from surefoot.plan.schedule_plot import steps_alone

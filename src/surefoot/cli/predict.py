@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import WHICH_RUN, SavedRunOptions, find_run, option_names, verb_options
+from surefoot.cli.options import WHICH_RUN, SavedRunOptions, find_run, verb_options
 from surefoot.cli.settings import configured
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import choose_checkpoint, program_and_config
@@ -43,9 +43,7 @@ def predict(arguments: list[str]) -> None:
             "  in Python, give its weights to a model of yours:\n"
             f"  surefoot.load({str(run_path)!r}).load_model(model)"
         )
-    asked, _ = configured(
-        program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=option_names(Predict)
-    )
+    asked, _ = configured(program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict])
     checkpoint = choose_checkpoint(run_path, options.checkpoint)
     from surefoot.tracking.console import Said
 

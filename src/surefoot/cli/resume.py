@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from surefoot.cli.options import RunOption, find_run, flag_text, option_names, target, verb_options
+from surefoot.cli.options import RunOption, find_run, flag_text, target, verb_options
 from surefoot.cli.processes import Several, among_settings, as_before
 from surefoot.cli.settings import read_settings
 from surefoot.cli.train import AcceptChange, start
@@ -43,7 +43,7 @@ def resume(arguments: list[str]) -> None:
             )
     held = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
     held |= {"out": str(run)} if "out" in held or of_recipes else {}
-    config, origins = read_settings(program, [("file", held)], flags, verb="resume RUN", own=option_names(Resume))
+    config, origins = read_settings(program, [("file", held)], flags, verb="resume RUN", own=[Resume])
     text = file_text(run / "config.toml")
     before = toml.origins(text)
     start(

@@ -14,7 +14,7 @@ from typing import Any
 from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
-from surefoot.cli.options import ProgramOptions, limited, option_names, target, verb_options, without
+from surefoot.cli.options import ProgramOptions, limited, target, verb_options, without
 from surefoot.cli.settings import program_settings
 from surefoot.cli.train import AcceptChange, Train
 from surefoot.config.paths import local_path
@@ -145,7 +145,7 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
         Train, without(arguments, ["help"]), verb="train", but=processes.among_settings(program)
     )
     flags += ["--help"] * ("--help" in arguments)
-    config, _ = program_settings(program, options, flags, verb="submit", own=option_names(Submit))
+    config, _ = program_settings(program, options, flags, verb="submit", own=[Submit])
     program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
     if getattr(config, "out", "") is None:
