@@ -100,13 +100,13 @@ def test_find_lr_draws_where_it_is_told_and_nowhere_else(capsys: pytest.CaptureF
     assert files() == {"program.py", "pictures/here/find-lr.svg", "pictures/here/find-lr.png"}
 
 
-@pytest.mark.parametrize(("verb", "own"), [("find-lr", "--steps INT"), ("find-batch-size", "--memory {None}|STR")])
+@pytest.mark.parametrize(("verb", "own"), [("find-lr", "--steps INT"), ("find-batch-size", "--memory TEXT")])
 def test_help_of_a_recipe_begins_with_the_options_of_the_verb(
     verb: str, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refused(verb, "images", "--help") == 0
     said = capsys.readouterr().out
-    assert 0 <= said.index(own) < said.index("--batch-size INT")
+    assert 0 <= said.index(own) < said.index("--length TEXT")
 
 
 def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

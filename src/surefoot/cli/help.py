@@ -9,7 +9,6 @@ import types
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,7 +149,6 @@ def _default(flag: Flag, *, switches: bool) -> str:
     return f"(default: {shown})"
 
 
-@cache
 def _texts_of(kind: type[Any]) -> Mapping[str, str]:
     """The string below each field of a dataclass and of those above it."""
     texts: dict[str, str] = {}

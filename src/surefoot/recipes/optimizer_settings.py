@@ -140,7 +140,7 @@ class RecipeSettings(TrainSettings):
 
     early_stopping: int | None = setting(None, identity=True, after="time_limit")
     """End after this many evaluations without a better score. None: never."""
-    optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers")
+    optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers", group="optimization")
     """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
     schedule: Schedule = setting(Schedule(), identity=True)
     """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
@@ -148,7 +148,7 @@ class RecipeSettings(TrainSettings):
     """Lower the learning rate after this many evaluations without a better score. None: never."""
     plateau_factor: float | None = setting(None, identity=True)
     """With plateau: what the learning rate is multiplied by. None: 0.5."""
-    parallel: Kind = setting("auto", observer=True, after="keep_every")
+    parallel: Kind = setting("auto", observer=True, after="keep_every", group="processes")
     """How several processes work together; auto is ddp if there are several. fsdp spreads the model over them."""
     sharding: Sharding = setting(factory=Sharding, observer=True)
     """How several processes share a run, beyond parallel."""

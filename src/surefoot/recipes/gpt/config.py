@@ -61,7 +61,7 @@ class Config(RecipeSettings):
     preset: (
         Literal["tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"]
         | None
-    ) = setting(None, observer=True, after="")
+    ) = setting(None, observer=True, after="", group="what is trained")
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
     out: str | Path | None = default("runs/gpt")
     length: str = default("2500 steps")
@@ -69,7 +69,7 @@ class Config(RecipeSettings):
     evaluate_every: str = default("25%")
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
-    cloze_questions: int | None = setting(None, check=_COUNT, observer=True, after="check_state")
+    cloze_questions: int | None = setting(None, check=_COUNT, observer=True, after="check_state", group="evaluation")
     """Questions of which of four pieces of held-out text really follows; 0 asks none. Absent: 200, where there is text for them."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
     """Files of multiple-choice questions to score too, each as NAME=FILE: hellaswag=hellaswag_val.jsonl."""

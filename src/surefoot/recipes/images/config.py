@@ -56,7 +56,7 @@ class Config(RecipeSettings):
     """Train a classifier on images."""
 
     preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = setting(
-        None, observer=True, after=""
+        None, observer=True, after="", group="what is trained"
     )
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
     out: str | Path | None = default("runs/images")
@@ -67,7 +67,7 @@ class Config(RecipeSettings):
     augmentation: Changes = setting(factory=Changes, identity=True)
     model: Model = setting(factory=Model, identity=True)
     channels_last: bool | Literal["auto"] = default(True)
-    label_smoothing: float = setting(0.1, check=FRACTION, identity=True)
+    label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
     """Share of each target's probability that all classes share while training. Metrics are of the unsmoothed loss."""
 
 

@@ -84,7 +84,9 @@ class Model:
 class Config(RecipeSettings):
     """Train a translator."""
 
-    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(None, observer=True, after="")
+    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(
+        None, observer=True, after="", group="what is trained"
+    )
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
     out: str | Path | None = default("runs/translation")
     length: str = default("900 steps")
@@ -96,11 +98,11 @@ class Config(RecipeSettings):
     optimizer: Optimizer = default(Optimizer())
     """Absent betas of adamw are (0.9, 0.98) here, as Vaswani et al. 2017 have them, and an absent weight decay is 0."""
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
-    label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state")
+    label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
     """How much of each target's probability all tokens share while training; scores are without it."""
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
     """Which score of the held-out part makes a checkpoint the best."""
-    beam_size: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing")
+    beam_size: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing", group="evaluation")
     """Hypotheses kept open when the test part is translated; 1 is greedy search."""
     val_beam_size: int = setting(1, check=_ONE_OR_MORE, observer=True)
     """The same for the held-out part while training; greedy search is several times faster."""
