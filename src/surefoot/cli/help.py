@@ -33,6 +33,8 @@ class Flag:
     group: str
     metavar: str = ""
     """Of an argument; "" if it is a flag."""
+    is_switch: bool = False
+    """Whether it takes no value, as an option of a verb that is a bool."""
 
     @property
     def typed(self) -> str:
@@ -47,8 +49,12 @@ class Flag:
         return [str(value) for each in values for value in each if value is not None]
 
 
-def flags_of(kind: type[Any], config: Any = None, *, prefix: str = "", group: str = "options") -> Iterator[Flag]:
-    """The flags of a dataclass and of those inside it, in order; defaults are those of `config` if it is given.
+def flags_of(
+    kind: type[Any], config: Any = None, *, prefix: str = "", group: str = "settings", switches: bool = False
+) -> Iterator[Flag]:
+    """The flags of a dataclass and of those inside it, in order. Defaults are those of `config` if it is given.
+
+    `switches`: they are options of a verb, and one that is a bool takes no value.
 
     >>> from surefoot.recipes.gpt.config import Data
     >>> [(flag.typed, flag.default) for flag in flags_of(Data, prefix="data.")][-1]
@@ -69,7 +75,7 @@ def flags_of(kind: type[Any], config: Any = None, *, prefix: str = "", group: st
             inner = None if default is MISSING else default
             yield from flags_of(typing.cast("type[Any]", hint), inner, prefix=f"{name}.", group=name)
         else:
-            yield Flag(name, hint, default, texts.get(field.name, ""), group, metavar)
+            yield Flag(name, hint, default, texts.get(field.name, ""), group, metavar, switches and hint is bool)
 
 
 def settings_page(flags: Sequence[Flag]) -> str:
@@ -83,18 +89,18 @@ def settings_page(flags: Sequence[Flag]) -> str:
     return "\n".join(section(name, held, names=by_name) for name, held in groups.items() if held)
 
 
-def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = (), switches: bool = False) -> str:
-    """A heading with flags below it. `names` are settings, named in texts as flags; `switches`: a bool takes no value."""
-    return "\n".join([f"{title}:", *(line for flag in flags for line in _lines(flag, names, switches=switches)), ""])
+def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:
+    """A heading with flags below it. `names` are settings, named in texts as flags."""
+    return "\n".join([f"{title}:", *(line for flag in flags for line in _lines(flag, names)), ""])
 
 
-def _lines(flag: Flag, names: Collection[str], *, switches: bool) -> list[str]:
-    value, more = ("", "") if flag.metavar or (switches and flag.hint is bool) else _value(flag)
+def _lines(flag: Flag, names: Collection[str]) -> list[str]:
+    value, more = ("", "") if flag.metavar or flag.is_switch else _value(flag)
     text = " ".join(filter(None, (flag.text, more)))
     if flag.default is None:
         text = re.sub(r"\bNone: ", "Default: ", text)
     text = re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda word: _as_flag(word[0], names), text)
-    left, default = f"  {flag.typed} {value}".rstrip(), _default(flag, switches=switches)
+    left, default = f"  {flag.typed} {value}".rstrip(), _default(flag)
     text = f"{text} {default}".strip()
     rows = textwrap.wrap(text, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
     if len(left) < _INDENT - 1:
@@ -140,10 +146,10 @@ def _is_choice(hint: Any) -> bool:
     return hint is bool or typing.get_origin(hint) is Literal
 
 
-def _default(flag: Flag, *, switches: bool) -> str:
+def _default(flag: Flag) -> str:
     if flag.default is MISSING:
         return "" if flag.metavar else "(required)"
-    if flag.default is None or flag.default == () or (switches and flag.default is False):
+    if flag.default is None or flag.default == () or (flag.is_switch and not flag.default):
         return ""
     shown = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple | list) else str(flag.default)
     return f"(default: {shown})"

@@ -13,7 +13,7 @@ from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lin
 
 VERBS = (
     *("train", "plan", "find-lr", "find-batch-size", "profile", "resume", "submit", "evaluate", "predict", "compare"),
-    *("diagnose", "report", "replay", "verify", "export", "data"),
+    *("diagnose", "report", "replay", "verify", "export", "data", "completion"),
 )
 """Each is a function in a file of its name in this package, imported when it is called."""
 OVERVIEW = """surefoot trains PyTorch models without losing its footing.

@@ -170,14 +170,14 @@ def option_names(kind: type[Any]) -> list[str]:
 
 def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> None:
     """Print the arguments and options of a verb, `but` some that are settings."""
-    flags = [flag for flag in flags_of(kind) if flag.name not in but]
+    flags = [flag for flag in flags_of(kind, switches=True) if flag.name not in but]
     parts = {
         "arguments": [one for one in flags if one.metavar],
         f"options of {verb}": [one for one in flags if not one.metavar],
     }
     for title, held in parts.items():
         if held:
-            print(section(title, held, switches=True))
+            print(section(title, held))
 
 
 def find_run(given: str) -> Path:

@@ -113,7 +113,7 @@ def _print_help(kind: type[Any], layers: Sequence[Layer], verb: str, own: Sequen
         config = layered(kind, layers)[0]
     except ConfigError:  # a setting has no value yet
         config = None
-    settings = list(flags_of(kind, config, group="settings"))
+    settings = list(flags_of(kind, config))
     is_training = verb.split(maxsplit=1)[0] in ("train", "resume")  # whose options are about how the settings are given
     if not is_training:
         _print_options(own, verb, but=[flag.name for flag in settings])

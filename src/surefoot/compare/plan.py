@@ -196,18 +196,15 @@ def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def _toml(value: Any) -> Any:
-    """Without None, which TOML cannot hold: the names of what is None are listed as `absent`."""
+    """None is written "None": TOML has no null."""
     if isinstance(value, Mapping):
         table = tomlkit.table()
-        if absent := [name for name, held in value.items() if held is None]:
-            table.add("absent", absent)
-        table.update({name: _toml(held) for name, held in value.items() if held is not None})
+        table.update({name: _toml(held) for name, held in value.items()})
         return table
-    return list(value) if isinstance(value, tuple) else value
+    return "None" if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def _plain(table: Any) -> Any:
-    if not isinstance(table, dict):
-        return table
-    held = {name: _plain(value) for name, value in table.items()}
-    return held | dict.fromkeys(held.pop("absent", []))
+    if isinstance(table, dict):
+        return {name: _plain(value) for name, value in table.items()}
+    return None if table == "None" else table

@@ -350,7 +350,7 @@ def test_a_network_that_came_with_the_run_is_never_run(
     main(["train", "images", "--out=run", "--length=2 steps", "--precision=fp32", "--report=false", "--model.width=4"])
     Path(where).write_text("from pathlib import Path; Path('canary').touch()\n")
     Path("run/config.toml").write_text(
-        f'absent = []\n[model]\nname = "{where}:build"\n[program]\nkind = "recipe"\nrecipe = "images"\n'
+        f'[model]\nname = "{where}:build"\n[program]\nkind = "recipe"\nrecipe = "images"\n'
     )
     held = Path("run/images.json")
     if kept == "of the file":
