@@ -1,4 +1,4 @@
-"""What a report can show of a task beside its curves, as plain data; `report/task_panels.py` makes it of a model."""
+"""Panels that a report shows beside its curves, as plain data; `report/task_panels.py` makes them from a model."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ def check(holds: bool, otherwise: str) -> None:
 
 
 def check_texts(*texts: Any) -> None:
-    """Raise where one is no text, is too long, or holds half a character, which no file can hold."""
+    """Raise if one is not a text, is too long, or holds half a character, which no file can hold."""
     for text in texts:
         check(isinstance(text, str), f"a text is a {type(text).__name__}")
         check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
@@ -53,7 +53,7 @@ def check_count(parts: Sized, what: str) -> None:
 
 
 def check_png(text: Any) -> None:
-    """Raise where it is no base64 of a PNG file of few pixels."""
+    """Raise if it is not the base64 of a PNG file of few pixels."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (AttributeError, ValueError) as problem:
@@ -97,7 +97,7 @@ class TextHeatmap:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """What a model made of one source, beside what was meant; `group` says why it was chosen."""
+    """A model's output for one source, with its reference; `group` says why it was chosen."""
 
     source: str
     reference: str
@@ -200,7 +200,7 @@ PANELS: dict[str, type[Panel]] = {panel.kind: panel for panel in get_args(Panel)
 
 @dataclass(frozen=True, kw_only=True)
 class Panels:
-    """What a report shows of the weights after `step` steps."""
+    """The panels of the weights after `step` steps."""
 
     step: int
     panels: tuple[Panel, ...]
