@@ -19,21 +19,21 @@ class Predict:
     """How a prompt is continued."""
 
     max_new_tokens: int = 200
-    """How many tokens to add at most."""
+    """Number of tokens to add, at most."""
     temperature: float = 0.8
-    """0 takes the likeliest token each time; below 1 likely ones become likelier."""
+    """0 always takes the likeliest token. Below 1, likely tokens become likelier."""
     top_k: int | None = None
-    """Choose only among so many. Absent: among all."""
+    """Choose among this many of the likeliest tokens. Default: all."""
     top_p: float | None = 0.95
-    """Choose only among the likeliest that together have this probability."""
+    """Choose among the likeliest tokens that together have this probability."""
     seed: int = 0
     """The same seed gives the same text."""
     file: str | None = None
-    """A file with one prompt a line, answered together."""
+    """A file with one prompt in each line; they are answered together."""
     batch_size: int = 16
-    """How many prompts of a file are continued at once; changes memory and speed."""
+    """Number of prompts of a file that are continued at once. Changes memory and speed only."""
     device: str = "auto"
-    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+    """Where the model runs: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
 
 
 def continuations(

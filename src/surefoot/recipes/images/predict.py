@@ -20,12 +20,12 @@ _SHADES = " ░▒▓█"
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
-    """How a picture is named. It is made grey or coloured, resized and cut as the training data were."""
+    """How a picture is classified. It is made gray or colored, resized and cut as the training data were."""
 
     top_k: int = 5
-    """How many of the likeliest classes are told."""
+    """Number of the likeliest classes that are shown."""
     device: str = "auto"
-    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+    """Where the model runs: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
 
 
 @dataclass(frozen=True)
