@@ -29,7 +29,7 @@ FRACTION = number("a fraction, at least 0 and below 1", least=0, below=1, kind=i
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How gradients become updates. Settings that are not given have the optimizer's defaults; settings of another optimizer are refused."""
+    """How gradients become updates. Settings not given have the optimizer's defaults; settings of another optimizer are refused."""
 
     name: OptimizerName = field(default="adamw", metadata=LEADS)
     """The optimizer. With another one, a preset's own settings of it are forgotten, except layer-decay, base-width and frozen."""
