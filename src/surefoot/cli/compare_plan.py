@@ -24,13 +24,13 @@ from surefoot.recipes.program import Program, program_again
 @dataclass(frozen=True, kw_only=True)
 class Compare(ChangedProgramOption):
     """surefoot compare RECIPE|FILE.py:build --vary SETTING=A,B... [settings]
-    surefoot compare DIR                 go on with a comparison
-    surefoot compare RUN RUN...          compare runs that are there
+    surefoot compare DIR                 continue a comparison
+    surefoot compare RUN RUN...          compare existing runs
 
     Train every combination of the varied settings on the same samples in the same
-    order, each as a run of its own below --out; then one table and one plot, with
-    what is inside the noise said. Stopped or killed, the same command goes on:
-    what is finished is not trained again. A test split is never scored by it.
+    order, each as a run of its own below --out. Write one table and one plot, which
+    say what is inside the noise. After a stop or a kill the same command continues
+    without training again what is finished. A test split is never evaluated.
 
       surefoot compare gpt --vary optimizer.name=adamw,sgd --vary optimizer.lr=1e-3,3e-3
       surefoot compare images --trials 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
@@ -38,36 +38,35 @@ class Compare(ChangedProgramOption):
     """
 
     what: Positional[Annotated[tuple[str, ...], arg(metavar="RECIPE|FILE.py:build|DIR|RUN")]] = ()
-    """What to train, a comparison to go on with, or several runs."""
+    """What to train, a comparison to continue, or several runs."""
     config: str | None = None
     """A TOML file of settings."""
     vary: UseAppendAction[tuple[str, ...]] = ()
-    """SETTING=A,B: values of a setting; several make a grid. Of a search also a range, SETTING=1e-4..1e-2."""
+    """SETTING=A,B: values of a setting; several settings make a grid. A search also takes a range, SETTING=1e-4..1e-2."""
     variant: UseAppendAction[tuple[str, ...]] = ()
-    """"S=A T=B": one combination more."""
+    """One more combination, "S=A T=B"; may be repeated."""
     seeds: int = limited(1, least=1)
-    """Train each combination this many times, with as many seeds from --seed on."""
+    """Train each combination with this many seeds, from --seed on."""
     jobs: int = limited(1, least=1)
-    """Runs that train at once."""
+    """Number of runs that train at once."""
     threads: int | None = limited(None, least=1)
-    """Threads of each run; kept in compare.toml. Absent: cores / jobs."""
+    """Threads of each run; kept in compare.toml. Default: cores / jobs."""
     target: float | None = None
-    """Tell how soon each reaches this score."""
+    """Show how soon each run reaches this value of the metric."""
     baseline: str = "best"
-    """What differences are taken to: best, first or a variant."""
+    """What differences are measured against: best, first or a variant."""
     metric: str | None = None
-    """"min SPLIT/LOSS": judge by this instead of the score the runs watch."""
+    """ "min SPLIT/METRIC": the metric to compare by. Default: the one that the runs monitor."""
     out: str | None = None
-    """Directory. Absent: runs/compare; of runs that are there runs/compared, written anew each time. Of schedules PATH.png and
-    PATH.svg. Absent: schedules."""
+    """Directory of the result. Default: runs/compare; runs/compared for existing runs."""
     paired: bool = False
-    """Of runs that are there: score them again, batch by batch."""
+    """Evaluate existing runs again, batch by batch."""
     trials: int | None = limited(None, least=1)
-    """Search with this many trials in ranges."""
+    """Search the ranges of --vary with this many trials."""
     sampler: Sampler = "tpe"
-    """Of a search: how settings are chosen."""
+    """How a search chooses settings."""
     pruner: Pruner = "median"
-    """Of a search: which trials are ended early."""
+    """How a search chooses trials to stop early."""
 
 
 def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: str) -> Planned:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(processes.Several, SavedRunOptions):
-    """Score a checkpoint on everything that its run scores; changes nothing in the run.
-    --split NAME scores one of the run's splits alone. --questions NAME=FILE (or FILE
-    alone) asks a gpt run all questions of a file: HellaSwag, ARC, PIQA, OpenBookQA,
-    COPA, WinoGrande or LAMBADA as JSON lines, gzipped or not.
+    """Evaluate a checkpoint on the splits of its run; nothing in the run changes.
+    --split NAME evaluates one split alone. --questions NAME=FILE (or FILE alone)
+    asks a gpt run all questions of a file: HellaSwag, ARC, PIQA, OpenBookQA, COPA,
+    WinoGrande or LAMBADA as JSON lines, gzipped or not.
 
       surefoot evaluate runs/mine --checkpoint best
       surefoot evaluate runs/mine --checkpoint "average 5" --split held-out
@@ -36,9 +36,9 @@ class Evaluate(processes.Several, SavedRunOptions):
     split: UseAppendAction[tuple[str, ...]] = ()
     """A split of the run; may be repeated."""
     questions: UseAppendAction[tuple[str, ...]] = ()
-    """gpt: a file of multiple-choice questions; may be repeated."""
+    """A file of multiple-choice questions for a gpt run; may be repeated."""
     panels: bool = False
-    """Make what the report shows of the task, with the best checkpoint, and write it into the run."""
+    """Make the panels of the run's report with its best checkpoint, and write them into the run."""
 
 
 def evaluate(arguments: list[str]) -> None:

@@ -9,8 +9,8 @@ from surefoot.recipes.program import status_line
 
 @dataclass(frozen=True, kw_only=True)
 class FindBatchSize(TriedRunOptions):
-    """Measure memory and throughput of the micro-batch sizes that divide the batch,
-    and recommend the smallest that is about as fast as the fastest, with the
+    """Measure memory and throughput of the micro-batch sizes that divide the batch.
+    Recommend the smallest one that is about as fast as the fastest, with the
     accumulation that keeps the batch. Trains nothing and writes nothing.
 
       surefoot find-batch-size gpt --batch-size 64
@@ -18,9 +18,9 @@ class FindBatchSize(TriedRunOptions):
     """
 
     batch_size: str | None = None
-    """Divide this batch instead of --batch-size; "4096 tokens" where the run's is in tokens."""
+    """Batch to divide, such as 64; "4096 tokens" if the run's batch is in tokens. Default: the run's."""
     memory: str | None = None
-    """What may be used, such as 8GB; a tenth of it is left free. Absent: what is free."""
+    """Memory that may be used, such as 8GB; a tenth of it is left free. Default: what is free."""
 
 
 def find_batch_size(arguments: list[str]) -> None:

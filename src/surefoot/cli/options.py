@@ -44,26 +44,26 @@ class RunOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedProgramOption:
-    """Of a verb that executes the program of a run that is there."""
+    """Option of verbs that execute the program of an existing run."""
 
     run_changed_program: bool = False
-    """Run the program of a run that is there even if it has changed since, or others could have changed it."""
+    """Execute the run's program even if it has changed since, or if others can write to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRunOptions(ChangedProgramOption, RunOption):
-    """The run that a verb is about, where its program is executed."""
+    """The run that a verb is about, if the verb executes its program."""
 
     checkpoint: str | None = None
-    """newest, best, or that of a step; "average 5" is the mean of the weights of the last five."""
+    """newest, best, or a step. "average 5" is the mean of the weights of the last five."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
-    """What makes the run that a verb is about, with a file of its settings."""
+    """What builds the run that a verb is about, and a file of its settings."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build")]]
-    """gpt, translation or images; or a function of yours that returns a surefoot.Run."""
+    """gpt, translation or images; or your own function that returns a surefoot.Run."""
     config: str | None = None
     """A TOML file of settings."""
 

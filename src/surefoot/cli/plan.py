@@ -34,41 +34,50 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
-    """The GPUs that a run is planned for on paper. Text keeps the unit that was typed."""
+    """The GPUs that a run is planned for without having them. Text keeps the unit that was typed."""
 
     world_size: int | None = limited(None, least=1)
-    """How many GPUs: the plan is on paper, and nothing is allocated."""
+    """Plan for this many GPUs, computed from shapes; nothing is allocated."""
     flops: float | None = None
-    """FLOP per second of one GPU. Absent: 989e12 in bf16, an H100's."""
+    """FLOP/s of one GPU. Default: 989e12 in bf16, an H100's."""
     mfu: float | None = None
-    """Fraction of these that training uses. Absent: 0.4."""
+    """Fraction of the FLOP/s that training uses. Default: 0.4."""
     gpu_memory: str | None = None
-    """Memory of one GPU. Absent: "80 GB"."""
+    """Memory of one GPU. Default: "80 GB"."""
     bandwidth: str | None = None
-    """A GPU's to other nodes. Absent: "50 GB/s"."""
+    """Bandwidth of one GPU to other nodes. Default: "50 GB/s"."""
     node_bandwidth: str | None = None
-    """A GPU's to others of its node. Absent: "450 GB/s"."""
+    """Bandwidth of one GPU within its node. Default: "450 GB/s"."""
     node_size: int | None = limited(None, least=1)
-    """GPUs of a node. Absent: 8."""
+    """GPUs of each node. Default: 8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(MachineOptions, Several, ProgramOptions):
-    """Show what train would run with the same arguments: settings and where each came
-    from, parameters, how a batch is cut, learning rates, memory and time measured
-    with one micro-batch, and whether the loss is the mean that it must be. Trains
-    nothing and writes nothing.
+    """Show what train would run with the same arguments: the settings and where each
+    came from, parameters, how a batch is divided, learning rates, and memory and
+    time measured with one micro-batch. Check that the loss is the mean that it has
+    to be. Trains nothing and writes nothing.
 
-    With --world-size it is about that many GPUs, and on paper: memory of each, bytes
-    sent and the time of a step, for the run's --parallel and --sharding and for
-    others, computed from shapes; nothing is allocated, and recipes read no data.
+    --world-size plans for that many GPUs: memory of each, bytes sent and the time
+    of a step, for the run's --parallel and for others. Recipes read no data then.
+
+    --schedules draws schedules side by side as PATH.png and PATH.svg, with --out
+    PATH, and prints the peak, the lowest rate, the end of warm-up and the mean
+    factor of each. LIST has commas between schedules, a colon before each setting,
+    a slash between milestones, and + and @ if one follows another. all is every
+    shape. The run has 1,000 steps, or --length; a recipe gives its own length, base
+    rate and schedule settings.
 
       surefoot plan gpt --batch-size 64 --micro-batch-size 8
       surefoot plan gpt --preset gpt2-1558m --world-size 512 --parallel fsdp
+      surefoot plan --schedules cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%
+      surefoot plan --schedules multistep:milestones=30%/60%,constant+linear@50%
+      surefoot plan gpt --schedules all --preset shakespeare --out rates
     """
 
     schedules: str | None = None
-    """Draw these schedules instead."""
+    """LIST of learning-rate schedules to draw instead."""
 
 
 def plan(arguments: list[str]) -> None:

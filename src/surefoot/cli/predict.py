@@ -13,14 +13,12 @@ from surefoot.recipes.program import choose_checkpoint, program_and_config
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(SavedRunOptions):
-    """Let a trained model go on from a text. One input is continued as you watch;
-    several, or the lines of --file FILE, give one JSON object a line; - reads one
-    from standard input. How many tokens, temperature, top-k, top-p, seed: surefoot
-    predict RUN --help. A translator answers each line of its inputs, of --file, or
-    of standard input by one line.
-
-    Of a run of images, inputs are picture files: each is made grey or coloured and
-    resized as the training data were, and the likeliest classes are told.
+    """Use a trained model. A gpt run continues each input: one input as you watch,
+    several inputs or the lines of --file as one JSON object each. A translator
+    answers each line of its inputs, of --file or of standard input with one line.
+    A run of images names the likeliest classes of picture files, which are resized
+    as its training data were. - reads an input from standard input. For the
+    settings of one run: surefoot predict RUN --help.
 
       surefoot predict runs/mine "def " --max-new-tokens 100 --temperature 0.7
       surefoot predict runs/mine --file prompts.txt

@@ -10,9 +10,9 @@ from surefoot.recipes.program import status_line
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(TriedRunOptions):
-    """Measure where the time of a step goes, its operators, memory and arithmetic, and
-    try what may make it quicker, each in turn with the run as it is. Settings are
-    those of surefoot train. Trains nothing; takes about half a minute.
+    """Measure where the time of a step goes, its operators, memory and arithmetic.
+    Try what may make it faster, each in turn with the run as it is. Settings are
+    those of surefoot train. Trains nothing and takes about half a minute.
 
       surefoot profile gpt
       surefoot profile images --preset cifar10 --data.path DIR --speedups all
@@ -20,14 +20,14 @@ class Profile(TriedRunOptions):
     """
 
     speedups: str = "usual"
-    """usual, none, all, or some of: workers, precision, fused, checkpointing, channels-last, micro-batch, compile (not usual:
-    compiling takes 20 seconds or more)."""
+    """usual, none, all, or some of: workers, precision, fused, checkpointing, channels-last, micro-batch, compile. usual
+    leaves out compile, which takes 20 seconds or more."""
     steps: int = limited(12, least=4)
-    """Steps that are timed, after a warm-up."""
+    """Number of steps that are timed, after a warm-up."""
     max_seconds: float = 20.0
-    """About how many seconds all of it may take."""
+    """About how many seconds the whole profile may take."""
     peak_flops: str | None = None
-    """Operations per second of this device. Absent: measured."""
+    """Peak operations per second of this device. Default: measured."""
     shapes: bool = False
     """Tell operators apart by the shapes of their inputs."""
     out: str = "runs/profile"

@@ -56,34 +56,34 @@ class Training:
 @dataclass(frozen=True, kw_only=True)
 class Submit(AcceptChange, ProgramOptions):
     """Train as a job of Slurm, one process for each GPU, through submitit (extra
-    slurm). Before its time is over and when it is pre-empted it saves, is requeued,
-    and goes on to the same bits. Settings are those of surefoot train; --out is on
-    files that all machines share.
+    slurm). The run saves before the job's time is over and when it is preempted;
+    the job is then requeued and the run resumes with the same bits. Settings are
+    those of surefoot train; --out is on files that all machines share.
 
       surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large
       surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
     """
 
     hours: float | None = None
-    """Time of the job, each time it starts; it must be given."""
+    """Time limit of the job, each time it starts. Required."""
     nodes: int = limited(1, least=1)
-    """Machines."""
+    """Number of machines."""
     gpus_per_node: int = limited(0, least=0)
-    """GPUs, and as many processes, on each."""
+    """GPUs of each machine, and as many processes."""
     tasks_per_node: int | None = limited(None, least=1)
-    """Processes on each, where there are no GPUs. Absent: 1."""
+    """Processes of each machine if there are no GPUs. Default: 1."""
     cpus_per_task: int | None = limited(None, least=1)
-    """Cores of each process. Absent: the cluster's number."""
+    """Cores of each process. Default: the cluster's number."""
     partition: str | None = None
-    """Where the job is queued. Absent: the cluster's choice."""
+    """Queue of the job. Default: the cluster's choice."""
     sbatch: UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE, any other option of sbatch."""
+    """NAME=VALUE, any other option of sbatch; may be repeated."""
     requeues: int = limited(10, least=0)
-    """How often the job goes on when its time is over."""
+    """How often the job is requeued at most."""
     logs: str = "slurm"
     """Directory for logs and submitit's files, in DIR/JOB."""
     local: bool = False
-    """On this machine instead, to try it."""
+    """Run on this machine instead, to try it."""
 
     @property
     def tasks(self) -> int:
