@@ -32,7 +32,7 @@ class Compare(ChangedProgramOption):
     say what is inside the noise. After a stop or a kill the same command continues
     without training again what is finished. A test split is never evaluated.
 
-      surefoot compare gpt --vary optimizer.name=adamw,sgd --vary optimizer.lr=1e-3,3e-3
+      surefoot compare gpt --vary optimizer.name=adamw,sgd --vary seed=0,1
       surefoot compare images --trials 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
       surefoot compare runs/a runs/b --paired
     """

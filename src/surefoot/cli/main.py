@@ -18,24 +18,24 @@ VERBS = (
 """Each is a function in a file of its name in this package, imported when it is called."""
 OVERVIEW = """surefoot trains PyTorch models without losing its footing.
 
-  surefoot train RECIPE           train a ready-made recipe: gpt, translation, images
-  surefoot train FILE.py:build    train your own run: build() returns a surefoot.Run
+  surefoot train RECIPE           train a recipe: gpt, translation, images
+  surefoot train FILE.py:build    train your own: build() returns a Run
   surefoot plan ...               show what train would run; draw schedules
   surefoot find-lr ...            try learning rates and suggest one
   surefoot find-batch-size ...    measure micro-batch sizes and recommend one
-  surefoot profile RECIPE         show where a step's time goes, and what is faster
+  surefoot profile RECIPE         show where a step's time goes
   surefoot resume RUN             continue from the newest intact checkpoint
   surefoot submit ...             train as a job of Slurm that requeues itself
   surefoot evaluate RUN           evaluate a checkpoint: newest, best, or a step
-  surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
-  surefoot compare RECIPE ...     train variants side by side; one table, one plot
+  surefoot predict RUN INPUT...   use a trained model
+  surefoot compare RECIPE ...     train variants and compare them
   surefoot diagnose RUN           show what is wrong with a run, and what to try
   surefoot report RUN...          write a page about one run or several
   surefoot replay RUN --step N    repeat a past step and look into it
-  surefoot verify RUN             check a run's files, repeat steps, compare bits
+  surefoot verify RUN             check files, repeat steps, compare bits
   surefoot export RUN             write a run's weights for other programs
   surefoot data prepare OUT TEXT  write token shards from text, JSONL or Parquet
-  surefoot completion SHELL       print a completion script for bash, zsh or fish
+  surefoot completion SHELL       print completion for bash, zsh or fish
 
 RUN is a run's directory, its name under runs/, or latest. surefoot VERB --help
 lists a verb's options. --traceback shows where an error came from. Exit status:

@@ -16,7 +16,7 @@ class Profile(TriedRunOptions):
 
       surefoot profile gpt
       surefoot profile images --preset cifar10 --data.path DIR --speedups all
-      surefoot profile gpt --preset gpt2-124m --data.path shards/ --peak-flops 989e12
+      surefoot profile gpt --preset gpt2-124m --data.path DIR --peak-flops 989e12
     """
 
     speedups: str = "usual"
