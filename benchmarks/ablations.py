@@ -63,7 +63,7 @@ TRANSLATION: dict[str, Changes] = {
 
 def of_images(data: str, changes: Changes, *, steps: int) -> str:
     """The preset with changes after so many steps, as a row."""
-    asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "out": None}
+    asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "run_dir": None}
     asked["precision"] = "bf16"
     config = layered(images.Config, [("preset", images.PRESETS["fashion-mnist"]), ("ablation", asked | changes)])[0]
     spent_s, run = trained(images.build(config), steps=steps)
@@ -73,7 +73,7 @@ def of_images(data: str, changes: Changes, *, steps: int) -> str:
 
 def of_translation(data: str, changes: Changes, *, steps: int) -> str:
     """The preset with changes after so many steps of 2,048 tokens, as a row; `data` has a training part only."""
-    asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "out": None}
+    asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "run_dir": None}
     asked |= {"precision": "bf16", "val_pairs": 300}
     layers = [("preset", translation.PRESETS["multi30k-fast"]), ("ablation", asked | changes)]
     spent_s, run = trained(translation.build(layered(translation.Config, layers)[0]), steps=steps)

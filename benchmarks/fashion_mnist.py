@@ -144,7 +144,7 @@ def surefoot(data: sf.data.ImageDatasets, preset: str, asked: dict[str, Any]) ->
 
 def built(preset: str, asked: dict[str, Any]) -> tuple[sf.Run, recipe.Config]:
     """The run of a preset, without a directory."""
-    config = layered(recipe.Config, [("preset", recipe.PRESETS[preset]), ("benchmark", {"out": None} | asked)])[0]
+    config = layered(recipe.Config, [("preset", recipe.PRESETS[preset]), ("benchmark", {"run_dir": None} | asked)])[0]
     with redirect_stdout(StringIO()):
         return recipe.build(config), config
 

@@ -140,7 +140,7 @@ def translated(
 
 def built(preset: str, asked: argparse.Namespace, *, steps: int) -> sf.Run:
     """surefoot's run of a preset, without a directory; nothing is scored while it trains."""
-    changes: dict[str, Any] = {"data.path": asked.data, "seed": asked.seed, "out": None}
+    changes: dict[str, Any] = {"data.path": asked.data, "seed": asked.seed, "run_dir": None}
     changes |= {"length": f"{steps} steps", "evaluate_every": "100%"}
     return recipe.build(layered(recipe.Config, [("preset", recipe.PRESETS[preset]), ("benchmark", changes)])[0])
 

@@ -89,14 +89,14 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
     "a dictionary of tensors": ({"train_data": {"x": X, "y": Y}}, sf.DataError, "a dictionary of tensors", "a tuple"),
     "a list of columns": ({"train_data": [X, Y]}, sf.DataError, "a list of 2 columns", "a tuple of tensors"),
     "a split of arrays": (
-        {"evaluate": {"v": sf.Split((X.numpy(), Y.numpy()))}},
+        {"splits": {"v": sf.Split((X.numpy(), Y.numpy()))}},
         sf.DataError,
         "split 'v': the data are a tuple of NumPy arrays",
         "torch.as_tensor",
     ),
-    "evaluate as a tuple": ({"evaluate": (X, Y)}, sf.ConfigError, "evaluate is a tuple", "evaluate={"),
-    "evaluate as a Tensor": ({"evaluate": X}, sf.ConfigError, "evaluate is a Tensor", "evaluate={"),
-    "evaluate as a Split": ({"evaluate": sf.Split((X, Y))}, sf.ConfigError, "evaluate is a Split", "evaluate={"),
+    "splits as a tuple": ({"splits": (X, Y)}, sf.ConfigError, "splits is a tuple", "splits={"),
+    "splits as a Tensor": ({"splits": X}, sf.ConfigError, "splits is a Tensor", "splits={"),
+    "splits as a Split": ({"splits": sf.Split((X, Y))}, sf.ConfigError, "splits is a Split", "splits={"),
     "a class of modules": ({"model": nn.Linear}, sf.ConfigError, "missing 2 required", r"lambda: Linear\("),
     "betas of torch's": ({"optimizer": betas((0.9, 1.0))}, sf.ConfigError, "Invalid beta parameter", "below 1"),
     "one beta": ({"optimizer": betas((0.9,))}, sf.ConfigError, "index out of range", "below 1"),  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def test_what_a_refusal_of_data_says_to_type_gives_the_samples(name: str, data: 
 
 def test_what_a_refusal_of_evaluate_and_of_a_class_says_to_type_works() -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        build(evaluate=(X, Y))
+        build(splits=(X, Y))
     changes = eval(f"dict({str(refused.value).partition('write ')[2]})", {"surefoot": sf, "data": (X, Y), "dict": dict})
     assert set(build(**changes).scores()) == {"held-out/loss"}
     with pytest.raises(sf.ConfigError) as refused:
@@ -213,7 +213,7 @@ def test_a_metric_object_is_refused_and_what_the_message_says_works(torchs: bool
             sf.Split((X, Y), scores=scores)
     cure = "".join(str(refused.value).splitlines()[2:])
     split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y, "metric": metric, "torch": torch, "zip": zip})
-    run = build(evaluate={"v": split})
+    run = build(splits={"v": split})
     right = (run.state.models["model"](X).argmax(dim=1) == Y).double().mean()
     assert run.scores()["v/score"] == pytest.approx(float(right))
 
@@ -224,7 +224,7 @@ def test_scores_by_name_are_refused_and_what_the_message_says_works() -> None:
         sf.Split((X, Y), scores=scores)  # type: ignore[arg-type]
     cure = str(refused.value).partition("names: ")[2]
     split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y, "scores": scores})
-    assert set(build(evaluate={"v": split}).scores()) == {"v/loss", "v/accuracy"}
+    assert set(build(splits={"v": split}).scores()) == {"v/loss", "v/accuracy"}
 
 
 # --- scripts -----------------------------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ def loss(model, batch):
 def build():
     data = torch.linspace(-1, 1, 8)[:, None], 3 * torch.linspace(-1, 1, 8)[:, None]
     return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=4, length="4 steps",
-        optimizer=sf.optim.sgd(lr=0.1), evaluate={"val": sf.Split(data)}, evaluate_every="2 steps", best="min val/loss", ema=0.5,
-        save_every="2 steps", log_every="2 steps", out="run", device="cpu", precision="fp32", console=False, report=False)
+        optimizer=sf.optim.sgd(lr=0.1), splits={"val": sf.Split(data)}, evaluate_every="2 steps", best="min val/loss", ema=0.5,
+        save_every="2 steps", log_every="2 steps", run_dir="run", device="cpu", precision="fp32", console=False, report=False)
 """
 READING: dict[str, Callable[[sf.SavedRun], object]] = {
     "step": lambda run: run.step,
@@ -61,7 +61,7 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return mean
 
 
-def build(out: Path | None, **changes: Any) -> sf.Run:
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     data = torch.linspace(-1, 1, 8)[:, None], 3 * torch.linspace(-1, 1, 8)[:, None]
     settings: dict[str, Any] = {
         "model": linear,
@@ -70,12 +70,12 @@ def build(out: Path | None, **changes: Any) -> sf.Run:
         "batch_size": 4,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=0.1),
-        "evaluate": {"val": sf.Split(data), "test": sf.Split(data, at_end=True)},
+        "splits": {"val": sf.Split(data), "test": sf.Split(data, at_end=True)},
         "save_every": "2 steps",
         "log_every": "1 steps",
         "ema": 0.5,
         "device": "cpu",
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
         "report": False,
     }
@@ -104,9 +104,9 @@ def there(of_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def of_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("of-script") / "run"
-    build(out).train()
-    return out
+    run_dir = tmp_path_factory.mktemp("of-script") / "run"
+    build(run_dir).train()
+    return run_dir
 
 
 def test_to_name_a_run_reads_nothing() -> None:

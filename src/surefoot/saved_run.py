@@ -53,7 +53,7 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
         )
     if run.parts.directory is None:
         raise ConfigError(
-            "this run has no directory, so nothing of it is saved\n  give it one and train it first: Run(out=...)"
+            "this run has no directory, so nothing of it is saved\n  give it one and train it first: Run(run_dir=...)"
         )
     if run.sitting is not None:
         raise ConfigError("this run is open\n  load it after `with run:`, or before")
@@ -68,13 +68,13 @@ class SavedRun:
     A `Run` that was handed to `load` is used in its place, and is afterwards what it was.
 
     >>> import tempfile, torch, surefoot
-    >>> def build(out):
+    >>> def build(run_dir):
     ...     def loss(model, batch):
     ...         return (model(batch[0]) - batch[1]).square().mean()
     ...     data = torch.linspace(-1, 1, 8)[:, None]
     ...     net, sgd = lambda: torch.nn.Linear(1, 1), surefoot.optim.sgd(lr=0.1)
     ...     settings = dict(batch_size=4, length="4 steps", device="cpu", console=False, log_every="2 steps")
-    ...     return surefoot.Run(model=net, loss=loss, train_data=(data, 3 * data), optimizer=sgd, out=out, **settings)
+    ...     return surefoot.Run(model=net, loss=loss, train_data=(data, 3 * data), optimizer=sgd, run_dir=run_dir, **settings)
     >>> with tempfile.TemporaryDirectory() as out:
     ...     build(out).train()
     ...     run = load(out)
@@ -301,7 +301,7 @@ class SavedRun:
             problem.add_note(str(verify_files(files, why="it cannot be built again")))
             raise
         if run.parts.directory is None:
-            raise ConfigError(f"what made {self.path} builds a run without a directory now: was `out` changed?")
+            raise ConfigError(f"what made {self.path} builds a run without a directory now: was `run_dir` changed?")
         return verify(
             run,
             files,

@@ -14,9 +14,9 @@ from small_runs import build
 from surefoot.checkpoint import Store, average_weights
 
 
-def trained(out: Path, **changes: Any) -> Store:
-    build(out, early_stopping=None, save_every="5 steps", keep_last=4, **changes).train()
-    return Store(out / "checkpoints")
+def trained(run_dir: Path, **changes: Any) -> Store:
+    build(run_dir, early_stopping=None, save_every="5 steps", keep_last=4, **changes).train()
+    return Store(run_dir / "checkpoints")
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])

@@ -73,7 +73,7 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
         batch_size=20,
         length="3 steps",
         optimizer=sf.optim.sgd(0.1),
-        evaluate={
+        splits={
             "held-out": sf.Split(
                 (logits, labels),
                 loss=False,
@@ -81,7 +81,7 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
                 judge=lambda rows: sf.metrics.classification_scores(rows, classes=CLASSES),
             )
         },
-        out=tmp_path,
+        run_dir=tmp_path,
         precision="fp32",
         console=False,
     )

@@ -244,7 +244,7 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
     run = run_of(
         optimizer=sf.optim.adamw(0.5, rates=sf.optim.layer_decay(0.5)),
         schedule=sf.schedules.cosine("2 steps"),
-        out=tmp_path / "run",
+        run_dir=tmp_path / "run",
         log_every="1 steps",
     )
     factor = run.parts.task.factors
@@ -315,8 +315,8 @@ def test_all_frozen_is_nothing_to_train():
     ("optimizer", "ema"), [(sf.optim.adamw, 0.9), (sf.optim.schedule_free, None)], ids=["ema", "schedule_free"]
 )
 def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_frozen(optimizer, ema, tmp_path):
-    run_of(out=tmp_path / "first", seed=1).train()
-    run = run_of(init=tmp_path / "first", optimizer=optimizer(0.1, rates=sf.optim.frozen("0.*")), ema=ema)
+    run_of(run_dir=tmp_path / "first", seed=1).train()
+    run = run_of(init_from=tmp_path / "first", optimizer=optimizer(0.1, rates=sf.optim.frozen("0.*")), ema=ema)
     with run:
         start = weights(run)
         twin = dict(run.parts.scoring.models()["model"].named_parameters())
@@ -363,9 +363,9 @@ def test_values_that_cannot_be_are_refused(wrong, message):
 
 
 def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_path):
-    def build(out, rates, **changes):
+    def build(run_dir, rates, **changes):
         return run_of(
-            optimizer=sf.optim.adamw(0.05, rates=rates), out=tmp_path / out, save_every="100 steps", **changes
+            optimizer=sf.optim.adamw(0.05, rates=rates), run_dir=tmp_path / run_dir, save_every="100 steps", **changes
         )
 
     rates = [sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]
@@ -383,7 +383,7 @@ def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_pat
 def test_a_rule_of_ones_own_that_changed_is_seen_at_resume(tmp_path):
     def build(factor, **changes):
         rates = sf.optim.LRMultipliers(lambda _: {"0.weight": factor}, described={"mine": "slower"})
-        return run_of(optimizer=sf.optim.adamw(0.05, rates=rates), out=tmp_path / "run", **changes)
+        return run_of(optimizer=sf.optim.adamw(0.05, rates=rates), run_dir=tmp_path / "run", **changes)
 
     build(0.5, stop_after="4 steps").train()
     with pytest.raises(sf.CheckpointError, match=r"optimizer\.learning_rates was"):
@@ -433,7 +433,7 @@ def test_the_command_line_takes_them(tmp_path, capsys):
             "gpt",
             "--length",
             "2 steps",
-            "--out",
+            "--run-dir",
             str(tmp_path / "run"),
             "--precision",
             "fp32",

@@ -27,7 +27,7 @@ def build(**changes: Any) -> sf.Run:
 
 
 def test_a_run_shows_its_model_data_step_and_directory_in_one_line(tmp_path: Path) -> None:
-    run = build(out=tmp_path / "run", stop_after="3 steps", report=False)
+    run = build(run_dir=tmp_path / "run", stop_after="3 steps", report=False)
     run.train()
     line = f"Run(Linear with 8 trainable parameters; 20 samples; step 3 of 10; {tmp_path / 'run'})"
     assert (repr(run), str(run)) == (line, line)

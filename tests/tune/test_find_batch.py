@@ -247,10 +247,10 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
 
     run = mlp_run(
         train_data=Ragged(),
-        collate=padded,
+        collate_fn=padded,
         model=lambda: nn.Linear(1, 4),
         loss=loss,
-        count=lambda batch: int((batch >= 0).sum()),
+        count_fn=lambda batch: int((batch >= 0).sum()),
         batch_size="960 tokens",
     )
     found = sf.tune.find_batch_size(run, memory="1 GB")

@@ -93,7 +93,7 @@ class Store:
             return None
         more = [f"and {len(damaged) - 1} more"] if len(damaged) > 2 else map(str, damaged[1:])
         lines = [f"no checkpoint in {self.directory} is intact; nothing was changed", str(damaged[0]), *more]
-        raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --out DIR"]))
+        raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --run-dir DIR"]))
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""

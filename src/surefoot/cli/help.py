@@ -16,7 +16,7 @@ _WIDTH, _INDENT = 80, 26
 _LONGEST_CHOICE = 40  # characters of a list of choices beside the flag; a longer one stands in the text
 _PLAIN = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 MOST_USED = (
-    *("preset", "data.path", "out", "length", "batch_size"),
+    *("preset", "data.path", "run_dir", "length", "batch_size"),
     *("optimizer.name", "optimizer.lr", "schedule.name", "precision", "nproc"),
 )
 """The ten settings that a first run needs, in this order."""

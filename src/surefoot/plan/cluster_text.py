@@ -1,4 +1,4 @@
-"""`surefoot plan --world-size N`: what a run would need and how long a step would take on many GPUs, in words."""
+"""`surefoot plan --world-size N`: the memory of a run and the time of a step on many GPUs, in words."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -49,7 +49,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     mine = next(found for found in cases if found.strategy == own)
     strategies = [*table(cases), *([] if refused is None else [first_line(refused)])]
     found = [
-        Section("data", list(parts.settings.about_data)),
+        Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(machine, world=world)),
         Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),
@@ -132,7 +132,7 @@ def held(parts: RunComponents, case: Case) -> list[str]:
 
 
 def sent(case: Case) -> list[str]:
-    """What is sent beside which pass, how often, and in all."""
+    """The transfers beside each pass, how often they occur, and their sum."""
     shards, copies = case.strategy.shards, case.strategy.copies
     lines = []
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):

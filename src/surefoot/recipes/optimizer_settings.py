@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import surefoot as sf
 from surefoot.config.parallel import Kind, Sharding, Strategy
-from surefoot.config.setting import ordered, setting
+from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import TrainSettings, number
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
@@ -137,8 +137,14 @@ def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class RecipeSettings(TrainSettings):
-    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started."""
+    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started.
 
+    A recipe may choose more than a plain loop does; the header says so.
+    """
+
+    clip: str = default("norm 1.0")
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = default("auto")
+    channels_last: bool | Literal["auto"] = default("auto")
     early_stopping: int | None = setting(None, identity=True, after="time_limit")
     """End after this many evaluations without a better score. None: never."""
     optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers", group="optimization")

@@ -186,8 +186,10 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
 
 def in_directory(config: Any, run: Path) -> Any:
-    """The configuration with the directory that was named as `out`, if it has that setting: config.toml may name another."""
-    return dataclasses.replace(config, out=str(run)) if config is not None and "out" in flatten(config) else config
+    """The configuration with the directory that was named as `run_dir`, if it has that setting: config.toml may name another."""
+    return (
+        dataclasses.replace(config, run_dir=str(run)) if config is not None and "run_dir" in flatten(config) else config
+    )
 
 
 def for_one_process(config: Any, run: Path) -> Any:

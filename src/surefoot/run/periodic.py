@@ -18,6 +18,7 @@ from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.stop_requests import Wishes
 from surefoot.tracking.logger import Journal
+from surefoot.tracking.run_reader import read_records
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
 from surefoot.train.step_watch import UNWATCHED, Watch
@@ -111,7 +112,7 @@ class BetweenSteps:
             self.compared = compare_when_due(
                 self.state.models,
                 self.parts.world,
-                self.parts.timetable.every["compare_ranks_every"],
+                self.parts.timetable.every["check_ranks_every"],
                 compared=self.compared,
                 done=self.state.step,
                 last=self.parts.length.steps,
@@ -129,7 +130,7 @@ class BetweenSteps:
             self.parts.saving.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
-        due = self.parts.timetable.every["watch_every"].due(index + 1)
+        due = self.parts.timetable.every["layer_stats_every"].due(index + 1)
         watch: Watch = Watched(index, self.layers) if due else UNWATCHED
         if self.state_check is not None and index < self.state_check.steps:
             self.state_check.inner, watch = watch, self.state_check
@@ -168,6 +169,21 @@ class BetweenSteps:
         if self.parts.saving is not None and not self.evaluations.due:
             self.parts.saving.begun_step = None
             self.save_last()
+
+    def evaluate_at_start(self) -> None:
+        """Evaluate before the first step, unless the records of a session that was ended then hold it already. Collective."""
+        parts, world = self.parts, self.parts.world
+        is_due = False
+        if world.is_main:
+            before = () if parts.directory is None else read_records(parts.directory.path)
+            is_due = all(record["kind"] != "scores" for record in before)
+        if not world.from_main(is_due) or not parts.scoring.names(at_end=False):
+            return
+        self.whole.clock.start()
+        self.whole.clock.enter("evaluating")
+        with self._timed("evaluation"):
+            self.evaluations.score_at_start(stop=self._evaluation_stop)
+        self.whole.clock.enter("waiting")
 
     def save_last(self) -> None:
         if self.parts.saving is not None:

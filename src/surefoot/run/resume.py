@@ -93,12 +93,12 @@ def _begun(parts: RunComponents) -> Opened:
 
 
 def start_from_init(parts: RunComponents) -> str | None:
-    """Give the models the weights that `init` names, if no step is made yet; what there is to tell of them."""
-    if parts.settings.init is None or parts.state.step > 0:
+    """Give the models the weights that `init_from` names, if no step is made yet; what there is to tell of them."""
+    if parts.settings.init_from is None or parts.state.step > 0:
         return None
     from surefoot.checkpoint.init_weights import load_initial_weights
 
-    told = load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world)
+    told = load_initial_weights(parts.state.models, Path(parts.settings.init_from), world=parts.world)
     for name, average in parts.state.ema_models.items():
         average.restart(parts.state.models[name])
     return told

@@ -1,7 +1,7 @@
 """A training run: the parts put together, and the ways to train them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Run(RunSettings):
     """One training run: `run.train()`, or inside `with run:` a loop of your own over `run` or `run.steps()`.
 
-    A run is a pure function of its settings, `seed` and the step. When it is opened it goes on by itself if `out` holds a
+    A run is a pure function of its settings, `seed` and the step. When it is opened it goes on by itself if `run_dir` holds a
     checkpoint. Durations are text with a unit: "200 steps", "2 epochs", "5%" of the run, and for `save_every` and `time_limit`
     also "90 min". The keywords, each with its text: docs/settings.md.
 
@@ -146,7 +146,7 @@ class Run(RunSettings):
         with self.parts.numerics():
             return numbers(scoring.scores(names or scoring.names(at_end=False)))
 
-    def sample(self) -> str:
+    def sample(self) -> str | Sequence[str]:
         """What the run's `sample_fn` makes of the model as it is evaluated; changes nothing. Collective."""
         if self.parts.settings.sample_fn is None:
             raise ConfigError("this run has no sample_fn: give Run(sample_fn=...)")
@@ -163,7 +163,7 @@ class Run(RunSettings):
     def save(self) -> None:
         """Write a checkpoint in the background as soon as this step and its body are over."""
         if self.parts.saving is None:
-            raise ConfigError("this run has no directory to save to: give Run(out=...)")
+            raise ConfigError("this run has no directory to save to: give Run(run_dir=...)")
         self._open("run.save()").wishes.asked_to_save = True
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:

@@ -35,12 +35,12 @@ def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | Non
 
     check("batch_size", by=lambda: batching(settings.batch_size, settings.micro_batch_size))
     check("length", by=lambda: _check_length(settings, schedule))
-    check("trackers", by=lambda: trackers_of(settings.trackers, out=settings.out))
-    if settings.activation_checkpointing != "off" or settings.checkpointed_blocks is not None:
+    check("trackers", by=lambda: trackers_of(settings.trackers, out=settings.run_dir))
+    if settings.activation_checkpointing != "off" or settings.activation_checkpointing_modules is not None:
         from surefoot.train.activation_checkpointing import check_how
 
-        recomputed = settings.activation_checkpointing, settings.checkpointed_blocks
-        check("activation_checkpointing", "checkpointed_blocks", by=lambda: check_how(*recomputed))
+        recomputed = settings.activation_checkpointing, settings.activation_checkpointing_modules
+        check("activation_checkpointing", "activation_checkpointing_modules", by=lambda: check_how(*recomputed))
     check("device", by=lambda: device_called(settings.device))
     check("device", "precision", by=lambda: chosen_precision(settings.precision, device_called(settings.device)))
     if settings.sync_batch_norm:

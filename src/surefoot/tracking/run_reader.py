@@ -31,7 +31,7 @@ _FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # fcntl.h
 
 
 class Session(TypedDict, total=False):
-    """One start or resume, as environment.json tells it; files of users' own tools may lack any of it."""
+    """One start or resume in environment.json; files of other tools may lack any of its keys."""
 
     step: int
     time: str
@@ -50,7 +50,7 @@ class Session(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """config.toml: settings by dotted name, where each came from, [program]; and the settings of a script, nested."""
+    """The content of config.toml: settings by dotted name, the origin of each, [program]; and the nested settings of a script."""
 
     flat: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -82,7 +82,7 @@ class RunFiles:
 
     @property
     def planned_steps(self) -> int | None:
-        """How many steps the run is to make; None if no file says it."""
+        """The planned number of steps; None if unknown."""
         if self.state is not None:
             return self.state.planned_steps
         length = self.config.flat.get("length")
@@ -168,7 +168,7 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
 
 
 def standing_of(run: Path) -> Standing:
-    """Whether a process trains into a directory now, as far as its lock tells, which is asked for and not held."""
+    """Whether a process trains into a directory now, by its lock, which is tested and not kept."""
     if run.resolve() in HELD:  # to open and close its lock would let go of it
         return "running"
     if sys.platform == "win32":

@@ -24,8 +24,8 @@ from surefoot.errors import CheckpointError, ConfigError
 from surefoot.schedules.lr_schedule import Joined, Schedule, constant
 from surefoot.tracking.console import Screen
 from surefoot.tracking.run_directory import RunDirectory, machine
-from surefoot.train.compile import Compiling, Layout, compiled
-from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.compile import Compiling, Layout, compiled, sole_or_all
+from surefoot.train.loop import State, Task
 from surefoot.train.run_identity import (
     differences,
     has_same_samples,
@@ -135,8 +135,8 @@ class Components:
         where = f"step-{found.step:08d}"
         saved = dict(found.saved.described)
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
-        if self.described["init"] is None:  # at step 0 it was loaded, and is of no use any more
-            saved["init"] = None
+        if self.described["init_from"] is None:  # at step 0 it was loaded, and is of no use any more
+            saved["init_from"] = None
         try:
             schedule = (self.settings.schedule or constant()).resolved(began)
         except ConfigError as problem:
@@ -191,7 +191,7 @@ class Components:
                 if pair[0] != pair[1]:
                     raise CheckpointError(
                         f"cannot resume step-{found.step:08d}: the model had {was}, and now has {now_is}\n"
-                        "  with another one it would be another run: choose another --out, or start from its weights with --init"
+                        "  with another one it would be another run: choose another --run-dir, or start from its weights with --init-from"
                     )
 
     @interprets

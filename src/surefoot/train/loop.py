@@ -6,7 +6,7 @@ numbers and rates are computed from the step's number. Nothing in a step reads a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -51,11 +51,6 @@ class Task:
     ranks: Ranks = field(default_factory=Alone)  # what a step shares with other processes
 
 
-def sole_or_all(named: Mapping[str, Any]) -> Any:
-    """What a loss is called with: the model where one stands alone, as "model"; else all of them by name."""
-    return named["model"] if list(named) == ["model"] else dict(named)
-
-
 @dataclass
 class State:
     """What changes from step to step, and what a checkpoint holds: `step` updates have been made."""
@@ -71,11 +66,10 @@ class State:
     @property
     def model(self) -> nn.Module:
         """The only model; `ConfigError` if there are several."""
-        if len(self.models) != 1:
+        if len(self.models) > 1:
+            names, first = ", ".join(self.models), next(iter(self.models))
             raise ConfigError(
-                f"state.model: this run has {len(self.models)} models: {', '.join(self.models)}\n"
-                "  state.model is the only model of a run\n"
-                f"  take one by its name: state.models[{next(iter(self.models))!r}]"
+                f"state.model: this run has several models, {names}\n  take one by name: state.models[{first!r}]"
             )
         return next(iter(self.models.values()))
 

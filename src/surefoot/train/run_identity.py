@@ -28,7 +28,7 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         raise CheckpointError(
             f"cannot resume {where}: {found[0]}"
             + "".join(f"\n  also {line}" for line in shortened(found[1:], 2))
-            + "\n  with these settings it would be another run: choose another --out, or start from its weights with --init"
+            + "\n  with these settings it would be another run: choose another --run-dir, or start from its weights with --init-from"
         )
 
 
@@ -43,8 +43,8 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     found = differences({"data": own[0]}, {"data": own[1]})
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in found):
         return
-    with_it = [{name: one[name] for name in ("length", "seed", "settings")} for one in (saved, now)]
-    cure = "for a run on these data choose another --out"
+    with_it = [{name: one[name] for name in ("length", "seed", "identity")} for one in (saved, now)]
+    cure = "for a run on these data choose another --run-dir"
     if has_same_samples(saved, now):
         cure += '; to go on with them all the same: Run(accept_change="data") in a script, else --accept-change data'
     raise CheckpointError(
@@ -87,5 +87,5 @@ def refuse_another_length(
         )
     raise CheckpointError(
         f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps\n  {why}\n"
-        "  to train on from its weights: another --out, with --init"
+        "  to train on from its weights: another --run-dir, with --init-from"
     )

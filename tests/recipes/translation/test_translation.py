@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 def config(folder: Path | None, **changes: Any) -> translation.Config:
     small = {
-        "out": None,
+        "run_dir": None,
         "length": "6 steps",
         "evaluate_every": "6 steps",
         "batch_size": 16,
@@ -182,7 +182,7 @@ def test_translations_are_judged_by_the_tokenizer_that_their_language_needs() ->
 def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_stands_in_the_records(
     folder: Path, tmp_path: Path
 ) -> None:
-    trained(config(folder, out=str(tmp_path / "run"), evaluate_every="2 steps"))
+    trained(config(folder, run_dir=str(tmp_path / "run"), evaluate_every="2 steps"))
     found = list(records(tmp_path / "run" / "metrics.jsonl"))
     scored = [line for line in found if line["kind"] == "scores"]
     assert len(scored) == 3
@@ -241,7 +241,7 @@ def test_a_run_goes_on_to_the_same_bits_with_the_tokenizers_it_began_with(
 ) -> None:
     noisy = changes | {"model.dropout": 0.1, "batch_size": "256 tokens"}
     whole = weights(trained(config(folder, **noisy)))
-    asked = config(folder, out=str(tmp_path / "run"), stop_after="3 steps", **noisy)
+    asked = config(folder, run_dir=str(tmp_path / "run"), stop_after="3 steps", **noisy)
     trained(asked)
     files = sorted(path.name for path in (tmp_path / "run").glob("tokenizer*"))
     assert files == ["tokenizer.json", *(["tokenizer.target.json"] if "data.shared_vocab" in changes else [])]
@@ -253,26 +253,26 @@ def test_a_run_goes_on_to_the_same_bits_with_the_tokenizers_it_began_with(
 
 
 def test_another_tokenizer_at_resume_is_refused_by_its_name(folder: Path, tmp_path: Path) -> None:
-    trained(config(folder, out=str(tmp_path / "run"), stop_after="2 steps"))
+    trained(config(folder, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
     with pytest.raises(sf.CheckpointError, match="was 'bpe, 300 tokens', now 'unigram, 300 tokens'"):
-        trained(config(folder, out=str(tmp_path / "run"), **{"data.tokenizer": "unigram"}))
+        trained(config(folder, run_dir=str(tmp_path / "run"), **{"data.tokenizer": "unigram"}))
 
 
 @pytest.mark.slow
 def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder: Path, tmp_path: Path) -> None:
-    first = trained(config(folder, out=str(tmp_path / "first")))
+    first = trained(config(folder, run_dir=str(tmp_path / "first")))
     write(folder, "train", range(7000, 9000))
-    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 300: the weights of --init have a tokenizer"):
-        translation.build(config(folder, init=str(tmp_path / "first")))
-    second = translation.build(config(folder, init=str(tmp_path / "first"), **{"data.vocab_size": None}))
+    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 300: the weights of --init-from have a tokenizer"):
+        translation.build(config(folder, init_from=str(tmp_path / "first")))
+    second = translation.build(config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None}))
     assert second.parts.files == first.parts.files
-    with pytest.raises(sf.ConfigError, match=r"data\.shared = False: the weights of --init have one vocabulary"):
+    with pytest.raises(sf.ConfigError, match=r"data\.shared = False: the weights of --init-from have one vocabulary"):
         translation.build(
-            config(folder, init=str(tmp_path / "first"), **{"data.vocab_size": None, "data.shared_vocab": False})
+            config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.shared_vocab": False})
         )
-    with pytest.raises(sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init have bpe"):
+    with pytest.raises(sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init-from have bpe"):
         translation.build(
-            config(folder, init=str(tmp_path / "first"), **{"data.vocab_size": None, "data.tokenizer": "unigram"})
+            config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.tokenizer": "unigram"})
         )
 
 

@@ -18,7 +18,8 @@ class Data:
     path: str | None = None
     """A text file, a directory of text files, or of token shards. Default: the source of Python's standard library."""
     tokenizer: str | None = None
-    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory. Default: that of --init, or bpe."""
+    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory. Default: that of --init-from, or
+    bpe."""
     vocab_size: int | None = None
     """Number of tokens of a trained bpe tokenizer. Default: 2048."""
     val_fraction: float = 0.05
@@ -63,13 +64,22 @@ class Config(RecipeSettings):
         | None
     ) = setting(None, observer=True, after="", group="what is trained")
     """A complete configuration to start from. Files and flags change it. Default: tiny."""
-    out: str | Path | None = default("runs/gpt")
+    run_dir: str | Path | None = default("runs/gpt")
     length: str = default("2500 steps")
     batch_size: int | str = default(8)
     evaluate_every: str = default("25%")
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
-    cloze_questions: int | None = setting(None, check=_COUNT, observer=True, after="check_state", group="evaluation")
+    val_tokens: int | None = setting(
+        None,
+        check=number("a number of tokens, 1 or more", least=1),
+        observer=True,
+        after="check_state",
+        group="evaluation",
+    )
+    """Number of validation tokens evaluated while training, a part that the seed chooses once. At the end all are evaluated,
+    as the split val_all. Default: all, every time."""
+    cloze_questions: int | None = setting(None, check=_COUNT, observer=True)
     """Number of questions about the validation text: which of four pieces follows? 0 asks none. Default: 200, if there is text
     for them."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
@@ -77,6 +87,8 @@ class Config(RecipeSettings):
     multiple_choice_questions: int = setting(500, check=number("how many of a file, 1 or more", least=1), observer=True)
     """Number of questions of each file, the same ones at every evaluation. `surefoot evaluate RUN --questions NAME=FILE` asks
     all."""
+    sample_count: int = setting(1, check=number("a number of samples, 1 or more", least=1), observer=True)
+    """Number of samples shown at a time, each drawn anew."""
     sample_tokens: int = setting(200, check=_COUNT, observer=True)
     """Number of tokens of a sample; 0 shows none."""
     sample_prompt: str | None = setting(None, observer=True)
@@ -100,6 +112,7 @@ def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_si
         "schedule.min_lr_ratio": 0.1,
         "length": "19073 steps",
         "evaluate_every": "250 steps",
+        "val_tokens": 10_000_000,
         "save_every": "15 min",
     }
 

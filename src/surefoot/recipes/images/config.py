@@ -59,7 +59,7 @@ class Config(RecipeSettings):
         None, observer=True, after="", group="what is trained"
     )
     """A complete configuration to start from. Files and flags change it. Default: tiny."""
-    out: str | Path | None = default("runs/images")
+    run_dir: str | Path | None = default("runs/images")
     length: str = default("30 epochs")
     batch_size: int | str = default(64)
     evaluate_every: str = default("25%")

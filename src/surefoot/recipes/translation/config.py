@@ -30,7 +30,7 @@ class Data:
     tokenizer: Literal["bpe", "unigram"] = "bpe"
     """How words are cut into subwords: byte pairs, or a unigram model. It is trained on the training text."""
     vocab_size: int | None = None
-    """Number of subwords. Default: 1024, or those of --init."""
+    """Number of subwords. Default: 1024, or those of --init-from."""
     shared_vocab: bool = True
     """Use one vocabulary and one embedding for both languages."""
     max_source_tokens: int = 128
@@ -89,7 +89,7 @@ class Config(RecipeSettings):
         None, observer=True, after="", group="what is trained"
     )
     """A complete configuration to start from. Files and flags change it. Default: tiny."""
-    out: str | Path | None = default("runs/translation")
+    run_dir: str | Path | None = default("runs/translation")
     length: str = default("900 steps")
     batch_size: int | str = default("2048 tokens")
     evaluate_every: str = default("25%")
