@@ -163,7 +163,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
         (["find-lr", "program.py:build", "--max-lr", "ten"], "'ten' is not a number"),
         (["find-lr", "program.py:build", "--max-lr", "nan"], "--max-lr 'nan' is not a number"),
         (["find-lr", "program.py:build", "--min-lr"], "--min-lr needs a value"),
-        (["find-lr", "program.py:build", "--form", "1e-4"], "did you mean --min-lr?"),
+        (["find-lr", "program.py:build", "--mni-lr", "1e-4"], "did you mean --min-lr?"),
         (["find-lr", "program.py:build", "--out", "program.py"], "cannot write to program.py"),
         (["find-lr", "program.py:own_loop"], "no loss of its own"),
         (["find-batch-size", "program.py:own_loop"], "no loss of its own"),

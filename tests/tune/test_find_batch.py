@@ -260,7 +260,7 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
     shapes = [seen.get() for _ in range(seen.qsize())]
     assert max(rows * wide for rows, wide in shapes) > 0.9 * 960
     assert max(wide for _, wide in shapes) == 40
-    with pytest.raises(sf.ConfigError, match="in samples, and this run's batch_size in tokens"):
+    with pytest.raises(sf.ConfigError, match="in samples, and the run's own in tokens"):
         sf.tune.find_batch_size(run, batch_size=64)
 
 

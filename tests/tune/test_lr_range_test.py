@@ -114,9 +114,9 @@ def test_rates_are_written_to_two_digits(rate: float) -> None:
     [
         (1.0, 0.1, 100, "--min-lr 0.1 --max-lr 1"),
         (0.1, 0.1, 100, "not below"),
-        (0.0, 1.0, 100, "from = 0.0"),
-        (1e-3, float("inf"), 100, "to = inf"),
-        (float("nan"), 1.0, 100, "from = nan"),
+        (0.0, 1.0, 100, "min_lr = 0.0"),
+        (1e-3, float("inf"), 100, "max_lr = inf"),
+        (float("nan"), 1.0, 100, "min_lr = nan"),
         (1e-6, 10.0, 9, "steps = 9"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_range_that_is_none_is_refused(low: float, high: float, steps: int, to
 
 
 def test_all_that_is_wrong_with_a_range_is_told_at_once() -> None:
-    with pytest.raises(sf.ConfigError, match=r"(?s)from = -1.*to = nan.*steps = 2"):
+    with pytest.raises(sf.ConfigError, match=r"(?s)min_lr = -1.*max_lr = nan.*steps = 2"):
         check_range(-1, float("nan"), 2)
 
 

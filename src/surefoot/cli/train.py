@@ -25,8 +25,8 @@ class AcceptChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Train(AcceptChange, Several, ProgramOptions):
-    """Train a run, or resume it if --run-dir holds a checkpoint of it. Recipes are gpt,
-    translation and images. Every setting is a flag and a key of a TOML file;
+    """Train a run, or resume it if --run-dir holds a checkpoint of it. Recipes are
+    gpt, translation and images. Every setting is a flag and a key of a TOML file;
     surefoot train gpt --help lists them. Later sources win: defaults, --preset,
     --config, flags. Ctrl-C saves and stops; the same command resumes. In FILE.py,
     build() may take one argument, a dataclass; its fields become settings.
