@@ -14,7 +14,8 @@ from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.recipes import images
 from surefoot.schedules.curves import SHAPES
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import Joined
+from surefoot.schedules.lr_schedule import Schedule
 
 LENGTH = Length(steps=1000, samples_per_epoch=100, batch_size=10)
 Capture = pytest.CaptureFixture[str]

@@ -126,7 +126,7 @@ def trained(**changes: Any) -> dict[str, Any]:
                     "scores": dict(step.metrics),
                 }
             )
-        scores = run.scores()
+        scores = run.evaluate()
     return {"steps": seen, "scores": scores, "weights": weights(run)}
 
 
@@ -291,7 +291,7 @@ def scored(*, samples: int) -> dict[str, float]:
             "held-out": sf.Split(data, scores=confident, batch_size=5, outputs=outputs, judge=judge),
         },
     )
-    return run.scores()
+    return run.evaluate()
 
 
 def logged() -> list[float]:

@@ -181,7 +181,7 @@ def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
     assert "the largest that was found to fit 900 MB is the whole batch" in found.reason
     with pytest.raises(sf.ConfigError, match=r"(?s)not even a micro-batch of 2 samples fits.*1 samples: batch normal"):
         sf.tune.find_batch_size(mlp_run(model=Normalised), memory="5 kB")
-    with pytest.raises(sf.ConfigError, match="cannot train on one value\n  try: a larger --batch-size"):
+    with pytest.raises(sf.ConfigError, match="cannot train on one value\n  try: a larger batch_size"):
         sf.tune.find_batch_size(mlp_run(model=Normalised, batch_size=1), memory="1 GB")
 
 

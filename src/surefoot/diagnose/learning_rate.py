@@ -196,6 +196,7 @@ def rate_too_low(history: History) -> Verdict:
     )
 
 
+_MAY_RISE = ("cosine_restarts", "one_cycle", "joined", "from_function", "from_scheduler")
 _RATIO = "a step at the highest rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
 
 
@@ -206,7 +207,7 @@ def _rebound(history: History) -> str:
     course = levels(loss.value, width)
     third = len(course) // 3
     # these rise on purpose
-    if third < 2 or not len(rates) or history.described.shape in ("cosine_restarts", "one_cycle", "joined"):
+    if third < 2 or not len(rates) or history.described.shape in _MAY_RISE:
         return ""
     lowest = int(np.argmin(course[:third]))
     early, error = float(course[lowest]), _error(noise(loss.value), width)

@@ -112,10 +112,7 @@ def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> t
         return store.at(int(which), only=only, world=alone), []
     if which == "newest":
         return store.newest_intact(only=only, world=alone) or newest
-    best = newest[0].saved.best_step
-    if best is None:
-        raise CheckpointError(f"{store.directory} has no best checkpoint: no score was watched, or none seen yet")
-    return store.at(best, only=only, world=alone), newest[1]
+    return store.at(store.best_step(newest[0]), only=only, world=alone), newest[1]
 
 
 def _file_of(path: Path, weights: Weights, model: str) -> str:

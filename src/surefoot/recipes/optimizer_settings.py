@@ -107,12 +107,16 @@ class Schedule:
     """polynomial: exponent of the fall."""
     cooldown: str | None = None
     """wsd: how long the learning rate falls at the end."""
+    cooldown_shape: Literal["1-sqrt", "linear"] | None = None
+    """wsd: shape of that fall. Default: 1-sqrt."""
     milestones: tuple[str, ...] | None = None
-    """multistep: when the learning rate drops."""
+    """multistep: when the learning rate drops, such as 50% 75%, or "every 10 epochs"."""
     gamma: float | None = None
     """multistep: factor on the learning rate at each drop."""
     start_lr_ratio: float | None = None
     """one_cycle: factor on the base rate at step 0."""
+    momentum_range: tuple[float, float] | None = None
+    """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95. Default: momentum stays."""
     cycle: str | None = None
     """cosine_restarts: length of the first cycle."""
     cycle_growth: float | None = None

@@ -217,9 +217,7 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     if which in (None, "newest"):
         return chosen
     if which == "best":
-        if chosen.saved.best_step is None:
-            raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
-        return store.at(chosen.saved.best_step)
+        return store.at(store.best_step(chosen))
     if not (which.isascii() and which.isdigit()):
         raise ConfigError(
             f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())};"

@@ -190,7 +190,7 @@ def _refused_in_own_words() -> Iterator[None]:
         if not first.startswith("cannot resume"):
             raise
         what = first.removeprefix("cannot resume").lstrip(" :")
-        why = [line for line in lines if "--run-dir" not in line]
+        why = [line for line in lines if "another run" not in line]
         cure = "  needed are the data, the settings and the program that trained it"
         raise CheckpointError("\n".join([f"steps cannot be made again: {what}", *why, cure])) from problem
 

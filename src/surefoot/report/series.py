@@ -10,7 +10,7 @@ from surefoot.errors import ConfigError
 from surefoot.report.curves import Curve
 from surefoot.report.heatmap import Layers
 from surefoot.tracking.record import OWN, Record, scores_in
-from surefoot.tracking.run_reader import RunFiles, is_running, read_records, read_run
+from surefoot.tracking.run_reader import RunFiles, is_running, read_records, read_run, refuse_other_format
 
 PHASES = {
     "starting": "first steps",
@@ -157,6 +157,7 @@ def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda r
     """Read the data of a report except findings and panels, and pass every record to `also`; `ConfigError` without a directory."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory of a run")
+    refuse_other_format(path)
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
     problems = list(files.problems)
     try:

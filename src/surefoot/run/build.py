@@ -1,6 +1,7 @@
 """From the settings of a run to its components, stage after stage. What each stage builds state of is in `run/build_state.py`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,20 @@ from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import comparable, equal_from_main, refuse_unequal
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
-from surefoot.optim.build import Decided
+from surefoot.errors import CheckpointError, as_typed_here
+from surefoot.optim.build import Decided, base_groups, refuse_without_momentum
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Saving
 from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.validate import check_settings, json_settings
+from surefoot.schedules.joined import bound
 from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
-from surefoot.tracking.run_reader import began_with
+from surefoot.tracking.run_reader import began_with, other_format
 from surefoot.train.compile import Layout, compiled, compiling, layout, sole_or_all
 from surefoot.train.components import printed
 from surefoot.train.loop import State, Task
@@ -57,9 +60,10 @@ def build(settings: RunSettings) -> RunComponents:
     state = assembly.built_state(
         models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
     )
+    plan = replace(plan, schedule=bound(plan.schedule, base_groups(state.optimizers.values())))
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:
-            console.say(f"note: {line}")
+            console.say(as_typed_here(f"note: {line}"))
     return assemble(settings, plan, models, state, console, log)
 
 
@@ -76,7 +80,11 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     """Plan which samples each step sees, what is due when, and what is evaluated. Collective."""
     train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
     out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
-    began = None if out is None else world.from_main(began_with(out, batch_size) if world.is_main else None)
+    began = None
+    if out is not None:
+        why, began = world.from_main((other_format(out), began_with(out, batch_size)) if world.is_main else None)
+        if why is not None:
+            raise CheckpointError(why)
     sizes = pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
     samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
     order = pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)
@@ -158,9 +166,12 @@ def assemble(
         key=stream_key(settings.seed, "train"),
         precision=precision,
         factors=plan.schedule.factors(times.length),
+        momentum=plan.schedule.momentum(times.length),
         settings=settings,
         ranks=ranks,
     )
+    if task.momentum is not None:
+        refuse_without_momentum(state.optimizers.values())
     directory = None if settings.run_dir is None else RunDirectory(Path(settings.run_dir))
     say = console.say if console is not None else lambda _: None
     return RunComponents(

@@ -16,16 +16,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from surefoot.checkpoint.manifest import FORMATS, MANIFEST
 from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, typed_state
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tracking.jsonl import streamed
 from surefoot.tracking.record import Record
 
 Standing = Literal["running", "over", "unknown"]
 HELD: set[Path] = set()  # directories that runs of this process hold
 _MAX_CRASHES = 10
+_OTHER_FORMAT = (
+    "another version of surefoot wrote {} (format {}, and this version reads"
+    f" {' and '.join(map(str, FORMATS))}): install that version, or train a new run in another directory"
+)
 _DARWIN = sys.platform == "darwin"
 _FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # fcntl.h
 
@@ -165,6 +170,23 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
         if number.isdecimal() and (state := read_state(path, int(number))) is not None:
             return int(number), state
     return 0, None
+
+
+def other_format(path: Path) -> str | None:
+    """Why the directory of a run cannot be read, in one sentence, if another version of surefoot wrote its checkpoints; else None."""
+    for file in sorted((path / "checkpoints").glob(f"step-*/{MANIFEST}"), reverse=True):
+        with suppress(OSError, ValueError, RecursionError):
+            manifest = json.loads(read_regular(file))
+            version = manifest.get("format_version") if isinstance(manifest, dict) else None
+            if isinstance(version, int):
+                return None if version in FORMATS else _OTHER_FORMAT.format(path, version)
+    return None
+
+
+def refuse_other_format(path: Path) -> None:
+    """Raise `CheckpointError` with the sentence of `other_format`, if there is one."""
+    if (why := other_format(path)) is not None:
+        raise CheckpointError(why)
 
 
 def standing_of(run: Path) -> Standing:

@@ -48,6 +48,7 @@ class Task:
     precision: Precision
     factors: Factors  # step -> factor on each group's base rate
     settings: TrainSettings
+    momentum: Factors | None = None  # step -> momentum; None: it stays
     ranks: Ranks = field(default_factory=Alone)  # what a step shares with other processes
 
 
@@ -240,9 +241,8 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     most, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
     skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=most, loss_scale=factor_of_scale)
     step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
-    rate = task.factors(step.index) * step.state.rate_factor
-    for group in trained.optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * rate
+    momentum = None if task.momentum is None else task.momentum(step.index)
+    trained.set_rate(task.factors(step.index) * step.state.rate_factor, momentum=momentum)
     trained.skip.apply(trained.optimizer, skipped)
     if name in step.state.ema_models:
         step.state.ema_models[name].update(1.0 - skipped)

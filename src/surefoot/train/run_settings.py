@@ -13,7 +13,7 @@ from surefoot.config.train_settings import TrainSettings
 from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
 from surefoot.optim.optimizers import OptimizerSpec
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import AnySchedule
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
 from surefoot.train.patience import EarlyStopping, ReduceLROnPlateau
@@ -27,7 +27,19 @@ Model = nn.Module | Callable[[], nn.Module]
 
 
 def _schedule(value: Any, *, setting: str) -> None:
-    if not isinstance(value, Schedule | Joined):
+    if callable(value):
+        raise ConfigError(
+            f"{setting} = {getattr(value, '__name__', type(value).__name__)} is a function, and could be one of two things\n"
+            "  write sf.schedules.from_function(fn) if fn(step) is a factor on the learning rate, or\n"
+            "  sf.schedules.from_scheduler(fn) if fn(optimizer) returns a torch or transformers scheduler"
+        )
+    if hasattr(value, "step"):
+        raise ConfigError(
+            f"{setting} is a {type(value).__name__} of an optimizer of your own; a run builds its own optimizer\n"
+            f"  write sf.schedules.from_scheduler(lambda optimizer: {type(value).__name__}(optimizer, ...)), or\n"
+            "  plateau=sf.ReduceLROnPlateau(...) if it needs a metric"
+        )
+    if not isinstance(value, AnySchedule):
         raise ConfigError(f"{setting} = {value!r} is no schedule: give surefoot.schedules.cosine(...) or the like")
 
 
@@ -78,7 +90,7 @@ class RunSettings(TrainSettings):
     """Number of targets in a batch, over which the loss is a mean; called on the host. None: its first dimension."""
     optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built] = setting(identity=True, after="workers")
     """`surefoot.optim.adamw(...)` or the like, or a function from parameter groups to a `torch.optim.Optimizer`; or several by name."""
-    schedule: Schedule | Joined | None = setting(None, check=_schedule, identity=True)
+    schedule: AnySchedule | None = setting(None, check=_schedule, identity=True)
     """Factor on the learning rate over the run: `surefoot.schedules.cosine(...)` or the like. None: constant."""
     plateau: ReduceLROnPlateau | None = setting(None, check=_plateau, identity=True)
     """Lower the learning rate if a score stops improving; `evaluate_every` is then part of what the run is."""

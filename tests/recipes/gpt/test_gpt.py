@@ -72,7 +72,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
     """From the model's own logits, window by window, in float64."""
     asked = config(path, **{"data.tokenizer": tokenizer})
     run = trained(asked)
-    scores = run.scores()
+    scores = run.evaluate()
 
     held_out = text()[-round(0.05 * len(text())) :]
     corpus = read_corpus(gpt.Data(path=str(path), tokenizer=tokenizer, vocab_size=300))
@@ -102,7 +102,7 @@ def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_a
     assert "held-out holds other data than before" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     (end,) = [line for line in lines if line["kind"] == "end"]
-    all_of_it = trained(config(path, **changes | {"out": None})).scores()
+    all_of_it = trained(config(path, **changes | {"out": None})).evaluate()
     assert end["val_all/loss"] == pytest.approx(all_of_it["held-out/loss"], rel=1e-6)
     assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["held-out/bits_per_byte"], rel=1e-6)
     assert run.evaluate is not None
@@ -126,7 +126,7 @@ def test_a_model_that_has_learned_something_answers_the_questions(path: Path) ->
         "optimizer.lr": 1e-2,
         "data.val_fraction": 0.3,
     }
-    scores = trained(config(path, **changes, **{"data.tokenizer": "characters"})).scores()
+    scores = trained(config(path, **changes, **{"data.tokenizer": "characters"})).evaluate()
     assert scores["cloze/accuracy"] > 0.6  # chance is 0.25, three standard errors are 0.17
 
 
@@ -318,8 +318,8 @@ def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp
     )
     shards = config(tmp_path / "shards", **{"data.tokenizer": "bytes"})
     whole = config(path, **{"data.tokenizer": "bytes"})
-    assert trained(shards).scores()["held-out/bits_per_byte"] == pytest.approx(
-        trained(whole).scores()["held-out/bits_per_byte"], abs=0.5
+    assert trained(shards).evaluate()["held-out/bits_per_byte"] == pytest.approx(
+        trained(whole).evaluate()["held-out/bits_per_byte"], abs=0.5
     )
     with pytest.raises(sf.ConfigError, match="holds tokens, not text"):
         gpt.build(config(tmp_path / "shards"))

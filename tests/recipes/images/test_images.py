@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path:
     inputs, labels = data.gather(np.arange(len(data)), np.zeros(len(data), dtype=np.int64))
     with torch.no_grad():
         logits = run.state.models["model"].eval()(inputs)
-    scores = run.scores()
+    scores = run.evaluate()
     assert scores["held-out/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
     assert scores["held-out/accuracy"] == (logits.argmax(dim=1) == labels).double().mean().item()
     five = (logits.topk(5).indices == labels[:, None]).any(dim=1).double().mean().item()
@@ -163,7 +163,7 @@ def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any],
     again = images.build(config(run_dir=stopped, **change))
     again.load_checkpoint(run.parts.packed())
     with pytest.raises(sf.DataError, match=says):
-        again.scores("held-out")
+        again.evaluate("held-out")
 
 
 def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stopped: str) -> None:
@@ -641,4 +641,4 @@ def test_digits_are_learned() -> None:
     """97 % in a third of the time; what the whole preset reaches stands in docs/images.md."""
     quick = {"run_dir": None, "length": "10 epochs", "precision": "fp32", "augmentation.randaugment": 0}
     run = trained(layered(images.Config, [("test", quick)])[0])
-    assert run.scores("test")["test/accuracy"] > 0.97
+    assert run.evaluate("test")["test/accuracy"] > 0.97

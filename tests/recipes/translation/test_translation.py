@@ -149,7 +149,7 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
     run = trained(
         config(folder, length="20 steps", evaluate_every="20 steps", **{"optimizer.lr": 2e-2, "val_beam_size": 2})
     )
-    scores, model = run.scores(), run.state.models["model"].eval()
+    scores, model = run.evaluate(), run.state.models["model"].eval()
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     sentences = [(words(n, "en"), words(n, "de")) for n in range(1, 120, 3)]
     search = Search(tokenizer, tokenizer, beam_size=2, length_penalty=1.0)
@@ -196,7 +196,9 @@ def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_st
 @pytest.mark.slow
 def test_it_learns_to_translate(folder: Path) -> None:
     changes = {"model.width": 32, "model.mlp_width": 64, "optimizer.lr": 1e-2, "schedule.name": "cosine"}
-    scores = trained(config(folder, length="200 steps", evaluate_every="200 steps", batch_size=32, **changes)).scores()
+    scores = trained(
+        config(folder, length="200 steps", evaluate_every="200 steps", batch_size=32, **changes)
+    ).evaluate()
     assert scores["validation/exact"] > 0.25  # by guessing less than one in a hundred
     assert scores["validation/accuracy"] > 0.8
 
@@ -317,7 +319,7 @@ def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_sco
     assert "held out are longer than the model's context of 32 tokens (model.context) and not scored" in said
     splits = [len(made.parts.scoring.splits["validation"].data) for made in (before, run)]
     assert splits[0] == splits[1]
-    assert run.scores()["validation/bleu"] >= 0  # as many translations as references
+    assert run.evaluate()["validation/bleu"] >= 0  # as many translations as references
 
 
 SHORT = {"model.context": 32, "data.max_source_tokens": 32, "data.max_target_tokens": 32}

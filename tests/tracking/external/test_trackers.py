@@ -391,7 +391,7 @@ def test_a_tracker_that_there_is_not_is_refused(given: Any, words: str, tmp_path
 
 
 def test_without_a_directory_trackers_are_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="give one: --run-dir DIR"):
+    with pytest.raises(sf.ConfigError, match="give one: run_dir=DIR"):
         small_runs.build(None, trackers="trackio")
 
 
