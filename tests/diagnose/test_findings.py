@@ -189,20 +189,26 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         )
     ],
     "growing-memory": [
-        ("warning", lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e6 * place))),
+        ("note", lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e6 * place))),
         (
             "error",
             lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e7 * place), memory_bytes=1_050_000_000),
         ),
-        ("warning", lambda: history(train(device_memory_peak_bytes=lambda place: 500e6 + 1e6 * place))),
+        ("note", lambda: history(train(device_memory_peak_bytes=lambda place: 500e6 + 1e6 * place))),
     ],
     "data-bound": [
         ("note", lambda: history(train(waiting_s=lambda _: 0.1))),
         ("warning", lambda: history(train(waiting_s=lambda _: 0.4))),
     ],
-    "evaluating-too-long": [("warning", lambda: history(train(evaluating_s=lambda _: 0.3)))],
-    "saving-too-long": [("warning", lambda: history(train(saving_s=lambda _: 0.1)))],
-    "falling-throughput": [("warning", lambda: history(train(targets_per_s=lambda place: 100 / (1 + place / 30))))],
+    "evaluating-too-long": [
+        ("warning", lambda: history(train(evaluating_s=lambda _: 0.3))),
+        ("note", lambda: history(train(evaluating_s=lambda _: 0.1, training_s=lambda _: 0.1))),
+    ],
+    "saving-too-long": [
+        ("warning", lambda: history(train(saving_s=lambda _: 0.2, training_s=lambda _: 1.2))),
+        ("note", lambda: history(train(saving_s=lambda _: 0.1))),
+    ],
+    "falling-throughput": [("note", lambda: history(train(targets_per_s=lambda place: 100 / (1 + place / 30))))],
     "jittering-throughput": [("note", lambda: history(train(targets_per_s=lambda place: 100 + 60 * wobble(place))))],
     "ended-early": [
         ("warning", lambda: history(train(count=40))),

@@ -438,6 +438,11 @@ PUBLISHED = [
     ),
     Threshold("throughput.LEAST_S", 1.0, lambda x: is_clear("evaluating-too-long", spent(training_s=x / 60))),
     Threshold("throughput.LEAST_S", 1.0, lambda x: is_clear("data-bound", spent(training_s=x / 59))),
+    Threshold(
+        "throughput.WORTH_S",
+        60.0,
+        lambda x: is_as_bad_as("warning", "evaluating-too-long", spent(evaluating_s=x / 120, training_s=x / 120)),
+    ),
     Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("falling-throughput", spent(training_s=x / 60))),
     Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("jittering-throughput", spent(waiting_s=x / 60))),
     Threshold("throughput.WAITING", 0.1, lambda x: is_told("data-bound", spent(waiting_s=x, training_s=1 - x))),

@@ -64,7 +64,9 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
     elif steps is not None:
         end = f"at that rate {with_unit(now + per_step * max(0, steps - last_step), 'B')} at the last step, {steps:,}"
     return wrong(
-        "error" if serious else "warning",
+        "error"
+        if serious
+        else "note",  # allocators and caches of healthy runs grow too, as far as no limit is in sight
         f"Memory {'of the device ' if device else ''}grows by {with_unit(per_step, 'B')} a step.",
         (
             f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}",
