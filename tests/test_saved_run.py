@@ -247,7 +247,7 @@ def test_a_program_builds_its_model_and_evaluates_it_again(there: Path) -> None:
     )
     (value,) = [record["val/loss"] for record in run.records("eval") if record["step"] == 2]
     assert run.evaluate("val", checkpoint=2) == {"val/loss": value}
-    with pytest.raises(sf.ConfigError, match="split 'val' does not exist\n  splits of this run: val"):
+    with pytest.raises(sf.ConfigError, match="split 'other' does not exist\n  splits of this run: val"):
         run.evaluate("other")
 
 

@@ -26,7 +26,7 @@ from diagnose.histories import (
 )
 from in_one import in_one
 from surefoot.diagnose.checks import CHECKS, findings, told, verdicts
-from surefoot.diagnose.finding import Finding, Unclear, Well
+from surefoot.diagnose.finding import Finding, Healthy, Unknown
 from surefoot.diagnose.generalization import smoothed_floor
 from surefoot.diagnose.gradients import noise_scale
 from surefoot.diagnose.history import History
@@ -553,8 +553,8 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
     ("clip", "message"), [("off", "the gradient is not limited"), ("auto 0.9", "the limit follows the gradient's norm")]
 )
 def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, message: str) -> None:
-    limited = verdict("often-clipped", history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 99.0), clip=clip))
-    assert isinstance(limited, Well)
+    limited = verdict("often-clipped", history(train(clipped=lambda _: 1.0, norm=lambda _: 99.0), clip=clip))
+    assert isinstance(limited, Healthy)
     assert limited.message.startswith(message)
 
 
@@ -610,7 +610,7 @@ def test_what_was_compared_with_a_part_of_the_training_data_is_told_as_the_least
 
 def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     lost = verdict("ended-early", history(saved_step=600))
-    assert isinstance(lost, Unclear)
+    assert isinstance(lost, Unknown)
     assert "the records end at step 0: some are missing (surefoot verify runs/a)" in lost.message
     killed_at_once = found("ended-early", history())
     assert killed_at_once is not None
@@ -691,7 +691,7 @@ def test_a_run_that_has_recorded_its_end_is_over_though_its_lock_is_held() -> No
 def test_while_it_trains_nothing_is_said_of_its_end() -> None:
     going = history(train(count=40, lr=lambda _: 1e-3), scores([3.0, 2.0, 1.5, 1.0]), standing="running")
     for name in ("ended-early", "high-rate-at-end", "still-improving"):
-        assert isinstance(verdict(name, going), Unclear), name
+        assert isinstance(verdict(name, going), Unknown), name
 
 
 def test_a_finding_as_json_has_its_numbers() -> None:

@@ -17,7 +17,7 @@ import pytest
 import surefoot.diagnose
 from diagnose.histories import RECORDS, falling, found, history, layers, scores, train, verdict
 from in_one import in_one
-from surefoot.diagnose.finding import Unclear
+from surefoot.diagnose.finding import Unknown
 from surefoot.tracking.record import Record
 
 LAST = RECORDS - 1
@@ -51,7 +51,7 @@ def is_told(name: str, *parts: Sequence[Record], **changes: Any) -> bool:
 
 
 def is_clear(name: str, *parts: Sequence[Record], **changes: Any) -> bool:
-    return not isinstance(verdict(name, history(*parts, **changes)), Unclear)
+    return not isinstance(verdict(name, history(*parts, **changes)), Unknown)
 
 
 def is_as_bad_as(severity: str, name: str, *parts: Sequence[Record], **changes: Any) -> bool:
