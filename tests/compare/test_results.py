@@ -210,9 +210,9 @@ def test_records_that_a_resume_superseded_are_no_part_of_a_curve(tmp_path: Path)
     assert found.loss == [(5, 3.0), (10, 2.0)]
     assert found.scores == [(10, 1.0)]
     assert (found.training_s, found.targets) == (3.5, 20.0)
-    assert found.watch == ("min", "held-out/loss")
-    with pytest.raises(ConfigError, match="has no such score; it has: held-out/loss"):
-        read_run(tmp_path, metric="max held-out/accuracy")
+    assert found.watch == ("min", "val/loss")
+    with pytest.raises(ConfigError, match="has no such score; it has: val/loss"):
+        read_run(tmp_path, metric="max val/accuracy")
 
 
 def test_every_form_of_the_table_holds_the_same_numbers(tmp_path: Path) -> None:

@@ -553,7 +553,7 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
     ("clip", "message"), [("off", "the gradient is not limited"), ("auto 0.9", "the limit follows the gradient's norm")]
 )
 def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, message: str) -> None:
-    limited = verdict("often-clipped", history(train(clipped=lambda _: 1.0, norm=lambda _: 99.0), clip=clip))
+    limited = verdict("often-clipped", history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 99.0), clip=clip))
     assert isinstance(limited, Healthy)
     assert limited.message.startswith(message)
 

@@ -92,7 +92,7 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
     A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `metric`.
     """
     lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
-    scored = [record for record in lines if record["kind"] == "scores"]
+    scored = [record for record in lines if record["kind"] == "eval"]
     if metric is not None:
         watch: tuple[Direction, str] | None = parsed(metric)
         if scored:

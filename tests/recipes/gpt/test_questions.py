@@ -110,8 +110,8 @@ def test_a_fixed_part_of_a_file_is_asked_and_changes_no_weight(capsys: pytest.Ca
 def test_one_split_of_a_run_is_scored_alone(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "swag.jsonl"])
     capsys.readouterr()
-    main(["evaluate", "a", "--split", "held-out"])
-    assert {name.partition("/")[0] for name in printed(capsys)} == {"held-out"}
+    main(["evaluate", "a", "--split", "val"])
+    assert {name.partition("/")[0] for name in printed(capsys)} == {"val"}
 
 
 def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 
 def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path: Path) -> None:
     run = trained(config(label_smoothing=0.3))
-    split = run.parts.scoring.splits["held-out"]
+    split = run.parts.scoring.splits["val"]
     data = split.data
     inputs, labels = data.gather(np.arange(len(data)), np.zeros(len(data), dtype=np.int64))
     with torch.no_grad():
