@@ -112,7 +112,7 @@ class Console:
             return
         self.printed_at = self.now()
         shown = [
-            f"{name}={number(record[name])}"
+            f"{'train/' * name.startswith('loss')}{name}={number(record[name])}"
             for name in _SHOWN
             if name in record and (name != "skipped" or record[name])
         ]
