@@ -84,6 +84,8 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         (["train", "gtp"], "did you mean gpt?"),
         (["train", "missing.py:build"], "no file missing.py"),
         ([*GPT, "--lenght", "3"], "unknown setting --lenght: did you mean --length?"),
+        ([*GPT, "--optimizer.learning-rate", "3"], "--optimizer.learning-rate: did you mean --optimizer.lr?"),
+        ([*GPT, "--epochs", "3"], "unknown setting --epochs: did you mean --length?"),
         ([*GPT, "--lr=3"], "unknown setting --lr: did you mean --optimizer.lr?"),
         ([*GPT, "--batch-size", "many"], "batch_size = 'many': write a number of samples"),
         ([*GPT, "--optimizer.lr", "fast"], "--optimizer.lr"),
