@@ -101,7 +101,7 @@ class Config(RecipeSettings):
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
     label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
     """Share of each target's probability that all tokens share while training. Metrics are of the unsmoothed loss."""
-    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
+    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_at_start")
     """The validation metric whose best checkpoint is kept."""
     beam_size: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing", group="evaluation")
     """Number of hypotheses kept open when the test split is translated; 1 is greedy search."""
