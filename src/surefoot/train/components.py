@@ -97,9 +97,9 @@ class Components:
         return packed(
             self.whole,
             main=self.world.is_main,
-            described=self.identity,
+            identity=self.identity,
             architecture=self.architecture,
-            scored=self.split_identity,
+            splits=self.split_identity,
             fingerprints=self.fingerprints,
             evaluation_due=evaluation_due,
             ended=ended,
