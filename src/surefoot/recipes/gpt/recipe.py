@@ -97,7 +97,6 @@ def build(config: Config) -> "sf.Run":
         sample_fn=sample if config.sample_tokens else None,
         panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
         describe_fn=in_words,
-        best=BEST,
         extra_files={texts.TOKENIZER: tokenizer.to_json()},
         predict_example="",
         data_summary=found.in_words,

@@ -105,7 +105,6 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         splits=splits,
         panels_fn=panels,
-        best=BEST,
         describe_fn=pictures.picture_in_words(names),
         extra_files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: png_file(found.held_out[0][0], **normalised)},
         predict_example=None if config.run_dir is None else str(Path(config.run_dir) / pictures.EXAMPLE),

@@ -83,7 +83,6 @@ def build(config: Config) -> "sf.Run":
         sample_fn=sample,
         panels_fn=lambda model: [shown(model, scored, while_training, language=config.data.target)],
         describe_fn=in_words,
-        best=best,
         extra_files=found.files,
         predict_example=scored[0][0],
         data_summary=found.in_words,
