@@ -146,7 +146,7 @@ def test_what_a_refusal_of_evaluate_and_of_a_class_says_to_type_works() -> None:
     with pytest.raises(sf.ConfigError) as refused:
         build(splits=(X, Y))
     changes = eval(f"dict({str(refused.value).partition('write ')[2]})", {"surefoot": sf, "data": (X, Y), "dict": dict})
-    assert set(build(**changes).scores()) == {"held-out/loss"}
+    assert set(build(**changes).evaluate()) == {"held-out/loss"}
     with pytest.raises(sf.ConfigError) as refused:
         build(model=nn.Linear)
     cure = str(refused.value).partition("with them: ")[2].replace("...", "4, 3")
@@ -215,7 +215,7 @@ def test_a_metric_object_is_refused_and_what_the_message_says_works(torchs: bool
     split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y, "metric": metric, "torch": torch, "zip": zip})
     run = build(splits={"v": split})
     right = (run.state.models["model"](X).argmax(dim=1) == Y).double().mean()
-    assert run.scores()["v/score"] == pytest.approx(float(right))
+    assert run.evaluate()["v/score"] == pytest.approx(float(right))
 
 
 def test_scores_by_name_are_refused_and_what_the_message_says_works() -> None:
@@ -224,7 +224,7 @@ def test_scores_by_name_are_refused_and_what_the_message_says_works() -> None:
         sf.Split((X, Y), scores=scores)  # type: ignore[arg-type]
     cure = str(refused.value).partition("names: ")[2]
     split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y, "scores": scores})
-    assert set(build(splits={"v": split}).scores()) == {"v/loss", "v/accuracy"}
+    assert set(build(splits={"v": split}).evaluate()) == {"v/loss", "v/accuracy"}
 
 
 # --- scripts -----------------------------------------------------------------------------------------------------------

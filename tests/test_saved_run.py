@@ -171,6 +171,41 @@ def test_a_model_is_given_the_weights_that_are_asked_for(of_script: Path, weight
     assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    "use", [lambda run: run.load_model(linear, checkpoint="best"), lambda run: run.export("x", checkpoint="best")]
+)
+def test_without_best_no_checkpoint_is_the_best_and_three_lines_say_what_to_do(
+    use: Callable[[sf.SavedRun], object], of_script: Path
+) -> None:
+    with pytest.raises(sf.CheckpointError) as refused:
+        use(sf.load(of_script))
+    assert str(refused.value).splitlines() == [
+        f"{of_script} has no best checkpoint",
+        "  no metric chose one: the run was trained without `best`, or was never evaluated",
+        '  take checkpoint="newest", or train a run with best="min val/loss"',
+    ]
+
+
+def test_a_saved_run_shows_its_path_step_and_status(of_script: Path, tmp_path: Path) -> None:
+    assert repr(sf.load(of_script)) == str(sf.load(of_script)) == f"SavedRun({of_script}: step 4, finished)"
+    (of_script / "metrics.jsonl").rename(of_script / "aside")
+    try:
+        assert sf.load(of_script).status == "dead"
+    finally:
+        (of_script / "aside").rename(of_script / "metrics.jsonl")
+    assert (
+        repr(sf.load(tmp_path / "none"))
+        == f"SavedRun({tmp_path / 'none'}: {tmp_path / 'none'} is no directory of a run)"
+    )
+    with build(tmp_path / "run"):
+        assert repr(sf.load(tmp_path / "run")) == f"SavedRun({tmp_path / 'run'}: step 0, running)"
+
+
+def test_a_kind_of_records_that_does_not_exist_is_refused(of_script: Path) -> None:
+    with pytest.raises(sf.ConfigError, match=r"kind = 'trian'(.|\n)*did you mean train"):
+        sf.load(of_script).records("trian")
+
+
 def test_weights_that_are_not_there_are_refused(of_script: Path, tmp_path: Path) -> None:
     build(tmp_path / "run", ema=None).train()
     with pytest.raises(sf.CheckpointError, match="holds no ema"):
@@ -212,7 +247,7 @@ def test_a_program_builds_its_model_and_evaluates_it_again(there: Path) -> None:
     )
     (value,) = [record["val/loss"] for record in run.records("scores") if record["step"] == 2]
     assert run.evaluate("val", checkpoint=2) == {"val/loss": value}
-    with pytest.raises(sf.ConfigError, match="has no split 'held-out'; it has: val"):
+    with pytest.raises(sf.ConfigError, match="split 'held-out' does not exist\n  splits of this run: val"):
         run.evaluate("held-out")
 
 
@@ -250,7 +285,7 @@ def test_a_finished_run_of_a_script_changes_nothing_and_can_still_be_evaluated(o
     with build(of_script) as run:
         assert list(run) == []
         assert run.state.step == 4
-        assert run.scores("val")["val/loss"] == sf.load(of_script).metrics["val/loss"]
+        assert run.evaluate("val")["val/loss"] == sf.load(of_script).metrics["val/loss"]
     assert contents(of_script) == before
 
 

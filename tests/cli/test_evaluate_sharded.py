@@ -101,7 +101,7 @@ def test_predict_continues_a_prompt_with_the_weights_of_both_ranks(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    main(["predict", str(runs / "sharded"), "the quick", "--tokens", "5", "--temperature", "0"])
+    main(["predict", str(runs / "sharded"), "the quick", "--max-new-tokens", "5", "--temperature", "0"])
     assert "the quick" in capsys.readouterr().out
 
 

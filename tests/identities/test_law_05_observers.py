@@ -241,7 +241,7 @@ class Watched(nn.Module):
 
 
 def observed(run: sf.Run) -> None:
-    run.scores()
+    run.evaluate()
     run.sample()
     run.make_panels()
 

@@ -178,4 +178,4 @@ def test_many_small_batches_do_not_round_away_what_they_count() -> None:
         console=False,
     )
 
-    assert run.scores() == {"all/value": pytest.approx(float(values.double().mean()), rel=1e-9)}
+    assert run.evaluate() == {"all/value": pytest.approx(float(values.double().mean()), rel=1e-9)}

@@ -126,7 +126,7 @@ def trained(**changes: Any) -> dict[str, Any]:
                     "scores": dict(step.metrics),
                 }
             )
-        scores = run.scores()
+        scores = run.evaluate()
     return {"steps": seen, "scores": scores, "weights": weights(run)}
 
 
@@ -291,7 +291,7 @@ def scored(*, samples: int) -> dict[str, float]:
             "held-out": sf.Split(data, scores=confident, batch_size=5, outputs=outputs, judge=judge),
         },
     )
-    return run.scores()
+    return run.evaluate()
 
 
 def logged() -> list[float]:
@@ -373,14 +373,14 @@ def written_for(recipe: str, place: Path) -> dict[str, Any]:
         case "translation":
             return {
                 "data.path": str(place / "numbers"),
-                "data.vocabulary": 300,
-                "data.held_out_fraction": 0.05,
+                "data.vocab_size": 300,
+                "data.val_fraction": 0.05,
                 "model.width": 32,
-                "model.hidden": 64,
+                "model.mlp_width": 64,
                 "model.dropout": 0.1,
                 "batch_size": "512 tokens",
                 "micro_batch_size": "128 tokens",
-                "beam": 1,
+                "beam_size": 1,
             }
     return {"model.name": "simple_cnn", "model.width": 4, "batch_size": 16, "micro_batch_size": 4}
 

@@ -226,7 +226,7 @@ def test_the_memory_that_plan_announces_is_what_the_state_takes(name: str) -> No
 @SPECS
 def test_what_trains_has_a_lower_loss(name: str) -> None:
     run = build(name, length="15 steps", batch_size=32, splits={"all": sf.Split(data(), batch_size=32)})
-    before = run.scores()["all/loss"]
+    before = run.evaluate()["all/loss"]
     run.train()
 
-    assert run.scores()["all/loss"] < before - 0.02
+    assert run.evaluate()["all/loss"] < before - 0.02

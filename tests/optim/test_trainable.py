@@ -158,7 +158,7 @@ def with_teacher(run_dir: Path | None, teacher: nn.Module, **changes: Any) -> sf
 
 
 def observe(run: sf.Run, _: int) -> None:
-    run.scores()
+    run.evaluate()
 
 
 def test_a_teacher_in_evaluation_mode_stays_in_it_and_keeps_its_statistics(tmp_path: Path) -> None:

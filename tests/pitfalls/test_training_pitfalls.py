@@ -176,7 +176,7 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
 
     def scores(size: int) -> dict[str, float]:
         split = sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy, batch_size=size)
-        return build(None, splits={"held-out": split}).scores()
+        return build(None, splits={"held-out": split}).evaluate()
 
     assert scores(batch_size) == pytest.approx(scores(13), rel=1e-6)
 

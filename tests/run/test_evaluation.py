@@ -64,7 +64,7 @@ def test_accuracy_is_the_share_of_labels_whose_output_is_the_largest() -> None:
 @pytest.mark.parametrize("batch_size", [1, 7, 52])
 def test_a_judge_sees_every_output_once_whatever_the_batch_size(batch_size: int) -> None:
     run = build(None, splits={"all": judged(batch_size=batch_size)}, early_stopping=None, seed=1)
-    scores = run.scores()
+    scores = run.evaluate()
     assert scores["all/samples"] == 52
     assert scores["all/right"] == pytest.approx(scores["all/accuracy"])
 
@@ -72,7 +72,7 @@ def test_a_judge_sees_every_output_once_whatever_the_batch_size(batch_size: int)
 def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = build(tmp_path / "run", splits={"all": judged()}, early_stopping=None, console=True)
     run.train()
-    assert all(isinstance(value, float) for value in run.scores().values())
+    assert all(isinstance(value, float) for value in run.evaluate().values())
     last = written(tmp_path / "run", "scores")[-1]
     assert sum(sum(row) for row in last["all/confusion"]) == 52
     assert last["all/signature"] == "three classes"
@@ -84,7 +84,7 @@ def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: p
 def test_what_cannot_be_recorded_is_refused() -> None:
     strange = sf.Split(rows(), outputs=guesses, judge=lambda outputs: {"what": {1, 2}})
     with pytest.raises(sf.ConfigError, match="judge returned what cannot be put into a record"):
-        build(None, splits={"all": strange}, early_stopping=None).scores()
+        build(None, splits={"all": strange}, early_stopping=None).evaluate()
 
 
 def test_outputs_without_a_judge_are_refused() -> None:
@@ -108,7 +108,7 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
     again = build(None, **changes)
     assert run.parts.saving is not None
     again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
-    assert again.scores("test")["test/accuracy"] == record["test/accuracy"]
+    assert again.evaluate("test")["test/accuracy"] == record["test/accuracy"]
     unscored = build(tmp_path / "other", **(changes | {"splits": {"all": splits["all"]}}))
     unscored.train()
     for one, other in zip(run.state.parameters, unscored.state.parameters, strict=True):
@@ -125,7 +125,7 @@ def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> No
     again = build(None, **changes)
     assert run.parts.saving is not None
     again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
-    assert again.scores("test")["test/loss"] == record["test/loss"]
+    assert again.evaluate("test")["test/loss"] == record["test/loss"]
 
 
 def test_a_finished_run_is_not_scored_again(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing
     """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched."""
     changes: dict[str, Any] = {"length": "5 steps", "evaluate_at_start": True, "ema": None}
     changes["early_stopping"] = sf.EarlyStopping("max held-out/loss", patience=9)  # at the start it is the largest
-    expected = build(None, **changes).scores()
+    expected = build(None, **changes).evaluate()
     with suppress(KeyError), build(tmp_path / "run", **changes) as run:
         for _ in run:
             raise KeyError

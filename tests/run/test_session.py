@@ -418,7 +418,7 @@ def test_scores_asked_for_outside_of_a_sitting_have_the_settings_of_the_run() ->
     data = small_runs.Augmented()
     split = sf.Split((data.inputs, data.labels), scores=settings)
     run = build(None, splits={"held-out": split}, deterministic=True)
-    run.scores()
+    run.evaluate()
     assert set(seen) == {True}
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -727,7 +727,7 @@ def test_a_run_in_another_thread_is_refused_while_one_is_open(tmp_path):
         for step in run:
             in_thread(other.train)
             in_thread(lambda: build(tmp_path / "third"))
-            in_thread(lambda: other.scores("held-out"))
+            in_thread(lambda: other.evaluate("held-out"))
             if step.index == 1:
                 break
     assert len(refused) == 6

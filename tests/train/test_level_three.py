@@ -86,7 +86,7 @@ def test_sam_learns_the_spirals() -> None:
     run = example("sam").build(console=False, length="60 epochs")
     example("sam").train(run)
 
-    assert run.scores()["held-out/accuracy"] > 0.8
+    assert run.evaluate()["held-out/accuracy"] > 0.8
 
 
 # --- two models, two optimizers, real kills --------------------------------------------------------------------------
@@ -258,10 +258,10 @@ def test_a_step_of_which_any_update_was_skipped_is_a_skipped_one(bad: tuple[str,
 def test_the_gan_finds_the_ring() -> None:
     gan = example("gan")
     run = gan.build(console=False, length="400 steps", evaluate_every="400 steps")
-    before = run.scores()["ring/distance_to_the_ring"]
+    before = run.evaluate()["ring/distance_to_the_ring"]
     gan.train(run)
 
-    assert run.scores()["ring/distance_to_the_ring"] < before / 2
+    assert run.evaluate()["ring/distance_to_the_ring"] < before / 2
 
 
 def test_update_without_a_gradient_says_what_to_call() -> None:

@@ -107,6 +107,16 @@ class Store:
             f"no checkpoint of step {step} in {self.directory}; there are: {', '.join(map(str, self.steps())) or 'none'}"
         )
 
+    def best_step(self, newest: Checkpoint) -> int:
+        """The step of the best checkpoint, as the newest one notes it; `CheckpointError` if none is the best."""
+        if newest.saved.best_step is None:
+            raise CheckpointError(
+                f"{self.directory.parent} has no best checkpoint\n"
+                "  no metric chose one: the run was trained without `best`, or was never evaluated\n"
+                '  take --checkpoint newest, or train a run with --best "min val/loss"'
+            )
+        return newest.saved.best_step
+
     def save(self, contents: Checkpoint, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
 

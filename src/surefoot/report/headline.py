@@ -7,7 +7,7 @@ from surefoot.report.charts import written
 from surefoot.report.curves import Curve, smoothed
 from surefoot.report.series import ReportedRun
 
-State = Literal["running", "finished", "stopped", "diverged", "failed", "silent"]
+State = Literal["running", "finished", "stopped", "diverged", "failed", "dead"]
 # in names of what is better when larger
 _RISES = ("accuracy", "bleu", "chrf", "f1", "top", "acc", "correct", "rate", "score")
 _ENDS: dict[str, State] = {"left": "stopped", "stopped": "stopped"}  # by the first word of the event
@@ -45,7 +45,7 @@ def state_of(run: ReportedRun) -> State:
     last = next(iter(run.files.crashes), None)
     if last is not None and isinstance(last.get("step"), int) and last["step"] >= recorded.last_step:
         return "diverged" if str(last.get("error", "")).startswith("DivergedError") else "failed"
-    return "silent"
+    return "dead"
 
 
 def headline(run: ReportedRun) -> Headline | None:
@@ -101,7 +101,7 @@ def _how_it_ended(run: ReportedRun, state: State) -> str:
             if event is None and run.files.crashes:
                 error = str(run.files.crashes[0].get("error", "")).partition("\n")[0]
             return f"failed at {step}" + (f": {error[:200]}" if error else "")
-        case "silent":
+        case "dead":
             return f"ended at {step} without a final record: killed, or its machine stopped"
 
 

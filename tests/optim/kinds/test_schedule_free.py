@@ -158,7 +158,7 @@ def test_the_mean_is_what_is_scored_and_saved_and_loaded(tmp_path: Any) -> None:
     with torch.no_grad():
         by_hand = float(loss(model, data()))
         of_trained = float(loss(run.state.models["model"].eval(), data()))
-    assert run.scores()["all/loss"] == pytest.approx(by_hand, rel=1e-5)
+    assert run.evaluate()["all/loss"] == pytest.approx(by_hand, rel=1e-5)
     assert of_trained != pytest.approx(by_hand, rel=1e-3)
 
 
