@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import surefoot as sf
 from surefoot.config.parallel import Kind, Sharding, Strategy
-from surefoot.config.setting import default, ordered, setting
+from surefoot.config.setting import checked, default, ordered, setting
 from surefoot.config.train_settings import TrainSettings, number
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 else:  # the choices of a flag
     OptimizerName, ShapeName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SHAPES)]
 
+Watching = TypeVar("Watching")
 FRACTION = number("a fraction, at least 0 and below 1", least=0, below=1, kind=int | float)
 
 
@@ -168,7 +169,7 @@ class Plateau:
         return _of_flags(sf.ReduceLROnPlateau, "plateau", vars(self), monitor)
 
 
-def _of_flags(kind: Any, name: str, settings: Mapping[str, Any], monitor: str) -> Any:
+def _of_flags(kind: Callable[..., Watching], name: str, settings: Mapping[str, Any], monitor: str) -> Watching | None:
     given = {key: value for key, value in settings.items() if value is not None}
     if given and "patience" not in given:
         key, value = next(iter(given.items()))
@@ -250,16 +251,3 @@ def note(text: str) -> None:
     """Print what is no result, by rank 0 alone; the others may not have met yet."""
     if placed(os.environ).rank == 0:
         print(text, file=sys.stderr)
-
-
-def checked(*checks: Callable[[], Any]) -> list[Any]:
-    """What each check returns; where some raise `ConfigError`, one of them all, with every problem."""
-    values, problems = [], []
-    for check in checks:
-        try:
-            values.append(check())
-        except sf.ConfigError as problem:
-            problems.append(str(problem))
-    if problems:
-        raise sf.ConfigError("\n".join(problems))
-    return values

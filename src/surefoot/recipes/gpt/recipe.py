@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.setting import checked
 from surefoot.recipes.gpt import corpus as texts
 from surefoot.recipes.gpt import questions as asked_questions
 from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.gpt.predict import Predict, continuations
-from surefoot.recipes.optimizer_settings import checked, refuse_default_data
+from surefoot.recipes.optimizer_settings import refuse_default_data
 
 _TOKENS = 300  # are shown, about
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.batch_size import batching
+from surefoot.config.setting import checked
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
 from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.images.predict import Predict
-from surefoot.recipes.optimizer_settings import checked, refuse_default_data
+from surefoot.recipes.optimizer_settings import refuse_default_data
 
 _ARRAYS = (
     "crop_padding",

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.errors import refuse_all
+from surefoot.config.setting import checked, refuse_all
 from surefoot.recipes.gpt.corpus import saved, wrapped
-from surefoot.recipes.optimizer_settings import Optimizer, checked, refuse_default_data
+from surefoot.recipes.optimizer_settings import Optimizer, refuse_default_data
 from surefoot.recipes.translation import corpus as texts
 from surefoot.recipes.translation.config import MEANT_FOR, Config
 from surefoot.recipes.translation.predict import Predict, Search, answers, judged, shown, translated
