@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.config.setting import checked, refuse_all
+from surefoot.config.setting import checked
+from surefoot.errors import refuse_all
 from surefoot.recipes.gpt.corpus import saved, wrapped
 from surefoot.recipes.optimizer_settings import Optimizer, refuse_default_data
 from surefoot.recipes.translation import corpus as texts
