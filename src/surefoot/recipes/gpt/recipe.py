@@ -48,7 +48,7 @@ def check(config: Config) -> list[Any]:
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
-        lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "val_all", "cloze")),
+        lambda: asked_questions.named(config.multiple_choice or (), taken=("val", "val_all", "cloze")),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
 
@@ -77,7 +77,7 @@ def build(config: Config) -> "sf.Run":
 
     every_window = sf.data.EvalWindows(found.held_out, context=context)
     part = sf.data.EvalWindows(found.held_out, context=context, max_tokens=config.val_tokens, seed=config.seed)
-    splits = {"held-out": _text_split(part, tokenizer)}
+    splits = {"val": _text_split(part, tokenizer)}
     if len(part) < len(every_window):
         splits["val_all"] = _text_split(every_window, tokenizer, at_end=True)
     if config.cloze_questions != 0 and (cloze := _cloze(config, found)) is not None:

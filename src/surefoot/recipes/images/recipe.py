@@ -97,7 +97,7 @@ def build(config: Config) -> "sf.Run":
             judge=lambda classified: sf.metrics.classification_scores(classified, classes=len(names)),
             at_end=name == "test",
         )
-        for name, part in (("held-out", found.held_out), ("test", found.test))
+        for name, part in (("val", found.held_out), ("test", found.test))
         if part is not None
     }
     return sf.Run(
