@@ -132,3 +132,17 @@ def test_what_takes_more_than_a_minute_is_said_once() -> None:
     clock[0] = 361.0
     console.doing("evaluating held-out")
     assert stream.getvalue().count("still") == 2
+
+
+EPOCH = {"kind": "epoch", "step": 20, "epoch": 2, "epochs": 3, "loss": 0.5, "epoch_s": 65.0}
+
+
+@pytest.mark.parametrize("is_evaluated", [True, False])
+def test_an_epoch_has_one_line_with_its_scores_if_it_was_evaluated(is_evaluated: bool) -> None:
+    stream = StringIO()
+    console = Console(30, stream)
+    console.write(EPOCH | {"is_evaluated": is_evaluated})
+    if is_evaluated:
+        console.write({"kind": "scores", "step": 20, "val/loss": 0.75})
+    scores = " val/loss=0.75" if is_evaluated else ""
+    assert stream.getvalue() == f"epoch=2/3 step=20/30 loss=0.5{scores} time=1m05s\n"

@@ -192,6 +192,7 @@ class Timetable:
     every: dict[str, Every]  # by the name of its setting
     stop_step: int  # the session ends here; the schedule does not know
     limit_s: float | None
+    epoch: Every  # its end, in a run whose length is in epochs
 
     def evaluate_due(self, done: int) -> bool:
         """After the last step, and every `evaluate_every`."""
@@ -213,4 +214,5 @@ def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: in
     stop_after = length if settings.stop_after is None else plan(settings.stop_after, setting="stop_after")
     limit_s = None if settings.time_limit is None else seconds(settings.time_limit, setting="time_limit")
     stop_step = min(stop_after.steps, length.steps)
-    return Timetable(settings, length, cadences(settings, length=length), stop_step, limit_s)
+    epoch = every("1 epochs", length=length) if "epoch" in settings.length.lower() else Every()
+    return Timetable(settings, length, cadences(settings, length=length), stop_step, limit_s, epoch)

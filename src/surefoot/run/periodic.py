@@ -4,7 +4,7 @@ The loop asks (`surefoot.train.loop.Duties`); only here may a run wait for the d
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.distributed.consistency import compare_when_due
 from surefoot.errors import ConfigError
+from surefoot.mean import Mean
 from surefoot.memory import used_bytes
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.stop_requests import Wishes
 from surefoot.tracking.logger import Journal
+from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import read_records
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
@@ -43,12 +45,15 @@ class BetweenSteps:
         self.logged_step = 0
         self.evaluated_step = 0  # the last one after which scores or a sample were due
         self.remaining = RemainingTime()
+        self.epochs = 0  # that are over
+        self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0  # since the end of the last one
         self.changes: set[str] = set()  # of what is trained, as they were said
 
     def opened(self, state_check: "StateCheck | None") -> None:
         self.state_check, self.first_step = state_check, self.state.step
         self.compared: int | None = None  # the step after which ranks compared their weights last
         self.layers, self.flags = self._layers(), self.state.trainable.flags
+        self.epochs = self.parts.timetable.epoch.count(0, self.state.step)
 
     def started(self) -> None:
         self.later_step = self.state.step + (1 if self.state_check is None else self.state_check.steps)
@@ -106,6 +111,7 @@ class BetweenSteps:
             values["left_s"] = left_s
         values |= used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
+        self._show_epoch(values, times)
         self.skipped += len(skipped)
         self.whole.meter.saw(skipped, done=self.state.step)
         if self.parts.world.size > 1:
@@ -226,6 +232,22 @@ class BetweenSteps:
     def _evaluation_stop(self) -> bool:
         """Whether an evaluation is to be given up; never if code of the user's waits for its numbers."""
         return self.alone and self.wishes.told_to_stop()
+
+    def _show_epoch(self, values: Record, times: Mapping[str, float]) -> None:
+        """Show the epoch that ended since the last record: the mean loss of its steps, and their time in this session."""
+        step, epoch = self.state.step, self.parts.timetable.epoch
+        targets = values.get("targets", 0.0)
+        self.epoch_loss += Mean(values.get("loss_of_applied", values.get("loss", 0.0)) * targets, targets)
+        self.epoch_s += sum(times[f"{phase}_s"] for phase in ("starting", "training", "waiting", "user"))
+        if epoch.count(0, step) == self.epochs:
+            return
+        self.epochs = epoch.count(0, step)
+        record: Record = {"kind": "epoch", "step": step, "epoch": self.epochs, "epoch_s": self.epoch_s}
+        record |= {"epochs": epoch.count(0, self.parts.length.steps), "loss": self.epoch_loss.value}
+        record["is_evaluated"] = self.evaluated_step != step and self.evaluations.scores_due(step)  # right after this
+        self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0
+        if self.parts.console is not None:
+            self.parts.console.write(record)
 
     @contextmanager
     def _timed(self, event: Event) -> Iterator[None]:

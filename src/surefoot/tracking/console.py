@@ -71,6 +71,7 @@ class Console:
         self.said = Said(stream)
         self.printed_at: float | None = None
         self.held: Record | None = None  # of training, newer than what was printed
+        self.epoch: Record | None = None  # that is over, with no line yet
         self.what = ""
         self.begun: float | None = None  # when that which is being done was begun; None once that was said
 
@@ -82,9 +83,12 @@ class Console:
                 self.held = record
                 if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
                     self._print_held()
+            case "epoch":
+                self.epoch, self.held = record, None  # whose line says it too
+                if not record["is_evaluated"]:
+                    self._print_scores({"step": step})
             case "scores":
-                values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
-                self.say(" ".join([f"step={step}/{self.length}", *values]))
+                self._print_scores(record)
             case "sample":
                 self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
 
@@ -105,6 +109,18 @@ class Console:
 
     def close(self) -> None:
         self._print_held()
+        if self.epoch is not None:  # its evaluation was given up
+            self._print_scores({"step": self.epoch["step"]})
+
+    def _print_scores(self, record: Record) -> None:
+        """Print the scores of a record, with the epoch that ended at its step."""
+        values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
+        step, epoch, self.epoch = f"step={record['step']}/{self.length}", self.epoch, None
+        if epoch is None or epoch["step"] != record["step"]:
+            self.say(" ".join([step, *values]))
+            return
+        loss, took = f"loss={number(epoch['loss'])}", f"time={duration(epoch['epoch_s'])}"
+        self._print(" ".join([f"epoch={epoch['epoch']}/{epoch['epochs']}", step, loss, *values, took]))
 
     def _print_held(self) -> None:
         record, self.held = self.held, None

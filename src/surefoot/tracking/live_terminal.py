@@ -25,6 +25,7 @@ _BESIDE_BAR = 58  # columns: loss, time left, rate, norm and targets a second, e
 _ECHO = 3  # columns: the terminal's "^C" must not wrap, and in some terminals the last column does
 _CELL = 9  # columns of a score
 _TIME = 6
+_EPOCH = 20  # columns of "epoch 12/30 in 1m05s"
 _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this order
     "left_s": lambda value: f"left {duration(value)}",
     "learning_rate": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
@@ -53,6 +54,7 @@ class Terminal:
         self.train: Record | None = None  # the last one
         self.phrase = ""  # what is being done, where that takes long
         self.columns: list[str] | None = None  # scores in the table
+        self.epoch: Record | None = None  # the last one that ended
         self.drawn = self.unfinished = False  # the live line; a guest's line
 
     @property
@@ -66,6 +68,10 @@ class Terminal:
         match record["kind"]:
             case "train":
                 self.train = record
+            case "epoch":
+                self.epoch = record
+                if not record["is_evaluated"]:
+                    self._above(*self._row({"step": record["step"]}))
             case "scores":
                 self._above(*self._row(record))
             case "sample":
@@ -148,10 +154,14 @@ class Terminal:
         from rich.text import Text
 
         values = {in_line(name): _cell(value) for name, value in scores_in(record).items()}
+        values = values or dict.fromkeys(self.columns or (), "")
+        epoch = self.epoch if self.epoch is not None and self.epoch["step"] == record["step"] else None
+        epoch_cells = [f"epoch {epoch['epoch']}/{epoch['epochs']} in {duration(epoch['epoch_s'])}"] if epoch else []
         titles = _titles(list(values))
         wide = {name: max(_CELL, cell_len(titles[name])) for name in values}
         step = max(5, len(str(self.length)))
         room = self.rich.width - 1 - step - len(_GAP) - len("train loss") - len(_GAP) - _TIME
+        room -= len(_GAP) + _EPOCH if self.epoch else 0
         ends = accumulate(len(_GAP) + wide[name] for name in values)
         shown = [name for name, end in zip(values, ends, strict=True) if end <= room]
         lines: list[str | Text] = []
@@ -161,9 +171,9 @@ class Terminal:
             lines.append(Text(_GAP.join(["step".rjust(step), "train loss", *scores, "time".rjust(_TIME)]), "bold"))
             if len(shown) < len(values):
                 lines.append(Text(f"not shown for lack of room: {', '.join(list(values)[len(shown) :])}", "dim"))
-        cells = [str(record["step"]).rjust(step), _loss(self.train or {}).rjust(len("train loss"))]
+        cells = [str(record["step"]).rjust(step), _loss(epoch or self.train or {}).rjust(len("train loss"))]
         cells += [values[name].rjust(wide[name]) for name in shown]
-        return [*lines, _GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME)])]
+        return [*lines, _GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME), *epoch_cells])]
 
 
 def screen(length: int, stream: TextIO | None = None) -> Screen:
