@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from contextlib import suppress
@@ -238,8 +239,12 @@ def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_sitting(
 
 
 def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing(tmp_path: Path) -> None:
-    """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched."""
+    """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched.
+
+    A training record has the derived values too, and they are computed again.
+    """
     changes: dict[str, Any] = {"length": "5 steps", "evaluate_at_start": True, "ema": None}
+    changes["derived"] = {"perplexity": sf.metrics.perplexity}
     changes["early_stopping"] = sf.EarlyStopping("max held-out/loss", patience=9)  # at the start it is the largest
     expected = build(None, **changes).scores()
     with suppress(KeyError), build(tmp_path / "run", **changes) as run:
@@ -253,7 +258,18 @@ def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing
     watch = run.parts.whole.watch
     assert watch is not None
     assert watch.step == 5
-    assert sf.load(build(tmp_path / "run", **changes)).verify().problems == []
+    for record in written(tmp_path / "run", "train"):
+        assert record["perplexity"] == math.exp(record["loss"])
+    verdict = sf.load(build(tmp_path / "run", **changes)).verify()
+    assert verdict.problems == []
+    assert "perplexity" not in str(verdict)  # as what it cannot compute
+
+
+def test_derived_values_do_not_take_the_place_of_a_number_of_the_record() -> None:
+    with pytest.raises(sf.ConfigError, match="'loss'"):
+        build(None, derived={"loss": sf.metrics.perplexity})
+    with pytest.raises(sf.ConfigError, match="functions by name"):
+        build(None, derived=sf.metrics.perplexity)
 
 
 def test_several_samples_stand_in_one_record_and_all_are_shown(

@@ -23,6 +23,7 @@ from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import read_records
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
+from surefoot.train.meter import derived
 from surefoot.train.step_watch import UNWATCHED, Watch
 from surefoot.train.timer import Event, RemainingTime
 
@@ -99,6 +100,7 @@ class BetweenSteps:
         first_steps = self.whole.clock.first_steps
         later_steps = sum(index not in first_steps for index, *_ in self.whole.meter.rows)
         values, skipped = self.whole.meter.read(first_steps=first_steps)
+        values |= derived(self.parts.settings.derived, values)
         times = self.whole.clock.window()
         trained_s = times["training_s"] + times["waiting_s"]
         # first steps are not in those seconds

@@ -95,6 +95,7 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         evaluate=splits,
         sample_fn=sample if config.sample_tokens else None,
+        derived={"perplexity": sf.metrics.perplexity},
         panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
         describe_sample=in_words,
         best=BEST,

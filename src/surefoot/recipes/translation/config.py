@@ -98,7 +98,8 @@ class Config(RecipeSettings):
     """Absent betas of adamw are (0.9, 0.98) here, as Vaswani et al. 2017 have them, and an absent weight decay is 0."""
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
     label_smoothing: float = setting(0.1, check=_FRACTION, identity=True, after="check_state")
-    """How much of each target's probability all tokens share while training; scores are without it."""
+    """How much of each target's probability all tokens share while training; scores are without it. 0: training records have the
+    perplexity too."""
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
     """Which score of the held-out part makes a checkpoint the best."""
     beam: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing")

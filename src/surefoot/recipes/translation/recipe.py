@@ -81,6 +81,7 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         evaluate=splits,
         sample_fn=sample,
+        derived=None if config.label_smoothing else {"perplexity": sf.metrics.perplexity},
         panels_fn=lambda model: [shown(model, scored, while_training, language=config.data.target)],
         describe_sample=in_words,
         best=best,
