@@ -18,7 +18,8 @@ from surefoot.config.durations import Length
 from surefoot.plan import schedule_plot
 from surefoot.plan.schedule_plot import traced
 from surefoot.report import figures
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import Joined
+from surefoot.schedules.lr_schedule import Schedule
 
 SOME: dict[str, Schedule | Joined] = {
     "cosine": sf.schedules.cosine("5%"),
@@ -145,7 +146,7 @@ assert "torch" not in sys.modules
 def test_what_cannot_be_drawn_is_refused(
     schedules: dict[str, Schedule | Joined],
     length: str,
-    out: str,
+    run_dir: str,
     says: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -153,5 +154,5 @@ def test_what_cannot_be_drawn_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("kept")
     with pytest.raises(sf.ConfigError, match=says):
-        sf.plan.plot_schedules(schedules, length, out=out)
+        sf.plan.plot_schedules(schedules, length, out=run_dir)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

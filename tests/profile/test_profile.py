@@ -77,7 +77,7 @@ def plain(**changes: Any) -> sf.Run:
     data = small_runs.Augmented()
     settings: dict[str, Any] = {
         "train_data": (data.inputs, data.labels),
-        "evaluate": {},
+        "splits": {},
         "early_stopping": None,
         "ema": None,
         "precision": "fp32",
@@ -199,7 +199,7 @@ def gpt(shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
             batch[0], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, batch[1])
         ),
         "train_data": (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
-        "count": lambda batch: batch[1].numel(),
+        "count_fn": lambda batch: batch[1].numel(),
     }
     return plain(**(settings | changes))
 

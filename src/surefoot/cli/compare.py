@@ -17,7 +17,7 @@ from surefoot.errors import ConfigError, refuse_all
 from surefoot.recipes.optimizer_settings import Schedule
 from surefoot.recipes.program import build_run, find_program
 from surefoot.schedules.curves import SHAPES
-from surefoot.schedules.lr_schedule import Joined, join
+from surefoot.schedules.joined import Joined, join
 from surefoot.schedules.lr_schedule import Schedule as Single
 from surefoot.train.patience import parsed
 

@@ -94,7 +94,7 @@ def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Checkpoint", *, w
         note(f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}")
     if run.load_checkpoint(chosen):
         note("warning: the data are others than the run was trained on: these scores are of those")
-    for name, value in run.scores(*names).items():
+    for name, value in run.evaluate(*names).items():
         if run.parts.world.is_main:
             print(f"{key} {name}={value!r}")
 

@@ -113,7 +113,7 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "
         raise ConfigError(f"--checkpoint and --run-changed-program are of a run that is there, and {what} is none")
     config, _ = program_settings(program, options, flags, verb=verb)
     if isinstance(config, TrainSettings):  # what another run has left there, a tokenizer say, is not this one's
-        config = replace(config, out=None, trackers=None)
+        config = replace(config, run_dir=None, trackers=None)
     run = build_run(program, config)
     return run, set() if config is None else set(flatten(config))
 

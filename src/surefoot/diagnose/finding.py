@@ -8,12 +8,12 @@ from surefoot.diagnose.history import History
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""The worst first: the run is broken or of no use; it costs quality or time; worth knowing, and nothing need be wrong."""
+"""The worst first. error: the run is broken or useless; warning: it costs quality or time; note: worth knowing."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with a run, or worth knowing, with what it was concluded from and what to try.
+    """A problem of a run, or a fact worth knowing, with its evidence and remedies.
 
     `evidence` has sentences with numbers and steps, `numbers` the values that were compared with thresholds. `step` is where it
     began (None: all of the run). `causes` has the likely ones first, `try_` flags or code with the current value.
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Well:
-    """Something that was looked at and is as it should be; `message` says what was seen."""
+    """The verdict of a check without a problem; `message` has the evidence."""
 
     message: str
     name: str = ""  # its check's
@@ -55,7 +55,7 @@ class Well:
 
 @dataclass(frozen=True)
 class Unclear:
-    """Something that the records do not tell, or not yet; `message` says what is missing."""
+    """The verdict of a check that the records do not suffice for; `message` names the missing part."""
 
     message: str
     name: str = ""
@@ -70,13 +70,13 @@ class EndedError(Exception):
 
 
 def need(holds: object, lacking: str) -> None:
-    """End a check here unless it holds: the records do not tell, and `lacking` says what is missing in them."""
+    """End a check as unknown unless `holds`; `lacking` names the missing part of the records."""
     if not holds:
         raise EndedError(Unclear(lacking))
 
 
 def well(holds: object, message: str) -> None:
-    """End a check here if it holds: all is as it should be, and `message` says what was seen."""
+    """End a check as healthy if `holds`; `message` has the evidence."""
     if holds:
         raise EndedError(Well(message))
 
@@ -132,7 +132,7 @@ def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
 
 
 def listed(names: Sequence[object], *, most: int = 4) -> str:
-    """Names in a line, and how many more there are.
+    """Names in a line, and the number of those left out.
 
     >>> listed(["a", "b", "c"], most=2)
     'a, b and 1 more'

@@ -49,7 +49,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     mine = next(found for found in cases if found.strategy == own)
     strategies = [*table(cases), *([] if refused is None else [first_line(refused)])]
     found = [
-        Section("data", list(parts.settings.about_data)),
+        Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(machine, world=world)),
         Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),

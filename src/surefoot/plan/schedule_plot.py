@@ -12,7 +12,7 @@ from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 from surefoot.report.charts import Chart, Line, Mark
 from surefoot.report.figures import draw
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.tracking.format import shortened, text_table
 
 _LOOKED_AT = 1_000_000  # steps of one schedule; of a longer run every second, third ...
@@ -48,7 +48,7 @@ class Trace:
         return int(self.steps[place]), float(self.factors[place])
 
 
-def traced(schedules: Mapping[str, Schedule | Joined], length: Length) -> list[Trace]:
+def traced(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
     """A trace of each schedule in a run of that length; one `ConfigError` with all that do not fit it.
 
     >>> from surefoot.schedules.lr_schedule import linear
@@ -94,7 +94,7 @@ _LONGEST_NAME = 40
 
 
 def plot_schedules(
-    schedules: Mapping[str, Schedule | Joined], length: str | Length, *, out: str | Path, rate: float | None = None
+    schedules: Mapping[str, AnySchedule], length: str | Length, *, out: str | Path, rate: float | None = None
 ) -> list[Path]:
     """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg; returns both paths.
 
@@ -112,7 +112,8 @@ def plot_schedules(
     if not schedules:
         raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.schedules.cosine('5%')}")
     planned_length = length if isinstance(length, Length) else steps_alone(length)
-    return drawn(traced(schedules, planned_length), out=out, rate=rate)
+    named = {name: bound(each, ({"lr": rate or 1.0, "betas": (0.9, 0.999)},)) for name, each in schedules.items()}
+    return drawn(traced(named, planned_length), out=out, rate=rate)
 
 
 def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:

@@ -43,7 +43,7 @@ def sections(parts: RunComponents) -> list[Section]:
             measured = measure(parts)
             costs = [*memory_and_time(parts, measured), *evaluation_time(parts)]
     found = [
-        Section("data", list(parts.settings.about_data)),
+        Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
         Section("batches", batch_arithmetic(parts, measured)),

@@ -19,7 +19,8 @@ from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
 from surefoot.profile.timed_step import Stepping, Stopwatch, is_compiled, stopwatch, with_forward
 from surefoot.train import activation_checkpointing
-from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.compile import sole_or_all
+from surefoot.train.loop import State, Task
 from surefoot.train.precision import FORMATS
 
 

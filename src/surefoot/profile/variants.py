@@ -20,8 +20,8 @@ from surefoot.optim.skip_step import skipping
 from surefoot.profile.flops import computed_again, kept_activations
 from surefoot.profile.timed_step import Stepping, stopwatch
 from surefoot.run.components import RunComponents
-from surefoot.train.compile import compiled
-from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.compile import compiled, sole_or_all
+from surefoot.train.loop import State, Task
 from surefoot.train.precision import Precision
 
 NAMES = ("workers", "precision", "fused", "checkpointing", "channels-last", "micro-batch", "compile")

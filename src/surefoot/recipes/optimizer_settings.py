@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import surefoot as sf
 from surefoot.config.parallel import Kind, Sharding, Strategy
-from surefoot.config.setting import ordered, setting
+from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
@@ -104,12 +104,16 @@ class Schedule:
     """polynomial: of what is left of the fall."""
     cooldown: str | None = None
     """wsd: how long the rate falls at the end."""
+    cooldown_shape: Literal["1-sqrt", "linear"] | None = None
+    """wsd: how it falls. Default: 1-sqrt."""
     milestones: tuple[str, ...] | None = None
-    """multistep: when the rate drops."""
+    """multistep: when the rate drops, such as 50% 75%, or "every 10 epochs"."""
     gamma: float | None = None
     """multistep: what the rate is multiplied by at each drop."""
     start_lr_ratio: float | None = None
     """one_cycle: the factor at step 0."""
+    momentum_range: tuple[float, float] | None = None
+    """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95. Default: momentum stays."""
     cycle: str | None = None
     """cosine_restarts: from one full rate to the next."""
     cycle_growth: float | None = None
@@ -134,8 +138,14 @@ def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class RecipeSettings(TrainSettings):
-    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started."""
+    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started.
 
+    A recipe may choose more than a plain loop does; the header says so.
+    """
+
+    clip: str = default("norm 1.0")
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = default("auto")
+    channels_last: bool | Literal["auto"] = default("auto")
     early_stopping: int | None = setting(None, identity=True, after="time_limit")
     """End after this many evaluations without a better score. None: never."""
     optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers")

@@ -1,4 +1,4 @@
-"""Panels (`tracking/panels.py`) of what a model said: text tinted by loss, examples by score, a confusion matrix, pictures.
+"""Panels (`tracking/panels.py`) of model outputs: text tinted by loss, examples by score, a confusion matrix, images.
 
 Shapes: B batch, K classes, C channels, H height, W width.
 """
@@ -33,10 +33,10 @@ _AT_ONCE = 64
 def tinted_by_loss(
     title: str, tokens: Sequence[int], losses: Sequence[float], *, tokenizer: Tokenizer, legend: str | None = None
 ) -> TextHeatmap:
-    """The text of `tokens`, each tinted by the model's loss (nats) at it; the first has none, so there is one loss less.
+    """The text of `tokens`, each tinted by the model's loss (nats); there is one loss less, because the first token has none.
 
-    A piece is one token, or the tokens of one character that is spread over several, with the sum of their losses. Put
-    together, the pieces are what the tokenizer makes of all tokens. The end of a document has no text, and its loss is left out.
+    A piece is one token, or the tokens of one character that is spread over several, with the sum of their losses. The joined
+    pieces equal the decoded tokens. The end of a document has no text, and its loss is left out.
 
     >>> from surefoot.tokenizers.tokenizer import ByteTokenizer
     >>> tinted_by_loss("", [104, 195, 169], [1.0, 0.5], tokenizer=ByteTokenizer()).pieces
@@ -64,7 +64,7 @@ def tinted_by_loss(
 def examples_by_score(
     title: str, legend: str, said: Sequence[tuple[str, str, str, float]], *, each: int = 5
 ) -> Examples:
-    """The best, the worst and some random ones of (source, reference, output, score), `each` of a kind, none twice.
+    """The best, the worst and some random ones of (source, reference, output, score): `each` per group, without repetition.
 
     >>> said = [("a", "A", "A", 100.0), ("b", "B", "C", 0.0), ("c", "C", "C", 90.0)]
     >>> [(one.source, one.group) for one in examples_by_score("", "", said, each=1).examples]
@@ -84,7 +84,7 @@ def examples_by_score(
 
 
 def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: Sequence[str]) -> ConfusionMatrix:
-    """A confusion matrix (row: the right class, column: the guess); of many classes those with the most mistakes, and the rest in one.
+    """A confusion matrix (row: true class, column: prediction). With many classes, those with fewest mistakes share one row.
 
     >>> confusion_panel("held-out", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
     ((3, 1), (0, 4))
@@ -114,7 +114,7 @@ def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequen
 
 
 def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], side: int | None = None) -> bytes:
-    """The same as the bytes of the file, with no side longer than `side` pixels (None: as it is).
+    """The bytes of a PNG file of the image, with no side longer than `side` pixels (None: not resized).
 
     >>> png_file(torch.zeros(1, 8, 8), mean=(0.0,), std=(1.0,))[1:4]
     b'PNG'
@@ -143,7 +143,7 @@ def classification_panels(
     name: str = "held-out",
     pictures: int = 16,
 ) -> Iterator[Panel]:
-    """The confusion matrix over a data set of (image, label), and the pictures with the largest losses.
+    """The confusion matrix of a data set of (image, label), and the images with the largest losses.
 
     As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are
     those of the images' normalization. A large data set is read in 10,000 spread samples, for at most 30 s.

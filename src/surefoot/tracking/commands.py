@@ -76,9 +76,11 @@ def _again(words: list[str]) -> str:
 def _without_out(words: list[str]) -> list[str]:
     """The same into another directory: where the run's own is, it would go on with that."""
     kept = [
-        word for before, word in pairwise(["", *words]) if before != "--out" and not re.fullmatch(r"--out(=.*)?", word)
+        word
+        for before, word in pairwise(["", *words])
+        if before != "--run-dir" and not re.fullmatch(r"--run-dir(=.*)?", word)
     ]
-    return [*kept, "--out", "DIR"] if len(kept) < len(words) else kept
+    return [*kept, "--run-dir", "DIR"] if len(kept) < len(words) else kept
 
 
 def _with_place(line: str, session: Session) -> str:

@@ -83,11 +83,11 @@ class Terminal:
         self._draw()
 
     def started(self, spent_s: float) -> None:
-        """Tell the time of rows from here on; the run has taken `spent_s` before."""
+        """Start the clock of the rows; the run has already taken `spent_s`."""
         self.begun = self.now() - spent_s
 
     def doing(self, what: str) -> None:
-        """Show on the live line what is being done from now on, until the next record."""
+        """Show the current activity on the live line until the next record."""
         if in_line(what) != self.phrase:
             self.phrase = in_line(what)
             self._draw()
@@ -100,7 +100,7 @@ class Terminal:
         self.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
 
     def give_way(self, text: str) -> None:
-        """Make room for what a guest is about to write."""
+        """Make room for text of another writer."""
         if self.drawn:
             self.said.put(_ERASE)
             self.drawn = False
@@ -131,7 +131,7 @@ class Terminal:
         self.drawn, self.unfinished = True, False
 
     def _line(self) -> "Text":
-        """As much of it as there is room for, in the order of what one wants to know."""
+        """As many of its parts as fit, in the order of importance."""
         from rich.text import Text
 
         line, record, room = Text(), self.train, max(1, self.rich.width - _ECHO)
@@ -182,7 +182,7 @@ def screen(length: int, stream: TextIO | None = None) -> Screen:
 
 
 class _Guest:
-    """A standard stream as all others see it while a live line stands on the same terminal."""
+    """A standard stream for all other writers while a live line stands on the same terminal."""
 
     def __init__(self, stream: TextIO, give_way: Callable[[str], None]) -> None:
         self.stream, self.give_way = stream, give_way
@@ -225,7 +225,7 @@ def _cell(value: float) -> str:
 
 
 def _titles(names: list[str]) -> dict[str, str]:
-    """Scores without their split, as long as no two would be called the same.
+    """Metrics without their split, unless two would get the same name.
 
     >>> _titles(["held-out/loss", "cloze/accuracy"]), _titles(["a/loss", "b/loss"])
     ({'held-out/loss': 'loss', 'cloze/accuracy': 'accuracy'}, {'a/loss': 'a/loss', 'b/loss': 'b/loss'})

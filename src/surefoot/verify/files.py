@@ -21,7 +21,7 @@ from surefoot.verify import metrics_log as logs
 from surefoot.verify.metrics_log import FILE, Log, Noted
 from surefoot.verify.verdict import Problem
 
-_MAY_CHANGE = ("length", "init")  # from one sitting to the next, of what is described
+_MAY_CHANGE = ("length", "init_from")  # from one sitting to the next, of what is described
 
 
 @dataclass(frozen=True)

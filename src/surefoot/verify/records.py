@@ -134,7 +134,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     if 0 not in files.checkpoints or parts.state.step:
         return
     start = files.checkpoints[0]
-    if (init := start.described["init"]) is not None:
+    if (init := start.described["init_from"]) is not None:
         verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
         return
     then = start.found.saved.machine

@@ -38,7 +38,7 @@ def verify(
     seed: int | None,
     tolerance: float,
     say: Callable[[str], None] | None,
-    watch: Watching | None,
+    progress_fn: Watching | None,
 ) -> Verdict:
     """Check all files of a run's directory, make steps of it again from its checkpoints, and compare every bit.
 
@@ -78,7 +78,7 @@ def verify(
             say(sentences.cost(chosen, files, end=end, step_s=step_s))
         outcomes: list[Outcome] = []
         try:
-            outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=watch)
+            outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=progress_fn)
         except CheckpointError as problem:  # tensors that do not fit what is built now
             text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
             verdict.problems.append(Problem("inconsistent", f"no step could be made again: {text}"))

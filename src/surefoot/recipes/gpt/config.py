@@ -18,7 +18,7 @@ class Data:
     path: str | None = None
     """A text file, a directory of them, or of token shards; absent: the source of Python's standard library."""
     tokenizer: str | None = None
-    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory; absent: that of --init, or bpe."""
+    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory; absent: that of --init-from, or bpe."""
     vocabulary: int | None = None
     """bpe: how many different tokens; absent: 2048."""
     held_out_fraction: float = 0.05
@@ -63,7 +63,7 @@ class Config(RecipeSettings):
         | None
     ) = setting(None, observer=True, after="")
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
-    out: str | Path | None = default("runs/gpt")
+    run_dir: str | Path | None = default("runs/gpt")
     length: str = default("2500 steps")
     batch_size: int | str = default(8)
     evaluate_every: str = default("25%")

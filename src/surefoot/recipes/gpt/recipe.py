@@ -57,7 +57,7 @@ def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     context = config.model.context
     _, optimizer, schedule, *_ = check(config)
-    found = texts.corpus(config.data, saved=texts.saved(config.out), init=config.init)
+    found = texts.corpus(config.data, saved=texts.saved(config.run_dir), init=config.init_from)
     tokenizer = found.tokenizer
     network = network_shape(config, vocabulary=tokenizer.vocabulary)
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
@@ -93,16 +93,16 @@ def build(config: Config) -> "sf.Run":
         train_data=sf.data.TrainWindows(found.training, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
-        evaluate=splits,
+        splits=splits,
         sample_fn=sample if config.sample_tokens else None,
         derived={"perplexity": sf.metrics.perplexity},
         panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
-        describe_sample=in_words,
+        describe_fn=in_words,
         best=BEST,
-        files={texts.TOKENIZER: tokenizer.to_json()},
-        example="",
-        about_data=found.in_words,
-        settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
+        extra_files={texts.TOKENIZER: tokenizer.to_json()},
+        predict_example="",
+        data_summary=found.in_words,
+        identity={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
         **config.run_settings(BEST),
     )
 
@@ -126,7 +126,7 @@ def _text_split(windows: Any, tokenizer: Any, *, at_end: bool = False) -> "sf.Sp
 def outline(config: Config) -> "sf.Run | None":
     """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
     vocabulary, context = texts.promised_vocabulary(config.data), config.model.context
-    if vocabulary is None or config.init is not None:
+    if vocabulary is None or config.init_from is not None:
         return None
     _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
     network = network_shape(config, vocabulary=vocabulary)
@@ -138,7 +138,7 @@ def outline(config: Config) -> "sf.Run | None":
         train_data=sf.data.TrainWindows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
-        about_data=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
+        data_summary=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
         **config.run_settings(None),
     )
 

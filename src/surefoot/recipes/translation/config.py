@@ -30,7 +30,7 @@ class Data:
     tokenizer: Literal["bpe", "unigram"] = "bpe"
     """How words are cut into subwords: byte pairs, or a unigram model; trained on what is trained on."""
     vocabulary: int | None = None
-    """How many different subwords; absent: 1024, or those of --init."""
+    """How many different subwords; absent: 1024, or those of --init-from."""
     shared: bool = True
     """Whether both languages have one vocabulary and one embedding."""
     max_source: int = 128
@@ -87,7 +87,7 @@ class Config(RecipeSettings):
 
     preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(None, observer=True, after="")
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
-    out: str | Path | None = default("runs/translation")
+    run_dir: str | Path | None = default("runs/translation")
     length: str = default("900 steps")
     batch_size: int | str = default("2048 tokens")
     evaluate_every: str = default("25%")
@@ -100,7 +100,7 @@ class Config(RecipeSettings):
     label_smoothing: float = setting(0.1, check=_FRACTION, identity=True, after="check_state")
     """How much of each target's probability all tokens share while training; scores are without it. 0: training records have the
     perplexity too."""
-    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
+    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_at_start")
     """Which score of the held-out part makes a checkpoint the best."""
     beam: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing")
     """Hypotheses kept open when the test part is translated; 1 is greedy search."""

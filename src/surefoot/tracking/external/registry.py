@@ -22,7 +22,7 @@ _LONGEST = 100  # characters of a name: Weights & Biases takes 128
 
 
 def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
-    """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for an unknown one, one named twice, or a run without `out`.
+    """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for an unknown one, one named twice, or a run without `run_dir`.
 
     >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
     (('wandb', 'mlflow'), ('trackio',), ())
@@ -37,7 +37,8 @@ def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) ->
         raise ConfigError(f"trackers = {given!r} names one of them twice")
     if names and out is None:
         raise ConfigError(
-            f"trackers = {given!r}: which of their runs this is, is kept in the run's directory, and there is none\n  give one: --out DIR"
+            f"trackers = {given!r}: the run's directory keeps the tracker's id of the run, and this run has no directory\n"
+            "  give one: --run-dir DIR"
         )
     return names
 
