@@ -122,7 +122,7 @@ def test_how_the_run_went_is_said_in_a_sentence(page: str) -> None:
 
 
 def test_settings_are_parted_by_who_chose_them(page: str) -> None:
-    chosen, _, left = page.partition("with their defaults")
+    chosen, _, left = page.partition("at its default")
     assert "<code>optimizer.lr</code></th><td>0.003</td><td" in chosen
     assert "<code>seed</code>" in chosen
     assert "<code>clip</code>" in left
@@ -132,7 +132,7 @@ def test_settings_are_parted_by_who_chose_them(page: str) -> None:
 def test_the_commands_are_those_that_made_the_run_and_look_into_it(page: str, rich: Path) -> None:
     text = "".join(Elements(page).text)
     assert (
-        "cd /home/me\ngit checkout 0123456789abcdef  # where it is another\nsurefoot train gpt --seed 3 --run-dir DIR"
+        "cd /home/me\ngit checkout 0123456789abcdef  # if HEAD differs\nsurefoot train gpt --seed 3 --run-dir DIR"
         in text
     )
     assert f"surefoot evaluate '{rich}' --checkpoint best" in text

@@ -77,7 +77,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True)
 class About:
-    """One run, as a tracker is told of it. `directory` is where the tracker may write: OUT/trackers."""
+    """The facts about a run that a tracker receives. `directory` is where the tracker may write: OUT/trackers."""
 
     tracker: str
     project: str
@@ -88,7 +88,7 @@ class About:
 
 @dataclass
 class Kept:
-    """Which run in a tracker this one is, and how far it has been told; a file of the run's directory, NAME.json."""
+    """The id of the run in a tracker, and the last step sent to it; a file of the run's directory, NAME.json."""
 
     path: Path
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -105,7 +105,7 @@ class Kept:
             return cls(path)
 
     def write(self) -> None:
-        """Keep it, so that it is there whole or not at all."""
+        """Save it atomically."""
         write_whole(self.path, (json.dumps({"id": self.id, "begun": self.begun, "sent": self.sent}) + "\n").encode())
 
 
