@@ -33,6 +33,14 @@ def test_of_training_there_is_a_line_at_most_every_ten_seconds_and_always_the_fi
     assert [line.split()[0] for line in found] == ["step=10/100", "step=40/100", "step=100/100"]
 
 
+def test_every_record_of_training_has_a_line_if_log_every_was_given() -> None:
+    stream = StringIO()
+    console = Console(100, stream, every_record=True, now=lambda: 0.0)
+    for step in (10, 20, 30):
+        console.write(train(step))
+    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["step=10/100", "step=20/100", "step=30/100"]
+
+
 def test_scores_and_samples_are_never_left_out() -> None:
     scores = {"kind": "scores", "step": 20, "held-out/loss": 1.25}
     sample = {"kind": "sample", "step": 20, "text": "so it goes"}

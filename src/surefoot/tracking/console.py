@@ -62,12 +62,22 @@ def can_redraw(stream: TextIO | None) -> bool:
 
 
 class Console:
-    """Lines on a stream: all records, but for training at most one in ten seconds, the first, the last and those before messages."""
+    """Lines on a stream: all records, but for training at most one in ten seconds, the first, the last and those before messages.
+
+    With `every_record` each of training has a line too.
+    """
 
     fresh_line = "\n"
 
-    def __init__(self, length: int, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
-        self.length, self.now = length, now
+    def __init__(
+        self,
+        length: int,
+        stream: TextIO | None = None,
+        *,
+        every_record: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.length, self.every_record, self.now = length, every_record, now
         self.said = Said(stream)
         self.printed_at: float | None = None
         self.held: Record | None = None  # of training, newer than what was printed
@@ -81,7 +91,8 @@ class Console:
         match record["kind"]:
             case "train":
                 self.held = record
-                if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
+                is_due = self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S
+                if self.every_record or step >= self.length or is_due:
                     self._print_held()
             case "epoch":
                 self.epoch, self.held = record, None  # whose line says it too

@@ -38,9 +38,17 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this ord
 class Terminal:
     """The terminal that `stream` (default: standard output) is. NO_COLOR is honored; only the eight plain colors are used."""
 
-    def __init__(self, length: int, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        length: int,
+        stream: TextIO | None = None,
+        *,
+        every_record: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         from rich.console import Console  # 60 ms, and only terminals need it
 
+        self.every_record = every_record  # of training has a row too
         self.length, self.now, self.begun = length, now, now()
         self.stream = stream or sys.stdout
         self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -68,6 +76,8 @@ class Terminal:
         match record["kind"]:
             case "train":
                 self.train = record
+                if self.every_record:
+                    self._above(*self._row({"step": record["step"]}))
             case "epoch":
                 self.epoch = record
                 if not record["is_evaluated"]:
@@ -176,9 +186,10 @@ class Terminal:
         return [*lines, _GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME), *epoch_cells])]
 
 
-def screen(length: int, stream: TextIO | None = None) -> Screen:
+def screen(length: int, stream: TextIO | None = None, *, every_record: bool = False) -> Screen:
     """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines."""
-    return Terminal(length, stream) if can_redraw(stream or sys.stdout) else Console(length, stream)
+    kind = Terminal if can_redraw(stream or sys.stdout) else Console
+    return kind(length, stream, every_record=every_record)
 
 
 class _Guest:
