@@ -102,15 +102,15 @@ class BetweenSteps:
         values, skipped = self.whole.meter.read(first_steps=first_steps)
         values |= derived(self.parts.settings.derived, values)
         times = self.whole.clock.window()
-        trained_s = times["training_s"] + times["waiting_s"]
+        trained_s = times["training_s"] + times["data_wait_s"]
         # first steps are not in those seconds
         counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
         if counted > 0 and trained_s > 0:
             values["targets_per_s"] = counted / trained_s
-        values["learning_rate"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
+        values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         self.remaining.add_steps(later_steps, training_s=trained_s, user_s=times["user_s"])
-        if (left_s := self._left_s()) is not None:
-            values["left_s"] = left_s
+        if (eta_s := self._eta_s()) is not None:
+            values["eta_s"] = eta_s
         values |= used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self._show_epoch(values, times)
@@ -173,7 +173,7 @@ class BetweenSteps:
         self.whole.clock.start()
         self.whole.clock.enter("evaluating")
         self._evaluate()
-        self.whole.clock.enter("waiting")
+        self.whole.clock.enter("data_wait")
         if self.parts.saving is not None and not self.evaluations.due:
             self.parts.saving.begun_step = None
             self.save_last()
@@ -184,14 +184,14 @@ class BetweenSteps:
         is_due = False
         if world.is_main:
             before = () if parts.directory is None else read_records(parts.directory.path)
-            is_due = all(record["kind"] != "scores" for record in before)
+            is_due = all(record["kind"] != "eval" for record in before)
         if not world.from_main(is_due) or not parts.scoring.names(at_end=False):
             return
         self.whole.clock.start()
         self.whole.clock.enter("evaluating")
         with self._timed("evaluation"):
             self.evaluations.score_at_start(stop=self._evaluation_stop)
-        self.whole.clock.enter("waiting")
+        self.whole.clock.enter("data_wait")
 
     def save_last(self) -> None:
         if self.parts.saving is not None:
@@ -239,8 +239,8 @@ class BetweenSteps:
         """Show the epoch that ended since the last record: the mean loss of its steps, and their time in this session."""
         step, epoch = self.state.step, self.parts.timetable.epoch
         targets = values.get("targets", 0.0)
-        self.epoch_loss += Mean(values.get("loss_of_applied", values.get("loss", 0.0)) * targets, targets)
-        self.epoch_s += sum(times[f"{phase}_s"] for phase in ("starting", "training", "waiting", "user"))
+        self.epoch_loss += Mean(values.get("loss_applied", values.get("loss", 0.0)) * targets, targets)
+        self.epoch_s += times["starting_s"] + times["training_s"] + times["data_wait_s"] + times["user_s"]
         if epoch.count(0, step) == self.epochs:
             return
         self.epochs = epoch.count(0, step)
@@ -268,7 +268,7 @@ class BetweenSteps:
         during, at_end = (scoring.training_samples(scoring.names(at_end=at_end)) for at_end in (False, True))
         return during / (3 * samples_per_step), at_end / (3 * samples_per_step)
 
-    def _left_s(self) -> float | None:
+    def _eta_s(self) -> float | None:
         """Seconds until the run's last step is made, evaluated and saved, with the samples and the evaluation at the end."""
         done, last, every = self.state.step, self.parts.length.steps, self.parts.timetable.every
         evaluated = done - (self.evaluated_step != done)  # what is due after this step comes after its record

@@ -15,7 +15,7 @@ from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.tracking.format import duration, in_line, number, visible
 from surefoot.tracking.record import OWN, Record, Sink, scores_in
 
-_SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "clipped", "targets_per_s")
+_SHOWN = ("loss", "loss_applied", "skipped", "lr", "grad_norm", "clip_fraction", "targets_per_s")
 _BETWEEN_S = 10.0  # lines of training
 _LONG_S = 60.0  # of doing the same, after which that is said
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -98,7 +98,7 @@ class Console:
                 self.epoch, self.held = record, None  # whose line says it too
                 if not record["is_evaluated"]:
                     self._print_scores({"step": step})
-            case "scores":
+            case "eval":
                 self._print_scores(record)
             case "sample":
                 self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
@@ -139,12 +139,12 @@ class Console:
             return
         self.printed_at = self.now()
         shown = [
-            f"{name}={number(record[name])}"
+            f"{'train/' * name.startswith('loss')}{name}={number(record[name])}"
             for name in _SHOWN
             if name in record and (name != "skipped" or record[name])
         ]
         users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
-        left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
+        left = [f"left={duration(record['eta_s'])}"] if "eta_s" in record else []
         self._print(" ".join([f"step={record['step']}/{self.length}", *shown, *users, *left]))
 
     def _print(self, text: str) -> None:
