@@ -130,7 +130,7 @@ def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callabl
             "loss": loss,
             "train_data": TensorDataset(inputs[:1500], labels[:1500]),
             "evaluate": {
-                "held-out": sf.Split((inputs[1500:], labels[1500:]), scores=sf.metrics.accuracy, batch_size=297)
+                "held-out": sf.Split((inputs[1500:], labels[1500:]), metrics=sf.metrics.accuracy, batch_size=297)
             },
             "batch_size": 32,
             "length": "160 steps",
@@ -209,7 +209,7 @@ def sharing(share: float) -> dict[str, Any]:
     inputs, labels = digits()
     shared = int(297 * share)
     part = [torch.cat([held[1500 + shared :], held[:shared]]) for held in (inputs, labels)]
-    return {"evaluate": {"held-out": sf.Split((part[0], part[1]), scores=sf.metrics.accuracy, batch_size=297)}}
+    return {"evaluate": {"held-out": sf.Split((part[0], part[1]), metrics=sf.metrics.accuracy, batch_size=297)}}
 
 
 def dead() -> nn.Module:
@@ -297,15 +297,15 @@ def with_perplexity() -> dict[str, Any]:
     return {"loss": smoothed_loss, "evaluate": {"held-out": held_out}, "settings": {"label_smoothing": 0.1}}
 
 
-def slow_scores(model: nn.Module, batch: Any) -> dict[str, sf.Mean]:
+def slow_scores(outputs: Any, targets: Any) -> dict[str, sf.Mean]:
     time.sleep(0.02)
-    return {"accuracy": sf.metrics.accuracy(model, batch)}
+    return {"accuracy": sf.metrics.accuracy(outputs, targets)}
 
 
 def evaluating_long() -> dict[str, Any]:
     inputs, labels = digits()
     return {
-        "evaluate": {"held-out": sf.Split((inputs[1500:], labels[1500:]), scores=slow_scores)},
+        "evaluate": {"held-out": sf.Split((inputs[1500:], labels[1500:]), metrics=slow_scores)},
         "evaluate_every": "8 steps",
     }
 

@@ -49,7 +49,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-3),
-        "evaluate": {"same": sf.Split(data, scores=sf.metrics.accuracy)},
+        "evaluate": {"same": sf.Split(data, metrics=sf.metrics.accuracy)},
         "ema": 0.9,
         "report": False,
         "out": out,
