@@ -272,14 +272,14 @@ def scored(*, samples: int) -> dict[str, float]:
         logits = model(batch[0])[0]
         return F.cross_entropy(logits, batch[1]), (logits, batch[1])
 
-    from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
+    from torchmetrics.classification import MulticlassCalibrationError, MulticlassF1Score
 
     metrics: dict[str, Any] = {
         "confident": confident,
         "in_order": sf.metrics.whole_split(in_order),
         "report": sf.metrics.ClassificationReport(CLASSES),
         "f1": MulticlassF1Score(CLASSES),
-        "auroc": MulticlassAUROC(CLASSES),  # keeps every output
+        "calibration": MulticlassCalibrationError(CLASSES),  # keeps every output
     }
 
     run = built(

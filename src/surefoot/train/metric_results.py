@@ -6,7 +6,6 @@ Outputs travel between ranks as text: nothing is pickled, so nothing that comes 
 import base64
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -43,7 +42,7 @@ class Results:
 
     def __init__(self, split: "Split", device: torch.device, world: World | None) -> None:
         self.world = world if world is not None and world.size > 1 else None
-        self.prefixed = isinstance(split.metrics, Mapping)
+        self.device, self.prefixed = device, isinstance(split.metrics, Mapping)
         self.functions: list[tuple[str, MetricFunction]] = []
         self.objects: list[tuple[str, Any]] = []  # of torchmetrics
         self.whole: list[tuple[str, WholeSplitMetric]] = []
@@ -51,19 +50,20 @@ class Results:
             if isinstance(metric, WholeSplitMetric):
                 self.whole.append((name, metric))
             elif is_torchmetric(metric):
-                self.objects.append((name, self._fresh(metric, device)))
+                self.objects.append((name, self._fresh(metric, shared=self.world is not None)))
             else:
                 self.functions.append((name, metric))
         self.sums: dict[str, Any] = {}
         self.collected: list[list[Any]] = []  # of each batch, for each metric of the whole split
+        self.only_pair: Any = None  # of the first batch, until there is a second
         self.padding: list[bool] = []
 
     def add(self, means: dict[str, Mean], pair: tuple[Any, Any] | None, *, is_padding: bool) -> None:
         """Count a batch: what its loss returned, and (outputs, targets)."""
         if pair is not None:
-            collected = [_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole]
-            self.collected.append(collected)
+            self.collected.append([_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole])
             self.padding.append(is_padding)
+            self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
         if is_padding:
             return
         computed: dict[str, Mean] = {}
@@ -84,8 +84,10 @@ class Results:
             values = {name: float(mean.value) for name, mean in self.sums.items()}
         else:
             values = _sums_of_ranks(self.world, self.sums, diverged)
+        if self.objects and self.world is not None:
+            self._share_few_batches(self.world)
         for name, metric in self.objects:
-            own = as_recorded(by_name(self._computed(metric), name, prefixed=self.prefixed))
+            own = as_recorded(by_name(_on_host(metric.compute()), name, prefixed=self.prefixed))
             refuse_twice([*values, *own])
             values |= own
         own = self._of_whole_split()
@@ -119,25 +121,32 @@ class Results:
 
         return computed() if self.world is None else _from_main_rank(self.world, computed)
 
-    def _fresh(self, metric: Any, device: torch.device) -> Any:
-        """A copy that has seen nothing: the user's is not touched, and two splits may share it."""
-        copy = deepcopy(metric).to(device)
+    def _fresh(self, metric: Any, *, shared: bool) -> Any:
+        """A copy that has seen nothing: the user's is not touched, and two splits may have it. `shared` by all ranks."""
+        copy = deepcopy(metric).to(self.device)
         copy.reset()
         for each in torchmetrics_in(copy):
-            each.sync_on_compute = self.world is not None
+            each.sync_on_compute = shared
         return copy
 
-    def _computed(self, metric: Any) -> Any:
-        with warnings.catch_warnings():
-            # by a rank whose batches are all padding
-            warnings.filterwarnings("ignore", message=".*was called before the ``update`` method")
-            value = metric.compute()
-        return pytree.tree_map_only(Tensor, lambda tensor: tensor.tolist(), value)
+    def _share_few_batches(self, world: World) -> None:
+        """If a rank had padding alone, let every rank see all batches: torchmetrics cannot gather a state that is empty there."""
+        if not any(all(rank) for rank in world.gathered(self.padding)):
+            return
+        pairs = _collected_in_order(world, [_on_cpu(self.only_pair)], self.padding)
+        self.objects = [(name, self._fresh(metric, shared=False)) for name, metric in self.objects]
+        for outputs, targets in pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self.device), pairs):
+            for _, metric in self.objects:
+                metric.update(outputs, targets)
 
 
 def _on_cpu(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     on_cpu: tuple[Any, Any] = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), pair)
     return on_cpu
+
+
+def _on_host(values: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.tolist(), values)
 
 
 def _sums_of_ranks(world: World, sums: Mapping[str, Mean], diverged: DivergedError | None) -> dict[str, Any]:
