@@ -46,7 +46,7 @@ def build(**changes: Any) -> sf.Run:
         "length": "20 epochs",
         "optimizer": sf.optim.sgd(lr=0.2, momentum=0.9),
         "schedule": sf.schedules.cosine(warmup="5%"),
-        "evaluate": {"held-out": sf.Split((points[500:], labels[500:]), metrics=sf.metrics.accuracy)},
+        "splits": {"held-out": sf.Split((points[500:], labels[500:]), metrics=sf.metrics.accuracy)},
         "evaluate_every": "5 epochs",
     }
     return sf.Run(**(settings | changes))
@@ -57,7 +57,7 @@ def train(run: sf.Run, radius: float = 0.05) -> None:
     with run:
         for step in run.steps():
             sf.forward_backward(step)
-            weights = [held for held in run.state.models["model"].parameters() if held.grad is not None]
+            weights = [held for held in run.state.model.parameters() if held.grad is not None]
             gradients = [weight.grad for weight in weights if weight.grad is not None]
             before = [weight.detach().clone() for weight in weights]
             norm = torch.nn.utils.get_total_norm(gradients)

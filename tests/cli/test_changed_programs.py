@@ -21,7 +21,7 @@ def build():
     loss = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()
     return sf.Run(
         model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=4, length="4 steps",
-        optimizer=sf.optim.sgd(lr=0.001), evaluate={"all": sf.Split(data)}, save_every="2 steps", out="runs/a",
+        optimizer=sf.optim.sgd(lr=0.001), splits={"all": sf.Split(data)}, save_every="2 steps", run_dir="runs/a",
         panels_fn=lambda model: [sf.report.ConfusionMatrix(title="made anew", classes=("x",), counts=((4,),))], console=False,
     )
 """
@@ -218,10 +218,10 @@ def test_a_comparison_goes_on_only_with_the_program_that_it_began_with(
 ) -> None:
     program.write_text(
         CANARY
-        + "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Config:\n    lr: float = 0.001\n    out: str = 'x'\n"
+        + "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Config:\n    lr: float = 0.001\n    run_dir: str = 'x'\n"
         + PROGRAM.replace("build()", "build(config: Config)")
         .replace("lr=0.001", "lr=config.lr")
-        .replace('"runs/a"', "config.out")
+        .replace('"runs/a"', "config.run_dir")
     )
     main(["compare", "own/program.py:build", "--vary", "lr=0.001,0.002", "--out", "compared"])
     Path("canary").unlink()

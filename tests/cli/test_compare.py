@@ -51,7 +51,7 @@ from surefoot.recipes.optimizer_settings import Optimizer, checked
 
 @dataclass(frozen=True)
 class Config:
-    out: str = "runs/mine"
+    run_dir: str = "runs/mine"
     length: str = "30 steps"
     seed: int = 0
     width: int = 8
@@ -77,8 +77,8 @@ def build(config: Config):
     return sf.Run(
         model=lambda: nn.Sequential(nn.Linear(4, config.width), nn.Dropout(0.2), nn.Linear(config.width, 1)),
         loss=loss, train_data=data, batch_size=7, length=config.length, optimizer=config.optimizer.spec(), seed=config.seed,
-        evaluate={"held-out": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
-        save_every="3 steps", log_every="1 steps", best="min held-out/loss", out=config.out, precision="fp32", report=False,
+        splits={"held-out": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
+        save_every="3 steps", log_every="1 steps", best="min held-out/loss", run_dir=config.run_dir, precision="fp32", report=False,
     )
 """
 SLOW = ["program.py:build", "--vary", "optimizer.name=adamw,sgd", "--optimizer.lr", "0.01", "--step-s", "0.05"]
@@ -122,8 +122,8 @@ def compare(*arguments: str) -> dict[str, Any]:
     return held(Path(arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[0]))
 
 
-def held(out: Path) -> dict[str, Any]:
-    return dict(json.loads((out / "comparison.json").read_text()))
+def held(run_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((run_dir / "comparison.json").read_text()))
 
 
 def begun(*arguments: str) -> Forked:
@@ -354,7 +354,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--vary", "optimizer.lr"], "a setting, =, and what it is to be"),
         (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "two variants are the same"),
         (["gpt", "--vary", "optimizer.lr=1e-4..1e-2"], "ranges are for a search"),
-        (["gpt", "--vary", "out=a,b"], "a directory of its own"),
+        (["gpt", "--vary", "run_dir=a,b"], "a directory of its own"),
         (["gpt"], "compare what?"),
         (["gpt", "--vary", "optimizer.lr=0.1,fast"], "not a number"),
         (["gpt", "--vary", "seed=0,1", "--seeds", "2"], "--seeds and a varied seed"),
@@ -453,7 +453,7 @@ def test_a_plan_tells_what_varies_from_what_was_typed_for_all(whole: Path) -> No
     lines = (whole / "compare.toml").read_text().splitlines()
     assert 'name = "adamw" # varied' in lines
     assert "lr = 0.01 # flag" in lines
-    assert any(line.startswith("out = ") and line.endswith("# of each its own") for line in lines)
+    assert any(line.startswith("run_dir = ") and line.endswith("# of each its own") for line in lines)
 
 
 def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Path) -> None:

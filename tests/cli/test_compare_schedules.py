@@ -14,7 +14,8 @@ from surefoot.cli.main import main
 from surefoot.config.durations import Length
 from surefoot.recipes import images
 from surefoot.schedules.curves import SHAPES
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import Joined
+from surefoot.schedules.lr_schedule import Schedule
 
 LENGTH = Length(steps=1000, samples_per_epoch=100, batch_size=10)
 Capture = pytest.CaptureFixture[str]
@@ -43,7 +44,7 @@ def said(capsys: Capture, *arguments: str) -> list[str]:
 @pytest.fixture
 def undrawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As `here`, and no picture is drawn: what is printed is the claim."""
-    monkeypatch.setattr("surefoot.plan.schedule_plot.drawn", lambda traces, *, out, rate: [Path("none")])
+    monkeypatch.setattr("surefoot.plan.schedule_plot.drawn", lambda traces, *, run_dir, rate: [Path("none")])
     return here
 
 
@@ -143,7 +144,7 @@ def test_a_recipe_gives_its_length_warmup_floor_and_rate(undrawn: Path, capsys: 
 def test_a_length_in_passes_is_that_of_the_recipes_data(undrawn: Path, capsys: Capture) -> None:
     flags = ["--length", "2 epochs", "--batch-size", "64"]
     lines = said(capsys, "images", "--schedules", "constant", *flags)
-    run = images.build(images.Config(length="2 epochs", batch_size=64, out=None))
+    run = images.build(images.Config(length="2 epochs", batch_size=64, run_dir=None))
     assert lines[0].startswith(f"schedules of a run of {run.parts.length.steps:,} steps, base learning rate")
 
 

@@ -29,7 +29,7 @@ class Config:
     length: str = "40 steps"
     batch_size: int = 24
     micro_batch_size: int | None = None
-    out: str = "runs/mine"
+    run_dir: str = "runs/mine"
     optimizer: Optimizer = field(default_factory=Optimizer)
 
 def build(config: Config):
@@ -38,11 +38,11 @@ def build(config: Config):
     return sf.Run(
         model=lambda: nn.Linear(4, 1), loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
         train_data=(inputs, inputs.sum(1, keepdim=True)), batch_size=config.batch_size, length=config.length,
-        micro_batch_size=config.micro_batch_size, optimizer=sf.optim.sgd(lr=config.optimizer.lr), out=config.out, report=False,
+        micro_batch_size=config.micro_batch_size, optimizer=sf.optim.sgd(lr=config.optimizer.lr), run_dir=config.run_dir, report=False,
     )
 
 def plain():
-    return build(Config(out="runs/plain"))
+    return build(Config(run_dir="runs/plain"))
 
 def own_loop():
     return sf.Run(
@@ -172,7 +172,6 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
         (["find-batch-size", "program.py:build", "--target-batch", "0"], "batch_size = 0"),
         (["find-batch-size", "program.py:build", "--target-batch", "99 tokens"], "does not say how long"),
         (["find-batch-size", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
-        (["find-lr", "images", "--precision", "fp16"], "--precision bf16"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )

@@ -24,7 +24,7 @@ def build():
         blocks = [torch.nn.Sequential(torch.nn.Linear(2, 1000), torch.nn.ReLU(), torch.nn.Linear(1000, 2)) for _ in range(12)]
         return torch.nn.Sequential(*blocks, torch.nn.Linear(2, 1))
     return sf.Run(model=model, loss=loss, train_data=data, batch_size=BATCH, length="3 steps",
-                  optimizer=sf.optim.adamw(lr=0.1), out="runs/a", precision="fp32", parallel=PARALLEL)
+                  optimizer=sf.optim.adamw(lr=0.1), run_dir="runs/a", precision="fp32", parallel=PARALLEL)
 """
 
 

@@ -21,12 +21,12 @@ TEXT = "the cat sat on the mat, café au lait; " * 300
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("predict")
     (place / "text.txt").write_text(TEXT)
-    out = ["--out", str(place / "run"), "--data.path", str(place / "text.txt")]
+    run_dir = ["--run-dir", str(place / "run"), "--data.path", str(place / "text.txt")]
     main(
         [
             "train",
             "gpt",
-            *out,
+            *run_dir,
             *SMALL,
             "--length=20 steps",
             "--evaluate-every=10 steps",
@@ -192,7 +192,7 @@ def test_a_program_that_predicts_nothing_says_so(
         "def build():\n"
         "    return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=lambda model, batch: model(batch[0]).square().mean(),\n"
         "                  train_data=(torch.ones(9, 1),), batch_size=3, length='2 steps',\n"
-        "                  optimizer=sf.optim.adamw(lr=0.1), out='runs/a')\n"
+        "                  optimizer=sf.optim.adamw(lr=0.1), run_dir='runs/a')\n"
     )
     main(["train", "program.py:build"])
     said = refused(capsys, "a", "x")

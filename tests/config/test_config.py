@@ -53,7 +53,7 @@ optional_text = st.none() | text
 finite = st.floats(allow_nan=False)
 configs = st.builds(
     Config,
-    out=optional_text,
+    run_dir=optional_text,
     seed=st.integers(),
     length=text,
     precision=st.sampled_from(["auto", "fp32", "tf32", "bf16", "fp16"]),
@@ -99,7 +99,7 @@ def test_every_setting_stands_in_the_file_with_its_origin():
     assert "keep_last = 3 # default\n" in written
     document = tomllib.loads(written)
     assert set(values(written)) == set(flatten(Config()))
-    assert "init" in document["absent"]
+    assert "init_from" in document["absent"]
 
 
 def test_an_origin_cannot_break_out_of_its_comment():
@@ -190,10 +190,10 @@ def test_a_setting_without_default_is_asked_for():
 
 
 def test_text_that_no_file_can_hold_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"out = .* is not Unicode text"):
-        to_toml(dataclasses.replace(Config(), out="\udcff"), {}, {})
+    with pytest.raises(ConfigError, match=r"run_dir = .* is not Unicode text"):
+        to_toml(dataclasses.replace(Config(), run_dir="\udcff"), {}, {})
     with pytest.raises(ConfigError, match=r"program.arguments = .* is not Unicode text"):
-        to_toml(Config(), {}, {"arguments": ["--out", "\udcff"]})
+        to_toml(Config(), {}, {"arguments": ["--run-dir", "\udcff"]})
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
                 train(),
                 scores([3.0, 2.0, 1.5], perplexity=[20.1, 7.4, 4.5]),
                 program="file",
-                settings={"loss": {"label_smoothing": 0.1}},
+                identity={"loss": {"label_smoothing": 0.1}},
             ),
         )
     ],
@@ -336,14 +336,14 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     ],
     "batch-too-small": [lambda: history(train(), noisy(8, 79.0))],
     "smoothed-perplexity": [
-        lambda: history(train(), scores([3.0], perplexity=[20.1]), settings={"label_smoothing": 0.1}),  # a recipe's
+        lambda: history(train(), scores([3.0], perplexity=[20.1]), identity={"label_smoothing": 0.1}),  # a recipe's
         lambda: history(train(), scores([3.0], perplexity=[20.1]), program="file"),
         lambda: history(
             train(),
             data(targets={"distinct": 1000}),
             scores([0.5], perplexity=[1.65]),
             program="file",
-            settings={"label_smoothing": 0.1},
+            identity={"label_smoothing": 0.1},
         ),  # below what a smoothed one can be
     ],
     "growing-memory": [

@@ -56,12 +56,12 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "count": counted_targets,
+        "count_fn": counted_targets,
         "train_data": tokens(SAMPLES, seed=2),
         "batch_size": 23,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-2),
-        "evaluate": {
+        "splits": {
             "held-out": sf.Split(dataset or tokens(SAMPLES, seed=2), metrics=[entropy, several], batch_size=size)
         },
         "evaluate_every": "1000 steps",
@@ -80,7 +80,7 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
 
 def by_hand(run: sf.Run, ema: float | None) -> dict[str, float]:
     """The whole split at once, in evaluation mode and float64."""
-    model: Any = run.state.models["model"] if ema is None else run.state.averages["model"].model
+    model: Any = run.state.models["model"] if ema is None else run.state.ema_models["model"].model
     model = model.double().eval()
     inputs, targets = tokens(SAMPLES, seed=2)
     with torch.no_grad():
@@ -178,8 +178,8 @@ def test_many_small_batches_do_not_round_away_what_they_count() -> None:
         batch_size=100,
         length="1 steps",
         optimizer=sf.optim.sgd(lr=0.1),
-        evaluate={"all": sf.Split((values[:, None], values), metrics=value, batch_size=1, loss=False)},
+        splits={"all": sf.Split((values[:, None], values), metrics=value, batch_size=1, loss=False)},
         console=False,
     )
 
-    assert run.scores() == {"all/value": pytest.approx(float(values.double().mean()), rel=1e-9)}
+    assert run.evaluate() == {"all/value": pytest.approx(float(values.double().mean()), rel=1e-9)}

@@ -192,7 +192,7 @@ def run_with(loss: Any, out: Path | None = None, **changes: Any) -> sf.Run:
         micro_batch_size=8,
         length="6 steps",
         optimizer=sf.optim.adamw(lr=1e-2),
-        out=out,
+        run_dir=out,
         check_state=False,  # the model counts its calls
         console=False,
         **changes,
@@ -208,10 +208,10 @@ def test_outputs_beside_the_loss_change_no_bit_of_a_training() -> None:
 
 def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_path: Path) -> None:
     split = sf.Split(data(), metrics=sf.metrics.ClassificationReport([*"abcdefg"]))
-    run = run_with(plain, tmp_path, evaluate={"held-out": split})
+    run = run_with(plain, tmp_path, splits={"held-out": split})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     matrix = [line["held-out/confusion"] for line in lines if "held-out/confusion" in line][-1]
     assert [sum(row) for row in matrix] == data()[1].bincount(minlength=CLASSES).tolist()
-    values = run.scores()
+    values = run.evaluate()
     assert values["held-out/accuracy"] == sum(matrix[index][index] for index in range(CLASSES)) / SAMPLES
     assert "held-out/confusion" not in values

@@ -204,7 +204,7 @@ def data(*bad):
     return inputs, torch.randint(3, (32,), generator=generator)
 
 
-def build(out, **changes):
+def build(run_dir, **changes):
     settings = {
         "model": Net,
         "loss": loss,
@@ -216,7 +216,7 @@ def build(out, **changes):
         "precision": "fp32",
         "device": "cpu",
         "log_every": "1 steps",
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
         "report": False,
     }
@@ -291,9 +291,9 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
     def one_loss(name):
         return lambda models, batch: loss(models[name], batch)
 
-    def build_two(out, **changes):
+    def build_two(run_dir, **changes):
         return build(
-            out,
+            run_dir,
             model={"first": Net, "second": Net},
             optimizer={"first": sf.optim.sgd(0.1), "second": sf.optim.sgd(0.1)},
             loss=None,
@@ -314,10 +314,12 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
     whole = train(build_two(tmp_path / "whole"))
     train(build_two(tmp_path / "halves", stop_after="4 steps"))
     second = train(build_two(tmp_path / "halves"))
-    norms = {name: held.clipping.remembered["norms"][:8] for name, held in whole.state.trained.items()}
+    norms = {name: held.clipping.remembered["norms"][:8] for name, held in whole.state.optimizers.items()}
     assert float(norms["second"].min()) > 2 * float(norms["first"].max())
-    for name, held in whole.state.trained.items():
-        assert torch.equal(held.clipping.remembered["norms"], second.state.trained[name].clipping.remembered["norms"])
+    for name, held in whole.state.optimizers.items():
+        assert torch.equal(
+            held.clipping.remembered["norms"], second.state.optimizers[name].clipping.remembered["norms"]
+        )
     found = [record["clipped"] for record in records(tmp_path / "whole" / "metrics.jsonl") if record["kind"] == "train"]
     assert found[0] == 0.0
     assert set(found) <= {0.0, 0.5, 1.0}
@@ -340,7 +342,7 @@ def test_a_step_without_gradients_is_not_among_the_recent_norms():
             sf.forward_backward(step, lambda models, batch, name=name: loss(models[name], batch))
             sf.update(step)  # both
             norms += [float(step.grad_norms["second"])] if name == "second" else []
-    remembered = run.state.trained["second"].clipping.remembered["norms"]
+    remembered = run.state.optimizers["second"].clipping.remembered["norms"]
     assert remembered[torch.isfinite(remembered)].tolist() == norms
     assert len(norms) == 2
 

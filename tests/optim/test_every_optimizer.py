@@ -111,7 +111,7 @@ def build(name: str, train: Any = None, **changes: Any) -> sf.Run:
 
 def bits(run: sf.Run) -> dict[str, bytes]:
     """Every bit of weights, buffers, averages as they would be scored, and optimizer state."""
-    (average,), trained = run.state.averages.values(), run.state.trained["model"]
+    (average,), trained = run.state.ema_models.values(), run.state.optimizers["model"]
     live = run.state.models["model"]
     average.refresh(live)
     named = {f"model/{name}": held for name, held in live.state_dict().items()}
@@ -126,8 +126,8 @@ def bits(run: sf.Run) -> dict[str, bytes]:
 def test_four_steps_a_resume_and_four_more_are_eight_to_the_bit(name: str, tmp_path: Path) -> None:
     whole = build(name)
     whole.train()
-    build(name, out=tmp_path / "run", stop_after="4 steps").train()
-    resumed = build(name, out=tmp_path / "run")
+    build(name, run_dir=tmp_path / "run", stop_after="4 steps").train()
+    resumed = build(name, run_dir=tmp_path / "run")
     resumed.train()
 
     assert resumed.state.step == STEPS
@@ -209,7 +209,7 @@ def test_a_group_moves_by_its_own_share_of_the_rate(name: str) -> None:
 @SPECS
 def test_the_memory_that_plan_announces_is_what_the_state_takes(name: str) -> None:
     run = build(name)
-    optimizer = run.state.trained["model"].optimizer
+    optimizer = run.state.optimizers["model"].optimizer
     announced = state_bytes(optimizer)
     run.train()
     counters = ("step", "weight_sum", "mu_product")
@@ -225,8 +225,8 @@ def test_the_memory_that_plan_announces_is_what_the_state_takes(name: str) -> No
 
 @SPECS
 def test_what_trains_has_a_lower_loss(name: str) -> None:
-    run = build(name, length="15 steps", batch_size=32, evaluate={"all": sf.Split(data(), batch_size=32)})
-    before = run.scores()["all/loss"]
+    run = build(name, length="15 steps", batch_size=32, splits={"all": sf.Split(data(), batch_size=32)})
+    before = run.evaluate()["all/loss"]
     run.train()
 
-    assert run.scores()["all/loss"] < before - 0.02
+    assert run.evaluate()["all/loss"] < before - 0.02

@@ -62,7 +62,7 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(SAMPLES, 64, generator=generator), torch.randint(3, (SAMPLES,), generator=generator)
 
 
-def build(out: Path | str | None = None, **changes: Any) -> sf.Run:
+def build(run_dir: Path | str | None = None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": frozen_backbone,
         "loss": loss,
@@ -75,7 +75,7 @@ def build(out: Path | str | None = None, **changes: Any) -> sf.Run:
         "log_every": "1 steps",
         "precision": "fp32",
         "device": "cpu",
-        "out": out,
+        "run_dir": run_dir,
         "report": False,
         "console": False,
     }
@@ -103,9 +103,9 @@ def thaw_and_freeze(run: sf.Run, index: int) -> None:
         run.state.models["model"].get_submodule("hidden").requires_grad_(index == 6)
 
 
-def everything(out: Path) -> dict[str, Any]:
+def everything(run_dir: Path) -> dict[str, Any]:
     """All tensors of the newest checkpoint, and the facts beside them that a resume needs."""
-    contents, damaged = Store(out / "checkpoints").newest_intact()
+    contents, damaged = Store(run_dir / "checkpoints").newest_intact()
     assert not damaged
     tensors = {
         f"{file}/{name}": held.whole() if not isinstance(held, Tensor) else held
@@ -146,19 +146,19 @@ def distilled(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.mse_loss(models["student"](batch[0]), target)
 
 
-def with_teacher(out: Path | None, teacher: nn.Module, **changes: Any) -> sf.Run:
+def with_teacher(run_dir: Path | None, teacher: nn.Module, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": {"student": Statistics, "teacher": teacher},
         "optimizer": {"student": sf.optim.sgd(0.1)},
         "loss": distilled,
-        "evaluate": {"held-out": sf.Split(data())},
+        "splits": {"held-out": sf.Split(data())},
         "evaluate_every": "2 steps",
     }
-    return build(out, **(settings | changes))
+    return build(run_dir, **(settings | changes))
 
 
 def observe(run: sf.Run, _: int) -> None:
-    run.scores()
+    run.evaluate()
 
 
 def test_a_teacher_in_evaluation_mode_stays_in_it_and_keeps_its_statistics(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_bad_step_changes_no_statistics_of_a_momentum_encoder() -> None:
         return value * torch.where(bad, torch.nan, 1.0)
 
     bad = torch.tensor(False)
-    run = with_teacher(None, Statistics().requires_grad_(False), loss=poisoned, evaluate=None)
+    run = with_teacher(None, Statistics().requires_grad_(False), loss=poisoned, splits=None)
     held: list[dict[str, Tensor]] = []
     with run:
         for step in run:
@@ -323,7 +323,7 @@ def test_what_is_trained_is_the_checkpoints_where_the_script_froze_something_els
 def test_rates_that_the_body_changed_resume_too(tmp_path: Path) -> None:
     def slower(run: sf.Run, index: int) -> None:
         if index == 2:
-            for group in run.state.trained["model"].optimizer.param_groups:
+            for group in run.state.optimizers["model"].optimizer.param_groups:
                 group["initial_lr"] *= 0.1
                 group["weight_decay"] = 0.01
         thaw(run, index)
@@ -332,7 +332,7 @@ def test_rates_that_the_body_changed_resume_too(tmp_path: Path) -> None:
     made(build(tmp_path / "parts", stop_after="4 steps"), slower)
     made(build(tmp_path / "parts"), slower)
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
-    assert [group["initial_lr"] for group in whole.state.trained["model"].optimizer.param_groups] == [1e-3, 1e-3]
+    assert [group["initial_lr"] for group in whole.state.optimizers["model"].optimizer.param_groups] == [1e-3, 1e-3]
 
 
 def test_a_run_that_was_killed_after_an_unfreezing_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_unfreezing_in_a_sample_function_counts_where_the_run_trains_by_itself()
     before = weight.detach().clone()
     run.train()
     assert not torch.equal(weight, before)
-    assert int(run.state.trained["model"].optimizer.state[weight]["step"]) == 4
+    assert int(run.state.optimizers["model"].optimizer.state[weight]["step"]) == 4
 
 
 def test_what_a_loss_unfreezes_is_trained_from_the_next_step_on_without_the_gradient_of_this_one() -> None:
@@ -402,7 +402,7 @@ def test_gradients_of_what_was_unfrozen_are_limited_too(clip: str) -> None:
     limited.state.models["model"].requires_grad_(True)
     for run in (limited, never):
         run.train()
-    for average, other in zip(limited.state.averages.values(), never.state.averages.values(), strict=True):
+    for average, other in zip(limited.state.ema_models.values(), never.state.ema_models.values(), strict=True):
         assert_equal_bits(dict(average.model.state_dict()), dict(other.model.state_dict()))
     assert_equal_bits(dict(limited.state.models["model"].state_dict()), dict(never.state.models["model"].state_dict()))
 
@@ -417,11 +417,11 @@ def test_what_a_run_counts_and_remembers_outlives_an_unfreezing() -> None:
     with run:
         for step in run:
             bad.fill_(step.index in (0, 1, 2))
-            counted.append(float(run.state.trained["model"].bad_in_a_row))
+            counted.append(float(run.state.optimizers["model"].bad_in_a_row))
             thaw(run, step.index)
-            remembered.append(int(run.state.trained["model"].clipping.remembered["entered"]))
+            remembered.append(int(run.state.optimizers["model"].clipping.remembered["entered"]))
     weight = run.state.models["model"].get_parameter("backbone.0.weight")
-    assert int(run.state.trained["model"].optimizer.state[weight]["step"]) == 4
+    assert int(run.state.optimizers["model"].optimizer.state[weight]["step"]) == 4
     assert counted == [0, 1, 2, 3, 0, 0, 0, 0]
     assert remembered == [1, 1, 1, 1, 2, 3, 4, 5]
 
@@ -432,7 +432,7 @@ def test_an_average_of_what_is_unfrozen_begins_where_that_stands_now() -> None:
         torch.nn.init.ones_(run.state.models["model"].get_parameter("backbone.0.weight"))
 
     run = made(build(ema=0.9, stop_after="7 steps"), fill_and_thaw)
-    assert torch.equal(run.state.averages["model"].model.get_parameter("backbone.0.weight"), torch.ones(64, 64))
+    assert torch.equal(run.state.ema_models["model"].model.get_parameter("backbone.0.weight"), torch.ones(64, 64))
 
 
 def test_the_mean_of_schedule_free_is_that_of_the_last_step_where_something_was_unfrozen_after_it() -> None:
@@ -440,15 +440,15 @@ def test_the_mean_of_schedule_free_is_that_of_the_last_step_where_something_was_
     averages = []
     for body in (thaw, lambda run, index: None):
         run = made(build(**settings), body)
-        run.state.averages["model"].refresh(run.state.models["model"])
-        averages.append(dict(run.state.averages["model"].model.state_dict()))
+        run.state.ema_models["model"].refresh(run.state.models["model"])
+        averages.append(dict(run.state.ema_models["model"].model.state_dict()))
     assert_equal_bits(*averages)
 
 
 def test_hooks_of_an_optimizer_outlive_an_unfreezing() -> None:
     run, called = build(), []
-    run.state.trained["model"].optimizer.register_step_post_hook(lambda *_: called.append(run.state.step))
-    run.state.trained["model"].skip = skipping(run.state.trained["model"].optimizer, torch.device("cpu"))
+    run.state.optimizers["model"].optimizer.register_step_post_hook(lambda *_: called.append(run.state.step))
+    run.state.optimizers["model"].skip = skipping(run.state.optimizers["model"].optimizer, torch.device("cpu"))
     made(run, thaw)
     assert called == list(range(STEPS))
 
@@ -483,7 +483,7 @@ def test_in_a_loop_of_ones_own_what_is_unfrozen_before_the_gradients_is_trained_
         )
 
 
-def adversarial(out: Path | None = None, **changes: Any) -> sf.Run:
+def adversarial(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     """Two models, of which each is frozen while the other is trained; the second one's first layer longer than that."""
 
     def both(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -495,7 +495,7 @@ def adversarial(out: Path | None = None, **changes: Any) -> sf.Run:
         return net
 
     named = {"first": lambda: nn.Linear(64, 8), "second": second}
-    run = build(out, model=named, loss=both, optimizer=dict.fromkeys(named, sf.optim.adamw(1e-2)), **changes)
+    run = build(run_dir, model=named, loss=both, optimizer=dict.fromkeys(named, sf.optim.adamw(1e-2)), **changes)
     with run:
         for step in run.steps():
             first, last = (run.state.models[name] for name in named)
@@ -512,7 +512,7 @@ def test_models_that_take_turns_keep_their_optimizers_state_and_resume_to_the_sa
     run = adversarial(tmp_path / "whole")
     made_steps = {
         name: [int(state["step"]) for state in trained.optimizer.state.values()]
-        for name, trained in run.state.trained.items()
+        for name, trained in run.state.optimizers.items()
     }
     assert made_steps == {"first": [8, 8], "second": [8, 8, 4, 4]}
     for until in (3, 4, 5, 8):
@@ -614,25 +614,29 @@ def widened(samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return samples[0].double(), samples[1]
 
 
-def on_a_rank(out: str | None = None, until: int = STEPS, *, early: bool = False) -> dict[str, Tensor]:
+def on_a_rank(run_dir: str | None = None, until: int = STEPS, *, early: bool = False) -> dict[str, Tensor]:
     """Unfrozen after step 3 or (`early`) before the run is opened, a part frozen after step 5 and no longer after step 7.
 
     In float64, the averages too.
     """
     run = build(
-        out, model=lambda: frozen_backbone().double(), train_data=widened(data()), ema=0.9, stop_after=f"{until} steps"
+        run_dir,
+        model=lambda: frozen_backbone().double(),
+        train_data=widened(data()),
+        ema=0.9,
+        stop_after=f"{until} steps",
     )
     run.state.models["model"].get_submodule("backbone").requires_grad_(early)
     made(run, thaw_and_freeze)
     return {
         **run.state.models["model"].state_dict(),
-        **dict(run.state.averages["model"].model.named_parameters(prefix="ema")),
+        **dict(run.state.ema_models["model"].model.named_parameters(prefix="ema")),
     }
 
 
 def test_two_processes_unfreeze_as_one_does_and_resume_to_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [{"early": True}, {"out": str(tmp_path / "whole")}]
-    cases += [{"out": str(tmp_path / "parts"), "until": until} for until in (3, 5, 7, 8)]
+    cases: list[dict[str, Any]] = [{"early": True}, {"run_dir": str(tmp_path / "whole")}]
+    cases += [{"run_dir": str(tmp_path / "parts"), "until": until} for until in (3, 5, 7, 8)]
     early, whole, *_, last = ranks.each(2, on_a_rank, cases)
     for together, alone in ((early, on_a_rank(early=True)), (whole, on_a_rank())):
         for of_rank in together:
@@ -643,7 +647,7 @@ def test_two_processes_unfreeze_as_one_does_and_resume_to_the_same_bits(ranks: R
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
 
 
-def unlike_on_ranks(what: str, out: str) -> None:
+def unlike_on_ranks(what: str, run_dir: str) -> None:
     """Rank 1, or both, do what several processes cannot follow."""
 
     def body(run: sf.Run, index: int) -> None:
@@ -660,8 +664,8 @@ def unlike_on_ranks(what: str, out: str) -> None:
     elif what == "unused":
         made(build(model=with_spare), lambda run, _: run.state.models["model"].requires_grad_(True))
     elif what == "fsdp resumes":
-        made(build(out, model=smooth, parallel="ddp", stop_after="4 steps"), body)
-        made(build(out, model=smooth, parallel="fsdp"), body)
+        made(build(run_dir, model=smooth, parallel="ddp", stop_after="4 steps"), body)
+        made(build(run_dir, model=smooth, parallel="fsdp"), body)
     else:
         made(build(model=smooth, parallel="fsdp" if what == "fsdp" else "ddp"), body)
 
@@ -696,13 +700,13 @@ def with_spare() -> nn.Module:
         ),
         (
             "fsdp resumes",
-            "cannot resume step-00000004: requires_grad of 4 parameters is not what it was (backbone.0.bias",
+            "at step-00000004: requires_grad of 4 parameters is not what it was (backbone.0.bias",
         ),
     ],
 )
 def test_what_several_processes_cannot_follow_ends_all_of_them(
     what: str, says: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what, out=str(tmp_path)))
+    outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what, run_dir=str(tmp_path)))
     assert all(outcome.status > 0 for outcome in outcomes)
     assert says in "".join(outcome.text for outcome in outcomes)  # what all of them end of, one says

@@ -18,7 +18,8 @@ from surefoot.config.durations import Length
 from surefoot.plan import schedule_plot
 from surefoot.plan.schedule_plot import traced
 from surefoot.report import figures
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import Joined
+from surefoot.schedules.lr_schedule import Schedule
 
 SOME: dict[str, Schedule | Joined] = {
     "cosine": sf.schedules.cosine("5%"),
@@ -86,7 +87,7 @@ def test_no_two_of_many_curves_look_alike() -> None:
     together = schedule_plot.charts(
         traced({f"{place}": sf.schedules.linear() for place in range(35)}, length), rate=1.0
     )[0]
-    styles = {(line.colour % len(figures.COLOURS), line.dashes % len(figures.DASHES)) for line in together.lines}
+    styles = {line.series % (len(figures.COLORS) * len(figures.DASHES)) for line in together.lines}
     assert len(styles) == 35
 
 
@@ -113,7 +114,7 @@ BLIND = {
 
 @pytest.mark.parametrize("kind", BLIND)
 def test_colours_next_to_each_other_are_told_apart_without_one_kind_of_cones(kind: str) -> None:
-    colours = [BLIND[kind] @ linear_light(colour) for colour in figures.COLOURS]
+    colours = [BLIND[kind] @ linear_light(colour) for colour in figures.COLORS]
     assert min(np.linalg.norm(one - other) for one, other in pairwise(colours)) > 0.1
     white = BLIND[kind] @ np.ones(3)
     assert min(np.linalg.norm(white - one) for one in colours) > 0.4
@@ -145,7 +146,7 @@ assert "torch" not in sys.modules
 def test_what_cannot_be_drawn_is_refused(
     schedules: dict[str, Schedule | Joined],
     length: str,
-    out: str,
+    run_dir: str,
     says: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -153,5 +154,5 @@ def test_what_cannot_be_drawn_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("kept")
     with pytest.raises(sf.ConfigError, match=says):
-        sf.plan.plot_schedules(schedules, length, out=out)
+        sf.plan.plot_schedules(schedules, length, out=run_dir)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -77,7 +77,7 @@ def plain(**changes: Any) -> sf.Run:
     data = small_runs.Augmented()
     settings: dict[str, Any] = {
         "train_data": (data.inputs, data.labels),
-        "evaluate": {},
+        "splits": {},
         "early_stopping": None,
         "ema": None,
         "precision": "fp32",
@@ -168,7 +168,7 @@ def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.
     torch.testing.assert_close(
         {**one.state.models["model"].state_dict()}, {**other.state.models["model"].state_dict()}, rtol=0, atol=0
     )
-    (first,), (second,) = one.state.trained.values(), other.state.trained.values()
+    (first,), (second,) = one.state.optimizers.values(), other.state.optimizers.values()
     states = [[*held.optimizer.state_dict()["state"].values()] for held in (first, second)]
     torch.testing.assert_close(*states, rtol=0, atol=0)
 
@@ -199,7 +199,7 @@ def gpt(shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
             batch[0], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, batch[1])
         ),
         "train_data": (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
-        "count": lambda batch: batch[1].numel(),
+        "count_fn": lambda batch: batch[1].numel(),
     }
     return plain(**(settings | changes))
 

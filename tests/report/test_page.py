@@ -29,7 +29,7 @@ recipe = "gpt"
 SITTING = {
     "time": "2026-01-02T03:04:05+0000",
     "python": "3.11.7",
-    "command": ["surefoot", "train", "gpt", "--seed", "3", "--out", "runs/a b"],
+    "command": ["surefoot", "train", "gpt", "--seed", "3", "--run-dir", "runs/a b"],
     "directory": "/home/me",
     "git_commit": "0123456789abcdef",
     "machine": {"torch": "2.13.0", "device": "cpu", "hardware": "x86_64", "threads": 2},
@@ -67,12 +67,12 @@ def test_a_page_has_all_its_sections_in_order(page: str) -> None:
     assert titles(page) == [
         "Findings",
         "Loss",
-        "Scores",
+        "Metrics",
         "Learning rate and gradient",
         "Speed, memory and time",
-        "Logged by the run&#39;s own code",
+        "Logged by your code",
         "Layers",
-        "What the model does",
+        "Model outputs",
         "Samples",
         "Events",
         "Settings",
@@ -90,6 +90,16 @@ def test_a_page_is_well_formed_and_every_picture_has_words(page: str) -> None:
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in plots)
     named = [attributes["id"] for _, attributes in elements if "id" in attributes]
     assert len(set(named)) == len(named)
+
+
+def test_every_named_line_of_several_can_be_toggled(page: str) -> None:
+    for figure in re.findall(r'<figure class="card.*?</figure>', page, flags=re.DOTALL):
+        legend, _, frame = figure.partition('<div class="frame">')
+        toggles = set(re.findall(r'<input type="checkbox" class="t(\d+)" checked/>', legend))
+        assert toggles in (set(), set(re.findall(r'<path class="s(\d+)', frame)))
+        for number in toggles:
+            assert f"figure:has(.t{number}:not(:checked)) .frame .s{number}" in page
+    assert page.count('type="checkbox"') == 4 * 2  # three charts of the loss, and the gradient norm
 
 
 def test_a_page_asks_for_nothing_and_runs_nothing(page: str) -> None:
@@ -112,7 +122,7 @@ def test_how_the_run_went_is_said_in_a_sentence(page: str) -> None:
 
 
 def test_settings_are_parted_by_who_chose_them(page: str) -> None:
-    chosen, _, left = page.partition("left at their defaults")
+    chosen, _, left = page.partition("with their defaults")
     assert "<code>optimizer.lr</code></th><td>0.003</td><td" in chosen
     assert "<code>seed</code>" in chosen
     assert "<code>clip</code>" in left
@@ -122,7 +132,7 @@ def test_settings_are_parted_by_who_chose_them(page: str) -> None:
 def test_the_commands_are_those_that_made_the_run_and_look_into_it(page: str, rich: Path) -> None:
     text = "".join(Elements(page).text)
     assert (
-        "cd /home/me\ngit checkout 0123456789abcdef  # where it is another\nsurefoot train gpt --seed 3 --out DIR"
+        "cd /home/me\ngit checkout 0123456789abcdef  # where it is another\nsurefoot train gpt --seed 3 --run-dir DIR"
         in text
     )
     assert f"surefoot evaluate '{rich}' --checkpoint best" in text
@@ -148,7 +158,7 @@ def test_three_records_are_a_page_without_empty_sections(tmp_path: Path) -> None
     page = page_of([written(tmp_path / "run", [train(10, 3.0), train(20, 2.5), scores(20, loss=2.6)])])
     Elements(page)
     assert titles(page) == ["Loss"]
-    assert "ended at step 20 without a word" in page
+    assert "ended at step 20 without a final record" in page
 
 
 @pytest.mark.parametrize("records", [[], [{"kind": "resumed", "step": 0}], [train(1, float("nan"))]])
@@ -217,7 +227,9 @@ def test_what_stopped_a_run_is_told_until_it_goes_on(tmp_path: Path) -> None:
     assert "stopped by SIGTERM at step 100 of 600" in page
     assert "surefoot resume" in page
     went_on = [*stopped, {"kind": "resumed", "step": 100}, train(110)]
-    assert "ended at step 110 of 600 without a word" in page_of([written(tmp_path / "gone on", went_on, config=CONFIG)])
+    assert "ended at step 110 of 600 without a final record" in page_of(
+        [written(tmp_path / "gone on", went_on, config=CONFIG)]
+    )
 
 
 # --- hostile and large --------------------------------------------------------------------------------------------
@@ -279,7 +291,7 @@ def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path
     with pytest.raises(ConfigError, match="which run"):
         write_page()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot write to .*\n.*--out PATH"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*\n.*out=PATH"):
         write_page(rich, out=tmp_path / "file" / "page.html")
 
 

@@ -457,9 +457,9 @@ with build(length="2000 steps") as run:
 
 def test_a_row_of_scores_has_the_loss_of_the_steps_up_to_it(started: Callable[..., Process], tmp_path: Path) -> None:
     """Both are due at once, and the first row has a loss too."""
-    out = str(tmp_path / "run")
+    run_dir = str(tmp_path / "run")
     every = "log_every='4 steps', evaluate_every='4 steps'"
-    process = started(f"small_runs.build({out!r}, console=True, length='12 steps', {every}).train()")
+    process = started(f"small_runs.build({run_dir!r}, console=True, length='12 steps', {every}).train()")
     assert process.end() == 0
     kept = records(tmp_path / "run" / "metrics.jsonl")
     losses = {record["step"]: record["loss"] for record in kept if record["kind"] == "train"}

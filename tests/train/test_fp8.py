@@ -22,7 +22,7 @@ def loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
-def built(out: Path | None = None, **changes: Any) -> sf.Run:
+def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     rows = torch.randint(48, (32, 17), generator=torch.Generator().manual_seed(0))
     arguments: dict[str, Any] = {
         "model": lambda: sf.models.GPT(SHAPE),
@@ -35,7 +35,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "precision": "fp8",
         "ema": 0.5,
         "report": False,
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
     }
     return sf.Run(**(arguments | changes))
@@ -113,7 +113,7 @@ class TestEmulated:
         sf.load(tmp_path / "run").load_model(plain, device="cpu")
         for name, held in whole.state.models["model"].state_dict().items():
             assert torch.equal(held, resumed.state.models["model"].state_dict()[name])
-        for name, held in whole.state.averages["model"].model.state_dict().items():
+        for name, held in whole.state.ema_models["model"].model.state_dict().items():
             assert torch.equal(held, plain.state_dict()[name])
         with pytest.raises(sf.CheckpointError, match="precision was 'fp8', now 'bf16'"):
             built(tmp_path / "run", precision="bf16").train()

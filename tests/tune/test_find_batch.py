@@ -181,7 +181,7 @@ def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
     assert "the largest that was found to fit 900 MB is the whole batch" in found.reason
     with pytest.raises(sf.ConfigError, match=r"(?s)not even a micro-batch of 2 samples fits.*1 samples: batch normal"):
         sf.tune.find_batch_size(mlp_run(model=Normalised), memory="5 kB")
-    with pytest.raises(sf.ConfigError, match="cannot train on one value\n  try: a larger --batch-size"):
+    with pytest.raises(sf.ConfigError, match="cannot train on one value\n  try: a larger batch_size"):
         sf.tune.find_batch_size(mlp_run(model=Normalised, batch_size=1), memory="1 GB")
 
 
@@ -247,10 +247,10 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
 
     run = mlp_run(
         train_data=Ragged(),
-        collate=padded,
+        collate_fn=padded,
         model=lambda: nn.Linear(1, 4),
         loss=loss,
-        count=lambda batch: int((batch >= 0).sum()),
+        count_fn=lambda batch: int((batch >= 0).sum()),
         batch_size="960 tokens",
     )
     found = sf.tune.find_batch_size(run, memory="1 GB")

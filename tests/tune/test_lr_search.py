@@ -94,7 +94,7 @@ def test_samples_and_random_numbers_are_those_of_the_next_steps_of_training() ->
             notes.put((batch[0].tolist(), torch.rand(()).item()))
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    run = build(None, loss=noted, length="40 steps", evaluate=None, early_stopping=None)
+    run = build(None, loss=noted, length="40 steps", splits=None, early_stopping=None)
     with run:
         for step in run:
             if step.index == 2:
@@ -181,7 +181,7 @@ def test_digits_are_learned_better_at_the_suggestion_than_at_a_tenth_of_it(name:
 
     def config(lr: float) -> images.Config:
         optimizer = Optimizer(name=name, lr=lr)
-        return images.Config(out=None, length="5 epochs", precision="fp32", optimizer=optimizer)
+        return images.Config(run_dir=None, length="5 epochs", precision="fp32", optimizer=optimizer)
 
     suggested = sf.tune.find_lr(images.build(config(1e-2))).suggested
     assert suggested is not None
@@ -189,5 +189,5 @@ def test_digits_are_learned_better_at_the_suggestion_than_at_a_tenth_of_it(name:
     for lr in (suggested, suggested / 10):
         run = images.build(config(lr))
         run.train()
-        scores[lr] = run.scores("held-out")["held-out/loss"]
+        scores[lr] = run.evaluate("held-out")["held-out/loss"]
     assert scores[suggested] < 0.7 * scores[suggested / 10]

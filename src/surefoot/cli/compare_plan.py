@@ -102,14 +102,14 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
             "  add another value (--vary optimizer.lr=1e-3,3e-3), another --variant, or --seeds 3 to see what a seed changes"
         )
     flat = [flatten(config) for config, _ in configurations]
-    if "out" not in flat[0]:
+    if "run_dir" not in flat[0]:
         raise ConfigError(
-            "these runs have no setting `out`, so all variants would be one directory\n  add out: str to the settings"
+            "these runs have no setting `run_dir`, so all variants would be one directory\n  add run_dir: str to the settings"
         )
     varied = [{setting: values[setting] for setting in text} for values, text in zip(flat, texts, strict=True)]
     if space is None:
         refuse_twins(varied, flat)
-    unlike = [name for name in flat[0] if name != "out" and any(values[name] != flat[0][name] for values in flat)]
+    unlike = [name for name in flat[0] if name != "run_dir" and any(values[name] != flat[0][name] for values in flat)]
     kept = dict.fromkeys([*(name for one in varied for name in one), *unlike])
     seeds = [one.pop("seed") if asked.seeds > 1 else None for one in varied]
     groups = [group for group in names(varied[:: asked.seeds]) for _ in range(asked.seeds)]
@@ -123,7 +123,7 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
     plan = Planned(
         program=program.described,
         base=flat[0],
-        origins={**configurations[0][1], **dict.fromkeys(kept, "varied"), "out": "of each its own"},
+        origins={**configurations[0][1], **dict.fromkeys(kept, "varied"), "run_dir": "of each its own"},
         variants=variants if space is None else [],
         threads=asked.threads or max(1, cores // asked.jobs),
         started_in=os.getcwd(),
@@ -251,6 +251,6 @@ def _setting(text: str, option: str) -> tuple[str, str]:
     setting, equals, value = text.partition("=")
     if not equals or not setting or not value:
         raise ConfigError(f"{option} {text}: a setting, =, and what it is to be, as in {option} optimizer.lr=1e-3")
-    if setting == "out":
+    if setting == "run_dir":
         raise ConfigError(f"{option} {text}: each variant has a directory of its own below --out")
     return setting.replace("-", "_"), value

@@ -170,7 +170,7 @@ def there(asked: Compare) -> None:
     unlike = [
         name
         for name in dict.fromkeys(name for run in runs for name in run.settings)
-        if name != "out" and len({repr(run.settings.get(name)) for run in runs}) > 1
+        if name != "run_dir" and len({repr(run.settings.get(name)) for run in runs}) > 1
     ]
     found, told = list[Compared](), list[str]()
     for path, run in zip(paths, runs, strict=True):

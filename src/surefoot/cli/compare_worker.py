@@ -83,7 +83,7 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             found["best"] = found["final"]
             continue
         try:
-            for difference in run.load(store.at(step)):
+            for difference in run.load_checkpoint(store.at(step)):
                 return {"why": f"its data are not those it was trained on: {difference}"}
         except CheckpointError:
             found[kind] = None  # not every run keeps its best
@@ -130,7 +130,7 @@ def _built(plan: planned.Planned, directory: Path, name: str) -> Run:
     program, kind = program_of(plan, run=directory / name)
     own = {
         **next((variant.settings for variant in plan.variants if variant.name == name), {}),
-        "out": str(directory / name),
+        "run_dir": str(directory / name),
     }
     # one layer, not two: what another optimizer makes fall away fell away when this was planned
     config, origins = layered(kind, [("comparison", {**plan.base, **own})])

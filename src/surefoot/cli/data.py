@@ -52,7 +52,7 @@ def data(arguments: list[str]) -> None:
         )
     if asked.tokenizer in ("bpe", "characters"):
         raise ConfigError(
-            f"--tokenizer {asked.tokenizer} is trained on text first: surefoot train gpt ... --out RUN does, and then\n"
+            f"--tokenizer {asked.tokenizer} is trained on text first: surefoot train gpt ... --run-dir RUN does, and then\n"
             "  name that run's: --tokenizer RUN"
         )
     from surefoot.data.text.prepare_shards import prepare_shards

@@ -9,7 +9,14 @@ from collections.abc import Callable
 from types import ModuleType
 
 from surefoot.distributed.environment import started_by_launcher
-from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines, wait_for_first_rank
+from surefoot.errors import (
+    ConfigError,
+    RankLostError,
+    SurefootError,
+    error_lines,
+    speaking_in_flags,
+    wait_for_first_rank,
+)
 
 VERBS = (
     *("train", "plan", "find-lr", "find-batch-size", "profile", "resume", "submit", "evaluate", "predict", "compare"),
@@ -53,7 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
             if not given or given[0] in ("-h", "--help", "help"):
                 print(OVERVIEW, end="")
                 sys.exit(0 if given else 2)
-            answered(lambda: _verb(given), shown="--traceback" in typed)
+            with speaking_in_flags():
+                answered(lambda: _verb(given), shown="--traceback" in typed)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()

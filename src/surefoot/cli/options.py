@@ -20,6 +20,7 @@ from tyro.conf import Positional, arg
 from surefoot.config.paths import local_path
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
+from surefoot.tracking.run_reader import refuse_other_format
 
 T = TypeVar("T")
 _WORDS = {  # how tyro and Python say it -> how a person does
@@ -179,12 +180,12 @@ def find_run(given: str) -> Path:
     if given == "latest":
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
         if runs:
-            return runs[-1].parent
+            return _readable(runs[-1].parent)
         raise ConfigError(f"no run below {Path('runs').resolve()}")
     directory = Path(given)
     for path in (directory, Path("runs") / given):
         if (path / "config.toml").is_file():
-            return path
+            return _readable(path)
     if directory.parent.name == "checkpoints" and directory.is_dir():
         step = int("".join(filter(str.isdigit, directory.name)) or 0)
         raise ConfigError(f"{given} is a checkpoint: give its run, {directory.parent.parent}, and --checkpoint {step}")
@@ -194,6 +195,11 @@ def find_run(given: str) -> Path:
         if directory.is_dir()
         else f"no run {given!r} here, nor below runs/ (there: {there})"
     )
+
+
+def _readable(run: Path) -> Path:
+    refuse_other_format(run)
+    return run
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any) -> T:

@@ -137,7 +137,7 @@ def _wanted(several: Several) -> Asked:
 
 def _places(wanted: Asked, settings: Mapping[str, Any], *, out: Path | None = None) -> Places:
     """Where processes may be started, for these settings of a run; `out` is where one is that goes on."""
-    batch_size, micro, written = (settings.get(name) for name in ("batch_size", "micro_batch_size", "out"))
+    batch_size, micro, written = (settings.get(name) for name in ("batch_size", "micro_batch_size", "run_dir"))
     place = out or (Path(written) if isinstance(written, str) and written else None)
     return Places(
         wanted,

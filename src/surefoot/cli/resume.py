@@ -34,15 +34,18 @@ def resume(arguments: list[str]) -> None:
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
     options, flags = verb_options(Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True)
-    of_recipes = ("preset", "init") if program.config is not None and issubclass(program.config, TrainSettings) else ()
+    of_recipes = (
+        ("preset", "init_from") if program.config is not None and issubclass(program.config, TrainSettings) else ()
+    )
     for name in of_recipes:
         if flag_text(flags, name) is not None:
+            flag = name.replace("_", "-")
             raise ConfigError(
-                f"--{name} is for the start of a run, and {run} has begun\n"
-                f"  another run: surefoot train ... --{name} ... --out DIR"
+                f"--{flag} is for the start of a run, and {run} has begun\n"
+                f"  another run: surefoot train ... --{flag} ... --run-dir DIR"
             )
     held = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
-    held |= {"out": str(run)} if "out" in held or of_recipes else {}
+    held |= {"run_dir": str(run)} if "run_dir" in held or of_recipes else {}
     config, origins = read_settings(program, [("file", held)], flags, verb="resume RUN", own=option_names(Resume))
     text = file_text(run / "config.toml")
     before = toml.origins(text)

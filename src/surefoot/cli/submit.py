@@ -57,10 +57,10 @@ class Training:
 class Submit(AcceptChange, ProgramOptions):
     """Train as a job of Slurm, one process for each GPU, through submitit (extra
     slurm). Before its time is over and when it is pre-empted it saves, is requeued,
-    and goes on to the same bits. Settings are those of surefoot train; --out is on
+    and goes on to the same bits. Settings are those of surefoot train; --run-dir is on
     files that all machines share.
 
-      surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large
+      surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large
       surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
     """
 
@@ -92,7 +92,7 @@ class Submit(AcceptChange, ProgramOptions):
 
 def submit(arguments: list[str]) -> None:
     """Have Slurm train a run, or this machine, to try it."""
-    missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large"
+    missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large"
     of_train = ("config", "accept_change")  # which go on to it
     what = target(Submit, arguments, verb="submit", missing=missing)
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
@@ -148,8 +148,10 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
     config, _ = program_settings(program, options, flags, verb="submit", own=option_names(Submit))
     program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
-    if getattr(config, "out", "") is None:
-        raise ConfigError("a job that goes on after its time needs a directory\n  add --out runs/NAME, on shared files")
+    if getattr(config, "run_dir", "") is None:
+        raise ConfigError(
+            "a job that goes on after its time needs a directory\n  add --run-dir runs/NAME, on shared files"
+        )
 
 
 def _submitted(training: Training, requested: dict[str, Any], options: Submit) -> Any:

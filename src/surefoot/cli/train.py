@@ -11,7 +11,7 @@ from surefoot.cli.processes import Several, program_options, settled, start_seve
 from surefoot.cli.settings import program_settings
 from surefoot.config.toml import to_toml
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import Program, build_run, refuse_fp16_on_a_cpu
+from surefoot.recipes.program import Program, build_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +24,14 @@ class AcceptChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Train(AcceptChange, Several, ProgramOptions):
-    """Train, or go on where --out holds a checkpoint of the same run. Recipes: gpt,
+    """Train, or go on where --run-dir holds a checkpoint of the same run. Recipes: gpt,
     translation, images. Every setting is a flag and a key of a TOML file: surefoot
     train gpt --help shows all with their defaults. The later wins: defaults,
     --preset, --config, flags. Ctrl-C saves and ends; the same command goes on. In
     FILE.py, build() may take one argument, a dataclass whose fields are then
     settings.
 
-      surefoot train gpt --data.path my.txt --out runs/mine
+      surefoot train gpt --data.path my.txt --run-dir runs/mine
       surefoot train gpt --preset gpt2-124m --data.path shards/ --nproc 8
       surefoot train images --preset fashion-mnist --data.path DIR
     """
@@ -72,9 +72,8 @@ def start(
     if only is not None and (run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()):
         raise ConfigError(
             f"resuming {only}, but what made it now builds a run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
-            "  was `out` changed, or is it relative to another directory than this one?"
+            "  was `run_dir` changed, or is it relative to another directory than this one?"
         )
-    refuse_fp16_on_a_cpu(run)
     run.parts = dataclasses.replace(
         run.parts,
         example="INPUT"

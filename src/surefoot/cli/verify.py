@@ -73,7 +73,7 @@ def verify(arguments: list[str]) -> None:
                     seed=options.seed,
                     tolerance=options.tolerance,
                     say=lambda text: print(text, flush=True),
-                    watch=progress(show),
+                    progress_fn=progress(show),
                 )
         except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
             for note in vars(problem).pop("__notes__", ()):

@@ -191,7 +191,7 @@ def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return [
         f"was {flags({name: before.get(name)})}, now {flags({name: now.get(name)})}"
         for name in {**before, **now}
-        if name != "out" and as_typed(before.get(name)) != as_typed(now.get(name))
+        if name != "run_dir" and as_typed(before.get(name)) != as_typed(now.get(name))
     ]
 
 

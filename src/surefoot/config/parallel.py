@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError, refuse_all
 
 Kind = Literal["auto", "none", "ddp", "fsdp"]
@@ -59,6 +60,7 @@ class Strategy(Sharding):
         )
 
 
+@known_keywords
 def ddp(*, synchronise: Literal["auto", "last", "every"] = "auto", unused: bool = False) -> Strategy:
     """Every rank holds the whole model; gradients are added up while the backward pass still runs (Li et al. 2020).
 
@@ -71,6 +73,7 @@ def ddp(*, synchronise: Literal["auto", "last", "every"] = "auto", unused: bool 
     return Strategy(kind="ddp", synchronise=synchronise, unused=unused)
 
 
+@known_keywords
 def fsdp(
     *,
     synchronise: Literal["auto", "last", "every"] = "auto",

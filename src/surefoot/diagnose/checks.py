@@ -1,4 +1,4 @@
-"""All findings of a run: which there are, what each comes to, and what was looked at."""
+"""All checks of a run: the list, their verdicts, and the report."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -48,13 +48,13 @@ CHECKS: Sequence[Check] = (
     schedule.high_rate_at_end,
     schedule.still_improving,
 )
-"""In the order in which they are told, within one severity: what would explain others comes first."""
+"""In the order of the report within one severity: a finding that would explain others comes first."""
 
 
 def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | None = None) -> list[Verdict]:
-    """What every check comes to, in the order of `CHECKS`.
+    """The verdict of every check, in the order of `CHECKS`.
 
-    A check that fails is a fault of ours: it is handed to `broken`, and the others are made; without that it raises.
+    A check that raises is a fault of surefoot: `broken` gets it, and the others run; without `broken` it raises.
     """
     found = []
     for check in CHECKS:
@@ -68,7 +68,7 @@ def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | N
 
 
 def findings(history: History) -> list[Finding]:
-    """What is wrong with a run, or worth knowing: errors first. A pure function of its records and settings."""
+    """The problems of a run and facts worth knowing, errors first. A pure function of its records and settings."""
     return worst_first(verdicts(history))
 
 
@@ -78,7 +78,7 @@ _HEAD = 11  # columns of what stands before evidence, causes and things to try
 
 
 def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
-    """One block for each finding, errors first; with `every`, and where nothing was found, also what was looked at."""
+    """One block per finding, errors first; with `every`, or without findings, also the other checks."""
     found = worst_first(verdicts)
     unclear = [verdict for verdict in verdicts if isinstance(verdict, Unclear)]
     of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
@@ -90,7 +90,7 @@ def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) 
 
 
 def in_a_line(finding: Finding, *, command: str | None) -> str:
-    """A finding as it is said while the run goes on; `command` is what explains it, None where nothing is saved.
+    """A finding as a message during the run; `command` explains it, and is None if the run has no directory.
 
     >>> finding = Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",))
     >>> in_a_line(finding, command="surefoot diagnose runs/a")
@@ -101,7 +101,7 @@ def in_a_line(finding: Finding, *, command: str | None) -> str:
 
 
 def _more_records(history: History) -> list[str]:
-    """What to type for a run of these steps to have records enough."""
+    """The text to type so that a run of this many steps has enough records."""
     every = history.step // (2 * FEWEST)
     if not history.over or every < 1 or len(history.train) >= FEWEST:
         return []
@@ -128,12 +128,12 @@ def _block(finding: Finding) -> str:
 
 
 def _rows(title: str, verdicts: Sequence[Well | Unclear], after: Sequence[str] = ()) -> list[str]:
-    """A block of a line for each, with a line after them; none where there are none."""
+    """A block with a line for each and lines after them; [] without verdicts."""
     wide = max((len(verdict.name) for verdict in verdicts), default=0)
     rows = [_wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]
     return ["\n".join([title, *chain.from_iterable(rows), *after])] if rows else []
 
 
 def _wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
-    """A text in lines; commands and paths in it stay whole."""
+    """Wrap a text without breaking commands and paths."""
     return TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False).wrap(text)

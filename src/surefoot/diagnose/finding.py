@@ -1,4 +1,4 @@
-"""What a look at a run's records comes to: something found, something found well, or too little to tell."""
+"""The verdict of a check on a run's records: a finding, healthy, or unknown."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,15 +8,15 @@ from surefoot.diagnose.history import History
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""The worst first: the run is broken or of no use; it costs quality or time; worth knowing, and nothing need be wrong."""
+"""The worst first. error: the run is broken or useless; warning: it costs quality or time; note: worth knowing."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with a run, or worth knowing, with what it was concluded from and what to try.
+    """A problem of a run, or a fact worth knowing, with its evidence and remedies.
 
-    `evidence` are sentences with numbers and steps, `numbers` those that thresholds were compared with, `step` where it began
-    (steps made; None where it holds for the whole run), `causes` the likely ones first, `try_` flags or code with the value of now.
+    `evidence` has sentences with numbers and steps, `numbers` the values that were compared with thresholds. `step` is where it
+    began (None: all of the run). `causes` has the likely ones first, `try_` flags or code with the current value.
 
     >>> Finding("loss-spikes", "warning", "The loss jumped.", step=40).as_json()["name"]
     'loss-spikes'
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Well:
-    """Something that was looked at and is as it should be; `message` says what was seen."""
+    """The verdict of a check without a problem; `message` has the evidence."""
 
     message: str
     name: str = ""  # its check's
@@ -55,7 +55,7 @@ class Well:
 
 @dataclass(frozen=True)
 class Unclear:
-    """Something that the records do not tell, or not yet; `message` says what is missing."""
+    """The verdict of a check that the records do not suffice for; `message` names the missing part."""
 
     message: str
     name: str = ""
@@ -66,24 +66,24 @@ Needs = Callable[[History], None]
 
 
 class EndedError(Exception):
-    """What `need` and `well` end a check by: its argument is the verdict that the check comes to."""
+    """Raised by `need` and `well` to end a check; its argument is the check's verdict."""
 
 
 def need(holds: object, lacking: str) -> None:
-    """End a check here unless it holds: the records do not tell, and `lacking` says what is missing in them."""
+    """End a check as unknown unless `holds`; `lacking` names the missing part of the records."""
     if not holds:
         raise EndedError(Unclear(lacking))
 
 
 def well(holds: object, message: str) -> None:
-    """End a check here if it holds: all is as it should be, and `message` says what was seen."""
+    """End a check as healthy if `holds`; `message` has the evidence."""
     if holds:
         raise EndedError(Well(message))
 
 
 @dataclass(frozen=True)
 class Check:
-    """A look at a run: what it is called, what it looks for first (`need`) that others look for too, and what it comes to."""
+    """A check of a run: its name, its preconditions (`needs`, shared with others), and the function that measures."""
 
     name: str
     needs: Needs
@@ -113,7 +113,7 @@ def wrong(
     step: int | None = None,
     numbers: Mapping[str, float],
 ) -> Finding:
-    """What a check has found, still without its name; texts that are empty are left out.
+    """A finding that does not have the check's name yet; empty texts are left out.
 
     >>> wrong("note", "The loss jumped.", ("once", ""), causes=(), try_=(), numbers={}).evidence
     ('once',)
@@ -123,7 +123,7 @@ def wrong(
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
-    """What was found: errors, warnings, notes; within each in the order given.
+    """The findings: errors, warnings, notes; within each in the given order.
 
     >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
     ['b', 'a']
@@ -132,7 +132,7 @@ def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
 
 
 def listed(names: Sequence[object], *, most: int = 4) -> str:
-    """Names in a line, and how many more there are.
+    """Names in a line, and the number of those left out.
 
     >>> listed(["a", "b", "c"], most=2)
     'a, b and 1 more'

@@ -1,4 +1,4 @@
-"""A finding on memory that grows for as long as the run goes on."""
+"""A finding on memory that grows throughout the run."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ LEAST_SHARE = 0.02
 
 @check("growing-memory")
 def growing_memory(history: History) -> Verdict:
-    """The slope of the process's memory over the steps, and when the machine's would be full."""
+    """The slope of the process's memory over steps, and the time until the machine's memory is full."""
     begun = max(history.resumed, default=0)  # a process of its own, whose memory began anew
     settled = begun + (history.step - begun) // 4
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
@@ -39,7 +39,7 @@ def growing_memory(history: History) -> Verdict:
 
 
 def _growth(series: Series) -> float | None:
-    """Bytes a step, where they surely add up."""
+    """Bytes per step, if their growth is certain."""
     before, now = first_and_last_third(series.value)
     sure = trend(series.value) >= SURE and trend(series.value[len(series) // 2 :]) >= SURE / 2
     if now - before < max(LEAST_BYTES, LEAST_SHARE * before) or not sure:
@@ -76,7 +76,7 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
         ),
         try_=(
             "look for what your loss, data set and loop append to",
-            described.typed("save_every", "5 min")
+            described.typed("save_every", "1 min")
             if serious
             else f"{described.go_on()}  # after an end by lack of memory, to the same bits",
         ),

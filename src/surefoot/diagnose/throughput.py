@@ -1,4 +1,4 @@
-"""Findings on where the time goes: waiting for data, evaluating, saving; and on a throughput that falls or jitters."""
+"""Findings on time: waiting for data, evaluating, saving; and on a throughput that falls or varies."""
 
 import math
 
@@ -66,9 +66,9 @@ def data_bound(history: History) -> Verdict:
 
 
 def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
-    """How many would read a step's samples in the time that it takes to train on them; at least one more than now.
+    """The number of workers that read a step's samples in its training time; at least one more than now.
 
-    Without workers, what is waited for is one process's reading; with some, all of them together take a whole step of the run.
+    Without workers, the wait is the reading time of one process; with workers, all of them together need the time of a step.
 
     >>> workers_needed(3.0, 1.0, workers=0), workers_needed(1.0, 1.0, workers=2)
     (3, 4)
@@ -90,7 +90,7 @@ def saving_too_long(history: History) -> Verdict:
 
 
 def _speeds(history: History) -> Series:
-    """Targets a second, without the first record, whose steps warm up."""
+    """Targets per second, without the first record, whose steps warm up."""
     speed = history.column("targets_per_s").finite
     return speed.where(np.arange(len(speed)) > 0)
 
@@ -105,7 +105,7 @@ def _enough_speeds(history: History) -> None:
 
 @check("falling-throughput", needs=_enough_speeds)
 def falling_throughput(history: History) -> Verdict:
-    """Targets a second in the last third of the run against the first."""
+    """Targets per second in the last third of the run, relative to the first third."""
     speed = _speeds(history)
     before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
@@ -134,7 +134,7 @@ def falling_throughput(history: History) -> Verdict:
 
 @check("jittering-throughput", needs=_enough_speeds)
 def jittering_throughput(history: History) -> Verdict:
-    """How much targets a second differ from one record to the next."""
+    """The variation of targets per second from one record to the next."""
     speed = _speeds(history).value
     middle = level(speed)
     share = noise(speed) / middle if middle > 0 else 0.0
@@ -180,9 +180,9 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
 
 
 def _more_seldom(history: History, setting: str, times: float) -> str:
-    """The setting so much larger; of evaluations by the steps between them, which the records tell."""
+    """An interval setting multiplied; that of evaluations by the steps between them in the records."""
     if setting == "save_every":
-        return history.described.typed(setting, "5 min")
+        return history.described.typed(setting, "15 min" if history.described.present(setting) == "auto" else "auto")
     at = [record["step"] for record in history.scores]
     between = float(np.median(np.diff(at))) if len(at) > 1 else history.step
     wanted = min(math.ceil(between * times), history.described.steps or history.step)

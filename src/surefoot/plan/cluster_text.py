@@ -1,4 +1,4 @@
-"""`surefoot plan --world N`: what a run would need and how long a step would take on many GPUs, in words."""
+"""`surefoot plan --world N`: the memory of a run and the time of a step on many GPUs, in words."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -49,7 +49,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     mine = next(found for found in cases if found.strategy == own)
     strategies = [*table(cases), *([] if refused is None else [first_line(refused)])]
     found = [
-        Section("data", list(parts.settings.about_data)),
+        Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(machine, world=world)),
         Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),
@@ -66,7 +66,7 @@ def refusal(parts: RunComponents) -> ConfigError | None:
     try:
         for model in parts.state.models.values():
             refuse_unshardable(model)
-        for trained in parts.state.trained.values():
+        for trained in parts.state.optimizers.values():
             refuse_shards(kind_of(trained.optimizer), name=type(trained.optimizer).__name__)
     except ConfigError as problem:
         return problem
@@ -124,7 +124,7 @@ def held(parts: RunComponents, case: Case) -> list[str]:
     table = [(what, in_words(getattr(found, name)), "") for name, what in _PURPOSES.items() if getattr(found, name)]
     table.append(("together, at most", in_words(found.total), fits(found, case.machine)))
     lines = text_table(table, left=(0, 2))
-    if any(state_bytes(trained.optimizer) is None for trained in parts.state.trained.values()):
+    if any(state_bytes(trained.optimizer) is None for trained in parts.state.optimizers.values()):
         lines.insert(-1, "the optimizer's state is known after its first step only, and left out")
     if found.host:
         lines.append(f"beside it in the host's memory {in_words(found.host)} for each GPU")
@@ -132,7 +132,7 @@ def held(parts: RunComponents, case: Case) -> list[str]:
 
 
 def sent(case: Case) -> list[str]:
-    """What is sent beside which pass, how often, and in all."""
+    """The transfers beside each pass, how often they occur, and their sum."""
     shards, copies = case.strategy.shards, case.strategy.copies
     lines = []
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):

@@ -12,7 +12,7 @@ from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 from surefoot.report.charts import Chart, Line, Mark
 from surefoot.report.figures import draw
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.tracking.format import shortened, text_table
 
 _LOOKED_AT = 1_000_000  # steps of one schedule; of a longer run every second, third ...
@@ -26,7 +26,7 @@ class Trace:
     steps: NDArray[np.int64]
     factors: NDArray[np.float64]
     warmup: int
-    """The step at which warm-up ends; 0 where there is none."""
+    """The step at which warm-up ends; 0 without warm-up."""
 
     @property
     def peak(self) -> tuple[int, float]:
@@ -48,7 +48,7 @@ class Trace:
         return int(self.steps[place]), float(self.factors[place])
 
 
-def traced(schedules: Mapping[str, Schedule | Joined], length: Length) -> list[Trace]:
+def traced(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
     """A trace of each schedule in a run of that length; one `ConfigError` with all that do not fit it.
 
     >>> from surefoot.schedules.lr_schedule import linear
@@ -94,7 +94,7 @@ _LONGEST_NAME = 40
 
 
 def plot_schedules(
-    schedules: Mapping[str, Schedule | Joined], length: str | Length, *, out: str | Path, rate: float | None = None
+    schedules: Mapping[str, AnySchedule], length: str | Length, *, out: str | Path, rate: float | None = None
 ) -> list[Path]:
     """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg; returns both paths.
 
@@ -112,7 +112,8 @@ def plot_schedules(
     if not schedules:
         raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.schedules.cosine('5%')}")
     planned_length = length if isinstance(length, Length) else steps_alone(length)
-    return drawn(traced(schedules, planned_length), out=out, rate=rate)
+    named = {name: bound(each, ({"lr": rate or 1.0, "betas": (0.9, 0.999)},)) for name, each in schedules.items()}
+    return drawn(traced(named, planned_length), out=out, rate=rate)
 
 
 def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
@@ -125,7 +126,7 @@ def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> li
 
 
 def steps_alone(text: str) -> Length:
-    """A length in steps, where there are no data of which epochs could be counted.
+    """A length in steps, because data for counting epochs are absent.
 
     >>> steps_alone("1000 steps").steps
     1000
@@ -143,7 +144,7 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
     each = []
     for place, trace in enumerate(traces):
         name, (peak_step, peak), (lowest_step, lowest) = shortened(trace.name, _LONGEST_NAME), trace.peak, trace.lowest
-        line = Line(name, tuple((float(step), rate * float(factor)) for step, factor in _points(trace)), place, place)
+        line = Line(name, tuple((float(step), rate * float(factor)) for step, factor in _points(trace)), 8 * place)
         marks = [Mark("best", peak_step, peak * rate, "peak", place)]
         if lowest < peak:
             marks.append(Mark("best", lowest_step, lowest * rate, "lowest", place))

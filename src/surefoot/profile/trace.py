@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from surefoot.memory import tensor_bytes
 from surefoot.profile.timed_step import RANGE, REST
-from surefoot.report.figures import COLOURS, drawing, write
+from surefoot.report.figures import COLORS, drawing, write
 from surefoot.train.loop import State
 
 _POINTS = 400  # of a curve
@@ -148,8 +148,8 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
         for parameter in state.parameters:
             hooks.callback(parameter.register_post_accumulate_grad_hook(note_gradient).remove)  # type: ignore[no-untyped-call]
         found = profiled(make, device, shapes=False)
-    models, averages = state.models.values(), [average.model for average in state.averages.values()]
-    states = [held for trained in state.trained.values() for held in trained.optimizer.state.values()]
+    models, averages = state.models.values(), [average.model for average in state.ema_models.values()]
+    states = [held for trained in state.optimizers.values() for held in trained.optimizer.state.values()]
     own = tensor_bytes(parameter for model in models for parameter in model.parameters())
     optimizer = tensor_bytes(value for held in states for value in held.values() if isinstance(value, Tensor))
     buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())
@@ -207,7 +207,7 @@ def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
     with drawing():
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         axes = figure.add_subplot()
-        axes.stackplot(times_ms, *layers.values(), labels=list(layers), colors=COLOURS, step="post")
+        axes.stackplot(times_ms, *layers.values(), labels=list(layers), colors=COLORS, step="post")
         axes.set(xlabel="ms since the step began, under the profiler", ylabel="MB", title=title)
         axes.legend(loc="upper right", frameon=False)
         axes.margins(x=0)

@@ -20,8 +20,8 @@ from surefoot.optim.skip_step import skipping
 from surefoot.profile.flops import computed_again, kept_activations
 from surefoot.profile.timed_step import Stepping, stopwatch
 from surefoot.run.components import RunComponents
-from surefoot.train.compile import compiled
-from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.compile import compiled, sole_or_all
+from surefoot.train.loop import State, Task
 from surefoot.train.precision import Precision
 
 NAMES = ("workers", "precision", "fused", "checkpointing", "channels-last", "micro-batch", "compile")
@@ -65,7 +65,7 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 
 
 def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
-    """What there is to try of these names for a run; where one says nothing about it, there is none."""
+    """The variants of these names that a run can try; some names have no variant for it."""
     kinds = (_workers, _precisions, _fused, _kept, _channels_last, _micro_batches, _compiled)
     return [variant for name in names for variant in kinds[NAMES.index(name)](parts)]
 
@@ -141,7 +141,7 @@ def _micro_batches(parts: RunComponents) -> list[Variant]:
 def _fused(parts: RunComponents) -> list[Variant]:
     slow = {
         name: trained
-        for name, trained in parts.state.trained.items()
+        for name, trained in parts.state.optimizers.items()
         if type(trained.optimizer) in _FUSED and not all(group.get("fused") for group in trained.optimizer.param_groups)
     }
     if not slow or parts.device.type not in ("cpu", "cuda"):
@@ -157,8 +157,8 @@ def _fused(parts: RunComponents) -> list[Variant]:
         return replace(trained, optimizer=optimizer, skip=skipping(optimizer, parts.device))
 
     def make() -> Stepping:
-        quick = parts.state.trained | {name: fused(trained) for name, trained in slow.items()}
-        return stepping(parts, state=replace(parts.state, trained=quick))
+        quick = parts.state.optimizers | {name: fused(trained) for name, trained in slow.items()}
+        return stepping(parts, state=replace(parts.state, optimizers=quick))
 
     kinds = " and ".join(dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values()))
     return [Variant("fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal to rounding")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import surefoot as sf
 from surefoot.config.parallel import Kind, Sharding, Strategy
-from surefoot.config.setting import ordered, setting
+from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
@@ -37,6 +37,8 @@ class Optimizer:
     weight_decay: float | None = None
     """Decay of matrices, decoupled from the gradient but for adam and sgd; biases, norms and embeddings have none.
     Absent: 0.1; lion 0.3; adam, sgd and adafactor 0."""
+    decay: Literal["matrices", "all"] = "matrices"
+    """What weight_decay applies to: matrices, but not embeddings; or all parameters, as torch does unasked."""
     betas: tuple[float, float] | None = None
     """How slowly the averages of gradient and square move; for muon those of its AdamW part. All but sgd and adafactor."""
     eps: float | None = None
@@ -49,13 +51,13 @@ class Optimizer:
     """muon: iterations of the orthogonalisation."""
     adamw_lr: float | None = None
     """muon: base learning rate of what AdamW trains. Absent: lr."""
-    adamw_for: tuple[str, ...] | None = None
+    adamw_modules: tuple[str, ...] | None = None
     """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Absent: the head, as plan shows it."""
     beta2_decay: float | None = None
     """adafactor: the mean squares move by step ** beta2_decay."""
     clip_threshold: float | None = None
     """adafactor: the largest root mean square of an update before its rate."""
-    smallest_scale: float | None = None
+    min_scale: float | None = None
     """adafactor: what a parameter's root mean square, to which updates are relative, at least counts as."""
     momentum_decay: float | None = None
     """nadam: how the momentum rises over the steps."""
@@ -68,14 +70,15 @@ class Optimizer:
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
-        shared = ("name", "lr", "weight_decay", "layer_decay", "base_width", "frozen")
+        shared = ("name", "lr", "weight_decay", "decay", "layer_decay", "base_width", "frozen")
         own = {name: value for name, value in vars(self).items() if name not in shared}
-        rate, decay = OPTIMIZERS[self.name].first_run
+        rate, strength = OPTIMIZERS[self.name].first_run
         plain = partial(
             named,
             self.name,
             lr=rate if self.lr is None else self.lr,
-            weight_decay=decay if self.weight_decay is None else self.weight_decay,
+            weight_decay=strength if self.weight_decay is None else self.weight_decay,
+            decay=self.decay,
             settings=own,
         )
         *rates, _ = checked(
@@ -101,12 +104,16 @@ class Schedule:
     """polynomial: of what is left of the fall."""
     cooldown: str | None = None
     """wsd: how long the rate falls at the end."""
+    cooldown_shape: Literal["1-sqrt", "linear"] | None = None
+    """wsd: how it falls. Default: 1-sqrt."""
     milestones: tuple[str, ...] | None = None
-    """multistep: when the rate drops."""
+    """multistep: when the rate drops, such as 50% 75%, or "every 10 epochs"."""
     gamma: float | None = None
     """multistep: what the rate is multiplied by at each drop."""
     start_lr_ratio: float | None = None
     """one_cycle: the factor at step 0."""
+    momentum_range: tuple[float, float] | None = None
+    """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95. Default: momentum stays."""
     cycle: str | None = None
     """cosine_restarts: from one full rate to the next."""
     cycle_growth: float | None = None
@@ -131,8 +138,14 @@ def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class RecipeSettings(TrainSettings):
-    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started."""
+    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started.
 
+    A recipe may choose more than a plain loop does; the header says so.
+    """
+
+    clip: str = default("norm 1.0")
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = default("auto")
+    channels_last: bool | Literal["auto"] = default("auto")
     early_stopping: int | None = setting(None, identity=True, after="time_limit")
     """End after this many evaluations without a better score. None: never."""
     optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers")

@@ -169,12 +169,6 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run"
             ) from problem
 
 
-def refuse_fp16_on_a_cpu(run: "Run") -> None:
-    """Raise where the library lets pass, for tests, what nobody who trains can want."""
-    if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
-        raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
-
-
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
     """What shows a text on one line of a terminal, in the place of the text before; elsewhere nothing. It leaves no trace."""
@@ -192,8 +186,10 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
 
 def in_directory(config: Any, run: Path) -> Any:
-    """The configuration with the directory that was named as `out`, if it has that setting: config.toml may name another."""
-    return dataclasses.replace(config, out=str(run)) if config is not None and "out" in flatten(config) else config
+    """The configuration with the directory that was named as `run_dir`, if it has that setting: config.toml may name another."""
+    return (
+        dataclasses.replace(config, run_dir=str(run)) if config is not None and "run_dir" in flatten(config) else config
+    )
 
 
 def for_one_process(config: Any, run: Path) -> Any:
@@ -221,9 +217,7 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     if which in (None, "newest"):
         return chosen
     if which == "best":
-        if chosen.saved.best_step is None:
-            raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
-        return store.at(chosen.saved.best_step)
+        return store.at(store.best_step(chosen))
     if not (which.isascii() and which.isdigit()):
         raise ConfigError(
             f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())};"

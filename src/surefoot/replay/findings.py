@@ -1,4 +1,4 @@
-"""What a look at one step finds, as plain data: it goes into `crash/`, between ranks as JSON, and onto a page as tables."""
+"""The result of inspecting one step, as plain data: it goes into `crash/`, between ranks as JSON, and onto a page as tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from surefoot.tracking.format import in_line, number, shortened, text_table, vis
 class First:
     """The first thing in a step that was not finite, in the order in which it was computed.
 
-    `what` is "inputs" (the data themselves, `name` says which tensor of the batch), "weight" or "buffer" (before the step;
-    `name` is theirs), "input" or "output" (of module `name`), "loss", "gradient of output" (of module `name`), "gradient" (of
-    parameter `name`), or "norm" (every number is finite, and their squares are not).
+    `what` is one of: "inputs" (the data; `name` is the tensor of the batch), "weight" or "buffer" (before the step), "input",
+    "output" or "gradient of output" (of module `name`), "loss", "gradient" (of parameter `name`). "norm" means that every number is
+    finite, and their squares are not.
     """
 
     what: str
@@ -103,7 +103,7 @@ class OfSample:
 
 @dataclass(frozen=True)
 class Look:
-    """All that was seen of one step. `loss` and `norm` are those of the step; `notes` are what a reader must know of it."""
+    """The inspection of one step, with its `loss` and `norm`; `notes` are remarks for the reader."""
 
     step: int
     loss: float
@@ -134,7 +134,7 @@ class Look:
         return f"first non-finite: {self.first}{reaches}"
 
     def plain(self) -> dict[str, Any]:
-        """As JSON: what is not finite is null beside `nonfinite`, which says what it was."""
+        """As JSON: a value that is not finite becomes null, and `nonfinite` holds it."""
         return dict(as_json({"verdict": self.verdict, "finite": self.finite} | asdict(self)))
 
 
@@ -173,7 +173,7 @@ def _micro_batches(look: Look) -> list[str]:
 
 
 def _ids(ids: Sequence[int], wide: int) -> str:
-    """As many as there is room for, and how many they are."""
+    """As many as fit, and their number."""
     shown = " ".join(map(str, ids))
     if len(shown) <= wide:
         return shown
@@ -227,7 +227,7 @@ def _parameters(look: Look) -> list[str]:
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) -> list[str]:
-    """As many rows as a page has room for, what is not finite (by the last column) among the first, and how many are left out."""
+    """As many rows as fit on a page, non-finite ones (by the last column) first, and the number of those left out."""
     if not rows:
         return []
     wanted = [place for place, row in enumerate(rows) if row[-1] != "-"][: _ROWS // 2]

@@ -1,4 +1,4 @@
-"""The first bad step of a run that has just diverged, looked at with the state that is at hand: that of the last good step."""
+"""Inspect the first bad step of a run that has just diverged, with the current state: that of the last good step."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,7 +17,7 @@ _SAMPLES = 8
 
 @dataclass(frozen=True)
 class Seen:
-    """What all ranks have seen of a step between them. `plain` is JSON, `text` for people; `first` the first fault of any rank."""
+    """The traces of a step from all ranks, merged. `plain` is JSON, `text` for people; `first` the first fault of any rank."""
 
     finite: bool
     first: First | None
@@ -34,13 +34,13 @@ class Seen:
 
 
 def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
-    """The first of some bad steps, or the last where the first is finite now, looked at without changing anything; collective.
+    """Inspect the first of some bad steps, or the last if the first is finite now, without changing anything; collective.
 
-    Each rank looks at its own micro-batches, with the plain model. In words why not, where that cannot be done or goes wrong.
+    Each rank looks at its own micro-batches, with the plain model. A text with the reason if that is impossible or fails.
     """
     alone = "surefoot replay looks at it in one process"
     why_not = {
-        "the state at hand is not that before the step": parts.task.loss is None or len(parts.state.trained) > 1,
+        "the state at hand is not that before the step": parts.task.loss is None or len(parts.state.optimizers) > 1,
         f"its models are sharded: {alone}": parts.parallel.kind == "fsdp",
         f"its batch statistics are those of all ranks: {alone}": parts.world.size > 1
         and parts.settings.sync_batch_norm,
@@ -57,7 +57,7 @@ def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
 
 
 def _own(parts: Components, step: int) -> Look | str:
-    """What this rank sees of its own micro-batches; in words what has gone wrong in that."""
+    """The trace of this rank's own micro-batches; a text if tracing failed."""
     try:
         with untouched(), closing(parts.supply.feed(workers=0)) as feed:
             feed.start(step, stop=step + 1)
@@ -66,7 +66,7 @@ def _own(parts: Components, step: int) -> Look | str:
             Step(step, micro_batches, parts.task, parts.state),
             samples=_SAMPLES,
             passed_alone=MOST_GRADIENTS,
-            describe=parts.settings.describe_sample,
+            describe=parts.settings.describe_fn,
             ranks=parts.world.size,
             pieces=parts.supply.plan.pieces,
         )
@@ -75,7 +75,7 @@ def _own(parts: Components, step: int) -> Look | str:
 
 
 def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
-    """What every rank has seen, the same on all of them; collective."""
+    """The traces of all ranks, the same on all of them; collective."""
     heard: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _told(own))
     if not (looked := [one for one in heard if "why" not in one]):
         return str(heard[0]["why"])

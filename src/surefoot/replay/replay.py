@@ -1,4 +1,4 @@
-"""One past step of a run, made again and looked at: from the nearest checkpoint before it, with what that costs said first."""
+"""Replay and inspect one past step of a run, from the nearest checkpoint before it; the cost is announced first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from surefoot.train.error_causes import explaining
 
 @dataclass(frozen=True)
 class Logged:
-    """What the run itself has noted of a step, against what it came to now. `where`: a record, or a checkpoint's rows."""
+    """The numbers of a step that the run recorded, against those of the replay. `where`: a record, or a checkpoint's rows."""
 
     where: str
     names: tuple[str, ...]
@@ -85,7 +85,7 @@ def replayed(
     samples: int,
     say: Callable[[str], None] | None,
 ) -> Replay:
-    """Make a step of a run again and look at it, as `SavedRun.replay` says; the models of `parts`, which are not open, are changed."""
+    """Replay and inspect a step of a run, as `SavedRun.replay` says; the models of `parts`, which are not open, are changed."""
     told = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)
@@ -102,7 +102,7 @@ def replayed(
             seen = look(
                 coming,
                 samples=samples,
-                describe=parts.settings.describe_sample,
+                describe=parts.settings.describe_fn,
                 ranks=found.saved.machine["ranks"],
                 pieces=parts.supply.plan.pieces,
             )
@@ -115,19 +115,19 @@ def replayed(
         start=found.step,
         logged=logged,
         notes=tuple(notes),
-        learning_rate=float(next(iter(parts.state.trained.values())).optimizer.param_groups[0]["initial_lr"]) * rate,
+        learning_rate=float(next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]["initial_lr"]) * rate,
         samples=samples,
     )
 
 
 def refuse_step(step: int, length: int, *, where: Path) -> None:
-    """Raise `ConfigError` for a step that a run of so many steps does not have."""
+    """Raise `ConfigError` for a step that does not exist in a run of `length` steps."""
     if not 0 <= step < length:
         raise ConfigError(f"--step {step}: the steps of {where} are 0 to {length - 1}")
 
 
 def records_of(out: Path) -> list[Record]:
-    """The records of a run; none where there is no file of them."""
+    """The records of a run; [] without a file."""
     try:
         return records(out / "metrics.jsonl")
     except OSError:
@@ -137,7 +137,7 @@ def records_of(out: Path) -> list[Record]:
 def tell_cost(
     start: int, until: int, damaged: Sequence[Damage], known: Sequence[Record], say: Callable[[str], None]
 ) -> None:
-    """Say how many steps have to be made from a checkpoint, about how long that takes by the records, and what is damaged after it."""
+    """Say how many steps to make from a checkpoint, about how long that takes by the records, and which later ones are damaged."""
     for damage in damaged:
         say(f"warning: {damage}: an older checkpoint is taken")
     steps, each_s = until - start, pace_s(known)
@@ -146,7 +146,7 @@ def tell_cost(
 
 
 def pace_s(known: Sequence[Record]) -> float | None:
-    """How long a step took, waiting for its data included, by the records; None where they do not tell.
+    """The seconds of a step by the records, including the wait for its data; None if they do not have it.
 
     >>> pace_s([{"kind": "train", "step": step, "training_s": 3.0, "waiting_s": 1.0} for step in (8, 16)])
     0.5
@@ -169,7 +169,7 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
 
 
 def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
-    """Make the step, and compare it with what the run has noted of it; None where no record or checkpoint has a note of this step."""
+    """Make the step, and compare it with the run's own note; None if no record or checkpoint has a note of this step."""
     (made,) = again.steps(step + 1)
     record = next((held for held in known if held["kind"] == "train" and held["step"] == step + 1), None)
     if record is not None and made.window is not None:

@@ -1,4 +1,4 @@
-"""Charts as one picture, by matplotlib: the main curves of the page, and what other verbs draw."""
+"""Charts as one picture, by matplotlib: the main curves of the page, and the pictures of other verbs."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from surefoot.config.paths import write_whole
 from surefoot.errors import ConfigError
 from surefoot.report.charts import Axis, Chart, axes, on_axis, ticks
 
-# Okabe and Ito 2008, told apart with every kind of colour vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito 2008, distinguishable with every kind of color vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
-# as many as have no common divisor with the colours: 35 pairs, all different
+# with the colors, 35 pairs
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (10, 3)))
 
 _SETTINGS: Any = {
@@ -29,7 +29,7 @@ _WITHOUT_DATE: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Matplotlib with settings of our own while a figure is made and written; imported here, since that makes loggers."""
+    """Set matplotlib's options while a figure is drawn and written; imported here, because the import creates loggers."""
     import matplotlib as mpl
 
     with mpl.rc_context(_SETTINGS):
@@ -37,7 +37,7 @@ def drawing() -> Iterator[None]:
 
 
 def made(directory: Path) -> Path:
-    """A directory for pictures, made where it is missing; `ConfigError` where it cannot be."""
+    """Create a directory for pictures if it is missing; `ConfigError` if that fails."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -48,7 +48,7 @@ def made(directory: Path) -> Path:
 
 
 def write(figure: Any, path: Path) -> list[Path]:
-    """Write a figure to PATH.png and PATH.svg, each whole or not at all; returns both. `ConfigError` where a file cannot be written."""
+    """Write a figure to PATH.png and PATH.svg, atomically; returns both. `ConfigError` if a file cannot be written."""
     if not path.name:
         raise ConfigError(f"cannot write to {path}: it has no name\n  choose another place: --out PATH")
     pictures = {}
@@ -60,7 +60,7 @@ def write(figure: Any, path: Path) -> list[Path]:
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file so that it is there whole or not at all, and return its path; `ConfigError` where that cannot be."""
+    """Write a file atomically and return its path; `ConfigError` if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
@@ -75,9 +75,9 @@ _INSIDE, _SHORT = 4, 60  # names, and letters of one, that a legend inside of a 
 
 
 def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
-    """Draw charts below each other, two in a row but for wide ones, as PATH.png and PATH.svg; returns both.
+    """Draw charts as PATH.png and PATH.svg, two in a row except wide ones; returns both paths.
 
-    The same charts give the same bytes. `ConfigError` where there is nothing to draw or a file cannot be written.
+    The same charts give the same bytes. `ConfigError` if the list is empty or a file cannot be written.
     """
     if not charts:
         raise ConfigError(f"nothing to draw: {title} has no records of training or scores")
@@ -96,13 +96,13 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
 
 
 def _height(chart: Chart) -> float:
-    """Inches, with those of the legend that stands below a field."""
+    """Height in inches, including the legend below the field."""
     columns, names = _legend(chart)
     return (3.4 if chart.wide else 2.5) + (0.17 * -(-names // columns) if columns else 0.0)
 
 
 def _legend(chart: Chart) -> tuple[int, int]:
-    """Columns of the legend below a field, 0 where the field itself has room for it; and how many names there are."""
+    """The number of columns of the legend below a field (0 if the field has room for it), and the number of names."""
     names = [line.name for line in chart.lines if line.named]
     longest = max(map(len, names), default=0)
     return 0 if len(names) <= _INSIDE and longest <= _SHORT else 1 if longest > 48 else 2, len(names)
@@ -126,8 +126,8 @@ def _draw(field: Any, chart: Chart) -> None:
         field.plot(
             [x for x, _ in line.points],
             [y for _, y in line.points],
-            color=COLOURS[line.colour % len(COLOURS)],
-            linestyle=DASHES[line.dashes % len(DASHES)],
+            color=COLORS[line.series % len(COLORS)],
+            linestyle=DASHES[line.series // len(COLORS) % len(DASHES)],
             linewidth=0.8 if line.faint else 1.4,
             alpha=0.35 if line.faint else 1.0,
             marker="o" if line.dots else None,
@@ -135,7 +135,7 @@ def _draw(field: Any, chart: Chart) -> None:
             label=line.name if line.named else None,
         )
     for mark in chart.marks:
-        colour, across = COLOURS[mark.colour % len(COLOURS)], field.get_xaxis_transform()  # height 1 is the top
+        color, across = COLORS[mark.series % len(COLORS)], field.get_xaxis_transform()  # height 1 is the top
         match mark.kind:
             case "event":
                 field.axvline(mark.x, color="0.6", linestyle=":", linewidth=0.9)
@@ -144,13 +144,13 @@ def _draw(field: Any, chart: Chart) -> None:
                         mark.x, 0.02, mark.title, transform=across, rotation=90, ha="right", fontsize=7, color="0.4"
                     )
             case "best" if mark.y is not None:
-                ring = {"markeredgecolor": colour, "markeredgewidth": 1.5, "markersize": 7}
+                ring = {"markeredgecolor": color, "markeredgewidth": 1.5, "markersize": 7}
                 field.plot(mark.x, mark.y, "o", color="white", clip_on=False, zorder=3, **ring)
                 field.annotate(
                     mark.title, (mark.x, mark.y), (0, 9), textcoords="offset points", ha="center", fontsize=8
                 )
             case "strange":
-                field.plot(mark.x, 1.0, "x", color=COLOURS[1], markersize=6, clip_on=False, transform=across)
+                field.plot(mark.x, 1.0, "x", color=COLORS[1], markersize=6, clip_on=False, transform=across)
     field.set_title(chart.title, fontsize=9.5, loc="left", pad=6 + 11 * len(chart.note.splitlines()))
     above = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
     field.annotate(chart.note, (0, 1), xytext=(0, 4), fontsize=8, color="0.25", **above)

@@ -1,6 +1,6 @@
-"""The page of one run, and of several: one file of HTML that asks for nothing else, of at most a megabyte. Nothing in it runs.
+"""The page of one run, and of several: one HTML file of at most a megabyte, without scripts and without requests.
 
-`plot` in parts.html makes inline SVG: its lines are stretched to the width there is, and its letters keep their size.
+`plot` in parts.html makes inline SVG: its lines stretch to the available width, and its letters keep their size.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.finding import Finding
 from surefoot.report import tables
@@ -39,11 +39,11 @@ _DARKEST = 78  # percent, so that letters can be read
 
 
 def tinted(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
-    """Each piece with the strength of its tint in percent, None for none, and its number in words; equal neighbours as one.
+    """Each piece with the strength of its tint in percent (None: untinted) and its number in words.
 
     >>> panel = TextHeatmap(title="a", legend="b", unit="fraction", pieces=(("so", None), (" it", 0.5), (" goes", 0.0)))
     >>> tinted(panel)
-    [('so', None, ''), (' it', 39, '50 %'), (' goes', 0, '0 %')]
+    [('so', None, ''), (' it', 39, '50%'), (' goes', 0, '0%')]
     """
     full = _FULL_NATS if text.unit == "nats" else 1.0
     tints: list[tuple[str, int | None, str]] = []
@@ -55,7 +55,7 @@ def tinted(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
 
 
 def shaded(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
-    """Each row of a confusion matrix: its class, and of each cell the count, the root of its share as a shade, and whether it is right.
+    """Rows of a confusion matrix: the class, and for each cell the count, a shade (root of its share), and whether it is correct.
 
     >>> shaded(ConfusionMatrix(title="a", classes=("cat", "dog"), counts=((4, 0), (1, 3))))[1]
     ('dog', [(1, 39, False), (3, 68, True)])
@@ -73,12 +73,12 @@ def chart_of(panel: Curves) -> Chart:
     lines = []
     for place, (name, curve) in enumerate(panel.curves.items()):
         points = tuple((float(step), value) for step, value in curve if value is not None)
-        lines.append(Line(name, points, place, place // 7, dots=len(curve) < 60))
-    return Chart("panel", panel.title, tuple(lines), note=panel.legend, wide=True)
+        lines.append(Line(name, points, place, dots=len(curve) < 60))
+    return Chart(f"panel-{panel.title}", panel.title, tuple(lines), note=panel.legend, wide=True)
 
 
 def summary(chart: Chart) -> str:
-    """A chart in words, for who does not see it.
+    """A chart in words, for screen readers.
 
     >>> summary(Chart("loss", "Loss", (Line("training", ((10, 3.0), (20, 2.5))),)))
     'Loss. training: 3 at step 10, 2.5 at step 20, between 2.5 and 3'
@@ -94,14 +94,30 @@ def summary(chart: Chart) -> str:
 
 
 def traced(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
-    """The places of a line's points in the stretched picture; of equal ones in a row the first."""
+    """The coordinates of a line's points in the stretched picture; repeated points are dropped."""
     points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
     places = [(round(_WIDTH * horizontal.place(x)), round(_HEIGHT * (1 - vertical.place(y)))) for x, y in points]
     return [place for place, _ in groupby(places)]
 
 
-def bands(chart: Chart, horizontal: Axis) -> list[tuple[float, float, float, list[str]]]:
-    """Stripes from top to bottom: left edge, width and centre from 0 to 1, and what the lines are there."""
+class Band(NamedTuple):
+    """A vertical stripe of a chart, which shows its values while it is under the pointer or has the focus."""
+
+    width: int  # in 1/10,000 of the chart
+    center: int  # where in the stripe its step is, in percent of it
+    is_right: bool  # the first one of the right half
+    step: str
+    values: list[tuple[int | None, str]]  # series and value of each line; title of each mark
+
+
+def bands(chart: Chart, horizontal: Axis) -> list[Band]:
+    """The stripes of a chart, from left to right; together they cover it.
+
+    >>> from surefoot.report.charts import Mark
+    >>> chart = Chart("a", "a", (Line("loss", ((0, 2.0), (10, 1.0))),), (Mark("event", 10, None, "finished"),))
+    >>> [(band.width, band.step, band.values) for band in bands(chart, Axis(0.0, 10.0))]
+    [(5000, 'step 0', [(0, 'loss 2')]), (5000, 'step 10', [(0, 'loss 1'), (None, 'finished')])]
+    """
     lines = []
     for line in chart.lines:
         points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
@@ -111,24 +127,30 @@ def bands(chart: Chart, horizontal: Axis) -> list[tuple[float, float, float, lis
         steps = [steps[round(n * (len(steps) - 1) / (_BANDS - 1))] for n in range(_BANDS)]
     places = [horizontal.place(step) for step in steps]
     edges = [0.0, *[(one + other) / 2 for one, other in pairwise(places)], 1.0]
-    found = []
-    for step, place, left, right in zip(steps, places, edges, edges[1:], strict=False):
-        told = [
-            f"{line.name} {_told(near, step, chart.unit, faint=line.faint)}"
+    titles: dict[int, list[tuple[int | None, str]]] = {}
+    for mark in chart.marks:
+        index = bisect_right(edges, horizontal.place(mark.x), 1, len(edges) - 1) - 1
+        titles.setdefault(index, []).append((mark.series if mark.kind == "best" else None, mark.title))
+    stripes = []
+    for index, (step, place, left, right) in enumerate(zip(steps, places, edges, edges[1:], strict=False)):
+        values: list[tuple[int | None, str]] = [
+            (line.series, f"{line.name} {_value_in(near, step, chart.unit, faint=line.faint)}")
             for line, points, placed in lines
             if (near := points[bisect_left(placed, left) : bisect_right(placed, right)])
         ]
-        if told and right - left >= 0.0001:
-            found.append((left, right - left, place, [f"step {written(step)}", *told]))
-    return found
+        center = round(100 * (place - left) / (right - left)) if right > left else 50
+        is_right = place >= 0.5 and (index == 0 or places[index - 1] < 0.5)
+        width = round(10_000 * (right - left))
+        stripes.append(Band(width, center, is_right, f"step {written(step)}", values + titles.get(index, [])))
+    return stripes
 
 
-def _told(near: Sequence[tuple[float, float]], centre: float, unit: Unit, *, faint: bool) -> str:
-    """What a line is in a stripe: its value, of a faint one its least and largest."""
+def _value_in(near: Sequence[tuple[float, float]], center: float, unit: Unit, *, faint: bool) -> str:
+    """The value of a line in a stripe: the one nearest to its step, or the range of a faint line."""
     low, high = min(y for _, y in near), max(y for _, y in near)
     if faint and low != high:
         return f"{written(low, unit)} \u2013 {written(high, unit)}"
-    return written(min(near, key=lambda point: abs(point[0] - centre))[1], unit)
+    return written(min(near, key=lambda point: abs(point[0] - center))[1], unit)
 
 
 # tried one after the other until the page is small enough: stretches of a curve, samples, rows of settings and of events,
@@ -138,7 +160,7 @@ _ROOMS: tuple[tuple[int | None, int, int, int, str], ...] = (
     (75, 3, 200, 200, "Curves are thinned further, and samples left out, to keep the page small."),
     (40, 1, 80, 80, "Curves are thinned further, and much is left out, to keep the page small."),
 )
-_KINDS = {"loss": "loss", "score": "scores", "throughput": "machine", "memory": "machine", "value": "users"}
+_KINDS = {"loss": "loss", "metric": "metrics", "throughput": "machine", "memory": "machine", "value": "users"}
 
 
 def run_page(
@@ -171,7 +193,7 @@ def run_page(
     }
 
     def fitted(stretches: int | None, samples: int, rows: int, letters: int, left_out: str) -> dict[str, Any]:
-        kinds: dict[str, list[Chart]] = {"loss": [], "scores": [], "optimizer": [], "machine": [], "users": []}
+        kinds: dict[str, list[Chart]] = {"loss": [], "metrics": [], "optimizer": [], "machine": [], "users": []}
         for chart in charts(run, stretches=stretches):
             kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
         return kinds | {
@@ -187,14 +209,14 @@ def run_page(
 
 
 def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
-    """The page of several runs: what differs between them, their scores, and their curves over each other."""
+    """The page of several runs: the settings that differ, their metrics, and their curves over each other."""
     whole = {"states": [state_of(run) for run in runs], "script": script, "policy": policy, "state": "", "left_out": ""}
     rooms = (max(20, 300 // len(runs)), 40, 20)
     return _rendered("runs.html", whole, (page_values(runs, stretches=stretches) for stretches in rooms))
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
-    """The newest error that was kept, where the run did not get further since."""
+    """The newest saved error, unless the run has got further since."""
     if not run.files.crashes or state in ("finished", "running"):
         return None
     newest = run.files.crashes[0]
@@ -206,7 +228,7 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
 
 
 def _rendered(name: str, whole: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
-    """The page with the first of `parts` that leaves it small enough, else with the last."""
+    """The page with the first of `parts` that is small enough, else with the last."""
     page, made = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
     for fitted in parts:
         text = environment().get_template(name).render(**whole, **fitted, made=made)
@@ -218,7 +240,7 @@ def _rendered(name: str, whole: dict[str, Any], parts: Iterable[dict[str, Any]])
 
 @cache
 def environment() -> "Environment":
-    """Templates beside this file; what is put into them is escaped. Imported here: a run that writes no page needs none."""
+    """The templates beside this file; values put into them are escaped. Imported here: a run that writes no page needs none."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

@@ -1,4 +1,4 @@
-"""Several runs on one page: one colour each, their curves over each other, and only the settings in which they differ."""
+"""Several runs on one page: one color each, their curves over each other, and only the settings that differ."""
 
 import re
 from collections.abc import Sequence
@@ -11,15 +11,19 @@ from surefoot.report.headline import direction_of, headline
 from surefoot.report.run_charts import points_of
 from surefoot.report.series import ReportedRun
 
-_MOST_SCORES = 12
+_MOST_METRICS = 12
 _DOTS = 60
 _LONGEST_TITLE = 60  # letters
-_MORE = {"learning_rate": "Learning rate", "norm": "Gradient norm, mean", "targets_per_s": "Targets a second"}
+_MORE = {
+    "learning_rate": "Learning rate",
+    "norm": "Gradient norm, mean of each record",
+    "targets_per_s": "Targets per second, mean of each record",
+}
 
 
 def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any]:
-    """What the page shows of runs next to each other, in the order in which they are given."""
-    names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_SCORES]
+    """The values that the page of several runs shows, in the order of `runs`."""
+    names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_METRICS]
     called = labels(runs)
     title = " · ".join(called)
     return {
@@ -27,7 +31,7 @@ def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any
         "verdict": _verdict(called, runs),
         "runs": runs,
         "labels": called,
-        "score_names": names,
+        "metric_names": names,
         "cells": list(zip(*(_cells(name, runs) for name in names), strict=True)) or [()] * len(runs),
         "differing": tables.differing(runs),
         "overlaid": overlaid_charts(called, runs, names, stretches),
@@ -35,7 +39,7 @@ def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any
 
 
 def labels(runs: Sequence[ReportedRun]) -> list[str]:
-    """The name of each run's directory, with as much of its path as tells it from the others."""
+    """The name of each run's directory, with as much of its path as makes it unique."""
     parts = [run.files.path.resolve().parts for run in runs]
     for depth in range(1, max(len(path) for path in parts) + 1):
         found = ["/".join(path[-depth:]) for path in parts]
@@ -45,7 +49,7 @@ def labels(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def _without_common_begin(names: list[str]) -> list[str]:
-    """Names without the settings that all of them begin with, as a comparison has called them.
+    """Names without the settings that all of them begin with.
 
     >>> _without_common_begin(["lr=0.1,width=8", "lr=0.1,width=16"]), _without_common_begin(["a", "a,b"])
     (['width=8', 'width=16'], ['a', 'a,b'])
@@ -58,17 +62,17 @@ def _without_common_begin(names: list[str]) -> list[str]:
 
 
 def overlaid_charts(
-    labels: Sequence[str], runs: Sequence[ReportedRun], score_names: Sequence[str], stretches: int
+    labels: Sequence[str], runs: Sequence[ReportedRun], metric_names: Sequence[str], stretches: int
 ) -> list[Chart]:
-    """Training loss, each score, learning rate, gradient norm and speed, one line a run."""
+    """Charts of training loss, each metric, learning rate, gradient norm and speed, with one line per run."""
     trained = [run.recorded.train for run in runs]
     losses = [tuple(smoothed(train.get("loss", Curve()))) for train in trained]
     found = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
-    for name in score_names:
+    for name in metric_names:
         curves = [run.recorded.scores.get(name, Curve()) for run in runs]
         dots = max(curve.count for curve in curves) < _DOTS
         lines = _lines(labels, [points_of(curve, stretches) for curve in curves], dots=dots)
-        found.append(Chart(f"score-{name}", name, lines, _best_of_all(curves, direction_of(name))))
+        found.append(Chart(f"metric-{name}", name, lines, _best_of_all(curves, direction_of(name))))
     for key, title in _MORE.items():
         lines = _lines(labels, [points_of(train.get(key), stretches) for train in trained])
         found.append(Chart(key, title, lines, zero=key != "norm"))
@@ -76,9 +80,9 @@ def overlaid_charts(
 
 
 def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = False) -> tuple[Line, ...]:
-    """One line for each run that has the curve, in the run's colour."""
+    """One line for each run that has the curve, in the run's color."""
     return tuple(
-        Line(label, points, place % 7, place // 7 % 5, dots=dots)
+        Line(label, points, place, dots=dots)
         for place, (label, points) in enumerate(zip(labels, curves, strict=True))
         if points
     )
@@ -91,11 +95,11 @@ def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
     if not known:
         return ()
     place, step, value = (max if direction == "max" else min)(known, key=lambda one: one[2])
-    return (Mark("best", step, value, f"best {written(value)}", place % 7),)
+    return (Mark("best", step, value, f"best {written(value)}", place),)
 
 
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:
-    """Of each run the best value of a score, its step where that was not the last, and whether no other run was better."""
+    """The best value of a metric in each run, its step if that was not the last, and whether it is the best of all runs."""
     direction = direction_of(name)
     curves = [run.recorded.scores.get(name, Curve()) for run in runs]
     bests = [curve.best(direction) for curve in curves]
@@ -110,7 +114,7 @@ def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]
 
 
 def _verdict(labels: Sequence[str], runs: Sequence[ReportedRun]) -> str:
-    """Which run is best by the score that the first is judged by."""
+    """The best run by the main metric of the first run."""
     heads = [headline(run) for run in runs]
     first = heads[0]
     if first is None:

@@ -1,4 +1,4 @@
-"""Panels (`tracking/panels.py`) of what a model said: text tinted by loss, examples by score, a confusion matrix, pictures.
+"""Panels (`tracking/panels.py`) of model outputs: text tinted by loss, examples by score, a confusion matrix, images.
 
 Shapes: B batch, K classes, C channels, H height, W width.
 """
@@ -33,10 +33,10 @@ _AT_ONCE = 64
 def tinted_by_loss(
     title: str, tokens: Sequence[int], losses: Sequence[float], *, tokenizer: Tokenizer, legend: str | None = None
 ) -> TextHeatmap:
-    """The text of `tokens`, each tinted by the model's loss (nats) at it; the first has none, so there is one loss less.
+    """The text of `tokens`, each tinted by the model's loss (nats); there is one loss less, because the first token has none.
 
-    A piece is one token, or the tokens of one character that is spread over several, with the sum of their losses. Put
-    together, the pieces are what the tokenizer makes of all tokens. The end of a document has no text, and its loss is left out.
+    A piece is one token, or the tokens of one character that is spread over several, with the sum of their losses. The joined
+    pieces equal the decoded tokens. The end of a document has no text, and its loss is left out.
 
     >>> from surefoot.tokenizers.tokenizer import ByteTokenizer
     >>> tinted_by_loss("", [104, 195, 169], [1.0, 0.5], tokenizer=ByteTokenizer()).pieces
@@ -64,7 +64,7 @@ def tinted_by_loss(
 def examples_by_score(
     title: str, legend: str, said: Sequence[tuple[str, str, str, float]], *, each: int = 5
 ) -> Examples:
-    """The best, the worst and some random ones of (source, reference, output, score), `each` of a kind, none twice.
+    """The best, the worst and some random ones of (source, reference, output, score): `each` per group, without repetition.
 
     >>> said = [("a", "A", "A", 100.0), ("b", "B", "C", 0.0), ("c", "C", "C", 90.0)]
     >>> [(one.source, one.group) for one in examples_by_score("", "", said, each=1).examples]
@@ -84,7 +84,7 @@ def examples_by_score(
 
 
 def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: Sequence[str]) -> ConfusionMatrix:
-    """A confusion matrix (row: the right class, column: the guess); of many classes those with the most mistakes, and the rest in one.
+    """A confusion matrix (row: true class, column: prediction). With many classes, those with fewest mistakes share one row.
 
     >>> confusion_panel("held-out", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
     ((3, 1), (0, 4))
@@ -105,7 +105,7 @@ def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: 
 
 
 def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
-    """An image of 1 or 3 channels as a small PNG in base64; `mean` and `std` are those it was normalised with, if it is not 0..1.
+    """An image of 1 or 3 channels as a small PNG in base64; `mean` and `std` undo its normalization, if it is not in 0..1.
 
     >>> encode_png(torch.zeros(1, 8, 8))[:8]
     'iVBORw0K'
@@ -114,7 +114,7 @@ def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequen
 
 
 def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], side: int | None = None) -> bytes:
-    """The same as the bytes of the file, with no side longer than `side` pixels (None: as it is).
+    """The bytes of a PNG file of the image, with no side longer than `side` pixels (None: not resized).
 
     >>> png_file(torch.zeros(1, 8, 8), mean=(0.0,), std=(1.0,))[1:4]
     b'PNG'
@@ -143,11 +143,11 @@ def classification_panels(
     name: str = "held-out",
     pictures: int = 16,
 ) -> Iterator[Panel]:
-    """The confusion matrix over a data set of (image, label), and the pictures with the largest losses.
+    """The confusion matrix of a data set of (image, label), and the images with the largest losses.
 
-    As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are those
-    that images are normalised with. Of a large data set 10,000 samples spread over it, and no more than 30 seconds' worth.
-    pictures: how many; 0 where the inputs are none.
+    As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are
+    those of the images' normalization. A large data set is read in 10,000 spread samples, for at most 30 s.
+    pictures: their number; 0 if the inputs are not images.
 
     >>> data = torch.eye(3).view(3, 1, 1, 3), torch.tensor([0, 1, 0])
     >>> confusion, wrong = classification_panels(nn.Flatten(), data, classes=("a", "b", "c"))
@@ -180,11 +180,11 @@ def classification_panels(
 
 
 def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Image:
-    """What a model made of one image; `log_chance` is that of its guess."""
+    """One image with the model's prediction; `log_chance` is the log probability of its guess."""
     finite = math.isfinite(loss)
     return Image(
         png=png,
-        caption=f"{label}, taken for {guess}",
+        caption=f"{label}, predicted {guess}",
         label=label,
         guess=guess,
         probability=None if math.isnan(log_chance) else min(1.0, math.exp(log_chance)),
@@ -194,7 +194,7 @@ def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -
 
 
 def _spread(dataset: Any, total: int, *, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of samples from everywhere in a data set, in no order: whoever stops early has seen all kinds."""
+    """Batches of samples from everywhere in a data set, shuffled, so that a reader who stops early has seen all kinds."""
     ids = np.unique(np.linspace(0, total - 1, min(total, _SAMPLES)).round().astype(np.int64))
     mixed = np.random.default_rng(0).permutation(ids)
     some = tuple(part[mixed] for part in dataset) if is_tensors(dataset) else Subset(dataset, mixed.tolist())

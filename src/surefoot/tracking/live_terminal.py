@@ -1,6 +1,6 @@
 """A run in a terminal: a table that grows by one row per evaluation, and one live line under it.
 
-Only the live line is drawn again. No thread, no hidden cursor: whatever ends the process leaves the terminal as it was.
+Only the live line is drawn again. No thread, no hidden cursor: every way to end the process leaves the terminal as it was.
 """
 
 import os
@@ -35,7 +35,7 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this ord
 
 
 class Terminal:
-    """The terminal that `stream` (default: standard output) is. NO_COLOR is obeyed; only the eight plain colours are used."""
+    """The terminal that `stream` (default: standard output) is. NO_COLOR is honored; only the eight plain colors are used."""
 
     def __init__(self, length: int, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console  # 60 ms, and only terminals need it
@@ -57,7 +57,7 @@ class Terminal:
 
     @property
     def fresh_line(self) -> str:
-        """What erases the live line; nothing where standard error goes elsewhere."""
+        """The text that erases the live line; "" if standard error goes elsewhere."""
         return _ERASE if os.isatty(2) else ""
 
     def write(self, record: Record) -> None:
@@ -77,24 +77,24 @@ class Terminal:
         self._draw()
 
     def started(self, spent_s: float) -> None:
-        """Tell the time of rows from here on; the run has taken `spent_s` before."""
+        """Start the clock of the rows; the run has already taken `spent_s`."""
         self.begun = self.now() - spent_s
 
     def doing(self, what: str) -> None:
-        """Show on the live line what is being done from now on, until the next record."""
+        """Show the current activity on the live line until the next record."""
         if in_line(what) != self.phrase:
             self.phrase = in_line(what)
             self._draw()
 
     def close(self) -> None:
-        """Take the live line away: what follows stands on a line of its own."""
+        """Erase the live line, so that the next text stands on a line of its own."""
         self.guests.close()
         if self.drawn or self.unfinished:
             self.said.put(self._start())
         self.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
 
     def give_way(self, text: str) -> None:
-        """Make room for what a guest is about to write."""
+        """Make room for text of another writer."""
         if self.drawn:
             self.said.put(_ERASE)
             self.drawn = False
@@ -102,7 +102,7 @@ class Terminal:
             self.unfinished = not text.endswith("\n")
 
     def _start(self) -> str:
-        """What brings the cursor to an empty line."""
+        """The text that moves the cursor to an empty line."""
         return "\n" if self.unfinished else _ERASE
 
     def _above(self, *lines: "str | Text") -> None:
@@ -125,7 +125,7 @@ class Terminal:
         self.drawn, self.unfinished = True, False
 
     def _line(self) -> "Text":
-        """As much of it as there is room for, in the order of what one wants to know."""
+        """As many of its parts as fit, in the order of importance."""
         from rich.text import Text
 
         line, record, room = Text(), self.train, max(1, self.rich.width - _ECHO)
@@ -172,7 +172,7 @@ def screen(length: int, stream: TextIO | None = None) -> Screen:
 
 
 class _Guest:
-    """A standard stream as all others see it while a live line stands on the same terminal."""
+    """A standard stream for all other writers while a live line stands on the same terminal."""
 
     def __init__(self, stream: TextIO, give_way: Callable[[str], None]) -> None:
         self.stream, self.give_way = stream, give_way
@@ -190,7 +190,7 @@ class _Guest:
 
 
 def _values(record: Record) -> list[tuple[str, str]]:
-    """What the live line shows of a record beside its step, with the style of each."""
+    """The fields of the live line other than the step, with the style of each."""
     values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
     if loss := _loss(record):
         values.append((f"loss {loss}", ""))
@@ -199,7 +199,7 @@ def _values(record: Record) -> list[tuple[str, str]]:
 
 
 def _loss(record: Record) -> str:
-    """Of the steps that were applied; "" where there is none."""
+    """The loss of the applied steps; "" without one."""
     loss = record.get("loss_of_applied", record.get("loss"))
     return "" if loss is None else number(loss)
 
@@ -215,7 +215,7 @@ def _cell(value: float) -> str:
 
 
 def _titles(names: list[str]) -> dict[str, str]:
-    """Scores without their split, as long as no two would be called the same.
+    """Metrics without their split, unless two would get the same name.
 
     >>> _titles(["held-out/loss", "cloze/accuracy"]), _titles(["a/loss", "b/loss"])
     ({'held-out/loss': 'loss', 'cloze/accuracy': 'accuracy'}, {'a/loss': 'a/loss', 'b/loss': 'b/loss'})

@@ -1,4 +1,4 @@
-"""What a report can show of a task beside its curves, as plain data; `report/task_panels.py` makes it of a model."""
+"""Panels that a report shows beside its curves, as plain data; `report/task_panels.py` makes them from a model."""
 
 import base64
 import json
@@ -18,13 +18,13 @@ _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 
 def check(holds: bool, otherwise: str) -> None:
-    """Raise `ConfigError` where something does not hold."""
+    """Raise `ConfigError` if a value is invalid."""
     if not holds:
         raise ConfigError(f"a panel cannot be shown: {otherwise}")
 
 
 def check_texts(*texts: Any) -> None:
-    """Raise where one is no text, is too long, or holds half a character, which no file can hold."""
+    """Raise if one is not a text, is too long, or holds half a character, which no file can hold."""
     for text in texts:
         check(isinstance(text, str), f"a text is a {type(text).__name__}")
         check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
@@ -32,14 +32,14 @@ def check_texts(*texts: Any) -> None:
 
 
 def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raise where it is neither absent nor a finite number in these limits."""
+    """Raise unless it is absent or a finite number in these limits."""
     if value is not None:
         check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
         check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a whole number from 0 on that others can hold too.
+    """Whether it is an integer of 0 or more that other programs can hold too.
 
     >>> is_count(3), is_count(True), is_count(-1)
     (True, False, False)
@@ -48,12 +48,12 @@ def is_count(value: Any) -> bool:
 
 
 def check_count(parts: Sized, what: str) -> None:
-    """Raise where there are more parts than can be shown."""
+    """Raise if there are more parts than can be shown."""
     check(len(parts) <= _MOST, f"{len(parts):,} {what}, and {_MOST:,} can be shown")
 
 
 def check_png(text: Any) -> None:
-    """Raise where it is no base64 of a PNG file of few pixels."""
+    """Raise if it is not the base64 of a PNG file of few pixels."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (AttributeError, ValueError) as problem:
@@ -68,7 +68,7 @@ Group = Literal["best", "worst", "random"]
 
 @dataclass(frozen=True, kw_only=True)
 class TextHeatmap:
-    """A text in pieces, each with a number that says how strongly it is tinted; put together, the pieces are the text.
+    """A text in pieces, each with a number that says how strongly it is tinted; the joined pieces are the text.
 
     unit: "nats" for losses (0 and more), "fraction" for 0..1. A piece that has no number is not tinted.
 
@@ -97,7 +97,7 @@ class TextHeatmap:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """What a model made of one source, beside what was meant; `group` says why it was chosen."""
+    """A model's output for one source, with its reference; `group` says why it was chosen."""
 
     source: str
     reference: str
@@ -145,7 +145,7 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfusionMatrix:
-    """How many samples of each class (row) were taken for each class (column)."""
+    """The number of samples of each true class (row) with each predicted class (column)."""
 
     kind: ClassVar[str] = "confusion-matrix"
     title: str
@@ -163,7 +163,7 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A small picture (a PNG file as base64), what it shows, what it was taken for and how wrong that was."""
+    """A small image (a PNG file as base64), its true class, its prediction and the error of that."""
 
     png: str
     caption: str = ""
@@ -200,7 +200,7 @@ PANELS: dict[str, type[Panel]] = {panel.kind: panel for panel in get_args(Panel)
 
 @dataclass(frozen=True, kw_only=True)
 class Panels:
-    """What a report shows of the weights after `step` steps."""
+    """The panels of the weights after `step` steps."""
 
     step: int
     panels: tuple[Panel, ...]

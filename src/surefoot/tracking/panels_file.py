@@ -1,4 +1,4 @@
-"""Panels as `panels.json` in a run's directory: how they are made, how many fit, and how they are read back."""
+"""Panels as `panels.json` in a run's directory: make, limit, write and read them."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ LONGEST_S = 60.0  # after which no further panel is begun
 
 
 def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
-    """The panels that a page has room for, taken in their order, and those that it has not.
+    """The panels that fit on a page, in their order, and the rest.
 
     >>> from surefoot.tracking.panels import ConfusionMatrix
     >>> fitting([ConfusionMatrix(title="held-out", classes=(), counts=())])[1]
@@ -48,9 +48,9 @@ def made(
     stop: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = perf_counter,
 ) -> tuple[list[Panel], list[str]]:
-    """The panels of a model, made until `stop` says so or a minute is over, and why there are not more; raises nothing.
+    """The panels of a model, until `stop` is true or a minute has passed, and the reason if some are missing; never raises.
 
-    What the function has yielded before it failed is kept.
+    Panels that the function yielded before it failed stay.
 
     >>> made(lambda model: 1 / 0, None)
     ([], ['no panels: ZeroDivisionError: division by zero'])
@@ -80,7 +80,7 @@ def made(
 
 
 def read_panels(run: Path | str) -> Panels | None:
-    """The panels of a run's directory; None where it has none. `DataError` for a file that surefoot has not written."""
+    """The panels of a run's directory; None without a file. `DataError` for a file that surefoot has not written."""
     place = local_path(run, setting="run") / FILE
     try:
         with open_regular(place) as file:
@@ -98,7 +98,7 @@ def read_panels(run: Path | str) -> Panels | None:
 
 
 def panels_from_json(text: str) -> Panels:
-    """What `Panels.to_json` wrote; `ConfigError` for anything else.
+    """Read the text that `Panels.to_json` wrote; `ConfigError` for any other.
 
     >>> panels_from_json(Panels(step=3, panels=()).to_json())
     Panels(step=3, panels=())
@@ -114,7 +114,7 @@ def panels_from_json(text: str) -> Panels:
 
 
 def _panel(kind: str, values: dict[str, Any]) -> Panel:
-    """A panel from its JSON, whose lists become tuples; whether they hold what they should it checks itself."""
+    """A panel from its JSON, whose lists become tuples; the panel checks its values itself."""
     for name, part in (("examples", Example), ("pictures", Image)):
         if kind == name:
             values[name] = [part(**one) for one in values[name]]

@@ -16,22 +16,27 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from surefoot.checkpoint.manifest import FORMATS, MANIFEST
 from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, typed_state
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tracking.jsonl import streamed
 from surefoot.tracking.record import Record
 
 Standing = Literal["running", "over", "unknown"]
 HELD: set[Path] = set()  # directories that runs of this process hold
 _MAX_CRASHES = 10
+_OTHER_FORMAT = (
+    "another version of surefoot wrote {} (format {}, and this version reads"
+    f" {' and '.join(map(str, FORMATS))}): install that version, or train a new run in another directory"
+)
 _DARWIN = sys.platform == "darwin"
 _FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # fcntl.h
 
 
 class Session(TypedDict, total=False):
-    """One start or resume, as environment.json tells it; files of users' own tools may lack any of it."""
+    """One start or resume in environment.json; files of other tools may lack any of its keys."""
 
     step: int
     time: str
@@ -50,7 +55,7 @@ class Session(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """config.toml: settings by dotted name, where each came from, [program]; and the settings of a script, nested."""
+    """The content of config.toml: settings by dotted name, the origin of each, [program]; and the nested settings of a script."""
 
     flat: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -82,7 +87,7 @@ class RunFiles:
 
     @property
     def planned_steps(self) -> int | None:
-        """How many steps the run is to make; None if no file says it."""
+        """The planned number of steps; None if unknown."""
         if self.state is not None:
             return self.state.planned_steps
         length = self.config.flat.get("length")
@@ -115,7 +120,7 @@ def read_run(path: Path) -> RunFiles:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Read the records of one curve one at a time, none if there is no file; `OSError` if it cannot be read."""
+    """Read the records of one curve one at a time; an absent file has no records. `OSError` if it cannot be read."""
     metrics = path / "metrics.jsonl"
     return streamed(metrics) if metrics.exists() else iter(())
 
@@ -159,7 +164,7 @@ def began_with(path: Path, batch_size: int | str) -> int | str | None:
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:
-    """Read the newest state.json that can be read, and its step; 0 and None if there is none."""
+    """Read the newest readable state.json, and its step; 0 and None without one."""
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
         number = directory.name.removeprefix("step-")
         if number.isdecimal() and (state := read_state(path, int(number))) is not None:
@@ -167,8 +172,25 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
     return 0, None
 
 
+def other_format(path: Path) -> str | None:
+    """Why the directory of a run cannot be read, in one sentence, if another version of surefoot wrote its checkpoints; else None."""
+    for file in sorted((path / "checkpoints").glob(f"step-*/{MANIFEST}"), reverse=True):
+        with suppress(OSError, ValueError, RecursionError):
+            manifest = json.loads(read_regular(file))
+            version = manifest.get("format_version") if isinstance(manifest, dict) else None
+            if isinstance(version, int):
+                return None if version in FORMATS else _OTHER_FORMAT.format(path, version)
+    return None
+
+
+def refuse_other_format(path: Path) -> None:
+    """Raise `CheckpointError` with the sentence of `other_format`, if there is one."""
+    if (why := other_format(path)) is not None:
+        raise CheckpointError(why)
+
+
 def standing_of(run: Path) -> Standing:
-    """Whether a process trains into a directory now, as far as its lock tells, which is asked for and not held."""
+    """Whether a process trains into a directory now, by its lock, which is tested and not kept."""
     if run.resolve() in HELD:  # to open and close its lock would let go of it
         return "running"
     if sys.platform == "win32":
@@ -199,7 +221,7 @@ def surefoot_version() -> str:
 
 
 def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """What the run died of; a file that cannot be read is left out."""
+    """The errors that ended the run; an unreadable file is left out."""
     crashes = []
     for file in sorted((path / "crash").glob("step-*.json"), reverse=True)[:_MAX_CRASHES]:
         with suppress(OSError, ValueError, RecursionError):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_split
 from surefoot.data.loader import MicroBatch, in_order
 from surefoot.distributed.world import World, device_called
@@ -25,6 +26,7 @@ Loss = Callable[[Any, Any], Any]
 _BATCH_SIZE = 16  # if the split names none; changes no metric
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Split:
     """A named data set to evaluate, in order.

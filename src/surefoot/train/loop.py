@@ -6,7 +6,7 @@ numbers and rates are computed from the step's number. Nothing in a step reads a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -48,12 +48,8 @@ class Task:
     precision: Precision
     factors: Factors  # step -> factor on each group's base rate
     settings: TrainSettings
+    momentum: Factors | None = None  # step -> momentum; None: it stays
     ranks: Ranks = field(default_factory=Alone)  # what a step shares with other processes
-
-
-def sole_or_all(named: Mapping[str, Any]) -> Any:
-    """What a loss is called with: the model where one stands alone, as "model"; else all of them by name."""
-    return named["model"] if list(named) == ["model"] else dict(named)
 
 
 @dataclass
@@ -61,17 +57,27 @@ class State:
     """What changes from step to step, and what a checkpoint holds: `step` updates have been made."""
 
     models: dict[str, nn.Module]
-    trained: dict[str, Trained]
-    averages: dict[str, Averages] = field(default_factory=dict)
+    optimizers: dict[str, Trained]
+    ema_models: dict[str, Averages] = field(default_factory=dict)
     step: int = 0
     buffers: BatchStatistics = field(default_factory=BatchStatistics)
     rate_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for
-    trainable: Trainable = field(default_factory=Trainable)  # which parameters `trained` has
+    trainable: Trainable = field(default_factory=Trainable)  # which parameters `optimizers` have
+
+    @property
+    def model(self) -> nn.Module:
+        """The only model; `ConfigError` if there are several."""
+        if len(self.models) > 1:
+            names, first = ", ".join(self.models), next(iter(self.models))
+            raise ConfigError(
+                f"state.model: this run has several models, {names}\n  take one by name: state.models[{first!r}]"
+            )
+        return next(iter(self.models.values()))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Every trained parameter of every model."""
-        return [parameter for trained in self.trained.values() for parameter in trained.parameters]
+        return [parameter for trained in self.optimizers.values() for parameter in trained.parameters]
 
 
 @dataclass(slots=True)
@@ -219,9 +225,9 @@ def update(step: Step, *names: str) -> None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
     (loss, factor), step.pending = step.pending, None
     factor = factor if scale is None else factor / scale.scale
-    step.watch.before(names or state.trained, factor)
-    skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.trained])
-    step.watch.after(names or state.trained)
+    step.watch.before(names or state.optimizers, factor)
+    skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.optimizers])
+    step.watch.after(names or state.optimizers)
     if scale is not None:  # once all gradients made under it are used
         scale.update(skipped > 0)
     step.grad_norm = reduce(torch.hypot, step.grad_norms.values())
@@ -231,16 +237,15 @@ def update(step: Step, *names: str) -> None:
 
 
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
-    task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
+    task, trained, scale = step.task, step.state.optimizers[name], step.task.precision.loss_scale
     gradients = trained.gradients()
     step.grad_norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
     most, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
     skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=most, loss_scale=factor_of_scale)
     step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
-    rate = task.factors(step.index) * step.state.rate_factor
-    for group in trained.optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * rate
+    momentum = None if task.momentum is None else task.momentum(step.index)
+    trained.set_rate(task.factors(step.index) * step.state.rate_factor, momentum=momentum)
     trained.skip.apply(trained.optimizer, skipped)
-    if name in step.state.averages:
-        step.state.averages[name].update(1.0 - skipped)
+    if name in step.state.ema_models:
+        step.state.ema_models[name].update(1.0 - skipped)
     return skipped

@@ -6,16 +6,17 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from surefoot.data.gathering import sample_count
 from surefoot.data.pipeline import Supply
 from surefoot.distributed.strategy import Ranks
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
-from surefoot.train.compile import Compiling
+from surefoot.train.compile import Compiling, sole_or_all
 from surefoot.train.evaluate import Split, evaluate_batches, evaluation_mode, metric_by_batch
-from surefoot.train.loop import Loss, State, sole_or_all
+from surefoot.train.loop import Loss, State
 from surefoot.train.precision import Precision
 
 Made = TypeVar("Made")
@@ -71,6 +72,19 @@ class Scoring:
             took_s, seen = took_s + perf_counter() - begun, seen + len(batch.sample_ids)
         return took_s * sample_count(split.data) / max(1, seen)
 
+    def training_samples(self, names: Sequence[str]) -> float:
+        """How many samples of the training data hold as many values as these splits, by one sample of each; computes no pass."""
+
+        def values(data: Any) -> int:
+            (batch,) = self.supply.split(data, batch_size=1, most=1)
+            return max(
+                (leaf.numel() for leaf in pytree.tree_leaves(batch.batch) if isinstance(leaf, Tensor)), default=1
+            )
+
+        with untouched():
+            total = sum(sample_count(self.splits[name].data) * values(self.splits[name].data) for name in names)
+            return total / max(1, values(self.supply.dataset)) if total else 0.0
+
     def metric_by_batch(self, metric: str, *, batches: int) -> list[Mean] | None:
         """ "SPLIT/METRIC" of each of `batches` batches of neighboring samples by itself (fewer of a small split).
 
@@ -101,9 +115,9 @@ class Scoring:
             return make(model)
 
     def models(self) -> dict[str, nn.Module]:
-        for name, average in self.state.averages.items():
+        for name, average in self.state.ema_models.items():
             average.refresh(self.state.models[name])
-        return self.state.models | {name: average.model for name, average in self.state.averages.items()}
+        return self.state.models | {name: average.model for name, average in self.state.ema_models.items()}
 
     def _forward(self) -> Any:
         models: dict[str, Any] = dict(self.models())

@@ -92,7 +92,7 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
     """The steps of the test in blocks: each step's loss before its update, and whether loss and gradient were finite."""
     first, last = parts.state.step, len(rates)
     # a state of its own over the same parts: nothing that the run may have set beside them has a say in the rate
-    state = State(parts.state.models, parts.state.trained, parts.state.averages, first, parts.state.buffers)
+    state = State(parts.state.models, parts.state.optimizers, parts.state.ema_models, first, parts.state.buffers)
     base = _base_rate(parts)
     task = replace(parts.task, factors=lambda step: rates[min(step - first, last - 1)] / base)
     rows: list[Tensor] = []
@@ -103,7 +103,7 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
             with explaining(step):
                 loss = forward_backward(step)
                 update(step)
-            bad = torch.stack([trained.bad_in_a_row for trained in state.trained.values()]).max()
+            bad = torch.stack([trained.bad_in_a_row for trained in state.optimizers.values()]).max()
             rows.append(torch.stack([loss.float(), bad]))
             if len(rows) == _BLOCK or index == first + last:
                 read, rows = torch.stack(rows).tolist(), []
@@ -112,9 +112,9 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
 
 def _base_rate(parts: RunComponents) -> float:
     """The learning rate in the settings of the first optimizer; of one that is built by a function, its first group's."""
-    name, trained = next(iter(parts.state.trained.items()))
+    name, trained = next(iter(parts.state.optimizers.items()))
     described = parts.described["optimizer"]
-    rate = (described if len(parts.state.trained) == 1 and name == "model" else described[name]).get("lr")
+    rate = (described if len(parts.state.optimizers) == 1 and name == "model" else described[name]).get("lr")
     return float(rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"])
 
 
@@ -132,10 +132,10 @@ def chart_of(found: LRRangeTest) -> Chart:
     above = np.flatnonzero(found.losses > far(found.rates, found.losses))
     end = next(iter(above[above > found.smoothed.argmin()]), len(found.losses))
 
-    def line(name: str, values: Curve, colour: int = 0, *, measured: bool = False) -> Line:
+    def line(name: str, values: Curve, series: int = 0, *, measured: bool = False) -> Line:
         points = zip(found.rates.tolist(), values.tolist(), strict=False)
         inside = tuple((rate, value) for rate, value in points if value <= top)
-        return Line(name, inside, colour, faint=measured, dots=measured)
+        return Line(name, inside, series, faint=measured, dots=measured)
 
     lines = [
         line("loss after a step at this rate", found.losses, measured=True),
@@ -144,10 +144,10 @@ def chart_of(found: LRRangeTest) -> Chart:
     if found.end == "diverged":
         lines.append(line("running average: ends the test at 4 times its best", averaged(found.losses), 1))
     marks = [Mark("strange", float(rate), None, "far above") for rate in found.rates[found.losses > top]]
-    for what, rate, colour in (("least", found.minimum, 0), ("suggested", found.suggested, 2)):
+    for what, rate, series in (("least", found.minimum, 0), ("suggested", found.suggested, 2)):
         if rate is not None:
             value = float(np.interp(rate, found.rates, found.smoothed))
-            marks.append(Mark("best", rate, value, f"{what}: {written(rate)}", colour))
+            marks.append(Mark("best", rate, value, f"{what}: {written(rate)}", series))
     if found.diverged_at is not None:
         marks.append(Mark("event", found.diverged_at, None, f"{found.end}: {written(found.diverged_at)}"))
     return Chart(

@@ -21,7 +21,8 @@ from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear
 from surefoot.run.components import RunComponents
 from surefoot.tracking.format import shortened
-from surefoot.train.loop import Step, forward_backward, sole_or_all, update
+from surefoot.train.compile import sole_or_all
+from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.scratch import timed_pass
 from surefoot.tune.batch_size_search import Tried
 
@@ -65,8 +66,8 @@ class Trial:
 
     def standing_bytes(self) -> int:
         """Models, averages and optimizer state, as they are kept between steps; before the first update as far as known."""
-        models = [*self.state.models.values(), *(average.model for average in self.state.averages.values())]
-        states = [held for trained in self.state.trained.values() for held in trained.optimizer.state.values()]
+        models = [*self.state.models.values(), *(average.model for average in self.state.ema_models.values())]
+        states = [held for trained in self.state.optimizers.values() for held in trained.optimizer.state.values()]
         weights = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         return tensor_bytes(
             [*weights, *(held for state in states for held in state.values() if isinstance(held, Tensor))]

@@ -27,7 +27,9 @@ def in_order(log: Log) -> Iterator[Problem]:
             case "resumed":
                 last = {name: min(before, line.step) for name, before in last.items()}
             case "train" | "scores":
-                if line.step <= last.get(line.kind, 0):
+                if line.step <= last.get(
+                    line.kind, -1 if line.kind == "scores" else 0
+                ):  # splits are evaluated at step 0 if asked for
                     before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
                     yield _at(line, f"it tells of {line.kind} {before}")
                 last[line.kind] = line.step
@@ -83,7 +85,7 @@ def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
         return []
     watch = Watch(early["monitor"], EarlyStopping(**early))
     for line in curve(log.up_to(checkpoint.manifest.log[0])):
-        if line.kind == "scores" and watch.score in line.record:
+        if line.kind == "scores" and line.step > 0 and watch.score in line.record:
             watch.improved(line.step, _number(line.record, watch.score))
     for name, now in dict(watch.state()).items():
         told = dict(saved)[name]
@@ -132,7 +134,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     if 0 not in files.checkpoints or parts.state.step:
         return
     start = files.checkpoints[0]
-    if (init := start.described["init"]) is not None:
+    if (init := start.described["init_from"]) is not None:
         verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
         return
     then = start.found.saved.machine

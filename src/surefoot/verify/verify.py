@@ -38,7 +38,7 @@ def verify(
     seed: int | None,
     tolerance: float,
     say: Callable[[str], None] | None,
-    watch: Watching | None,
+    progress_fn: Watching | None,
 ) -> Verdict:
     """Check all files of a run's directory, make steps of it again from its checkpoints, and compare every bit.
 
@@ -78,7 +78,7 @@ def verify(
             say(sentences.cost(chosen, files, end=end, step_s=step_s))
         outcomes: list[Outcome] = []
         try:
-            outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=watch)
+            outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=progress_fn)
         except CheckpointError as problem:  # tensors that do not fit what is built now
             text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
             verdict.problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
@@ -95,7 +95,7 @@ def verify(
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
-    """What files and records prove of a run that is not built again: `why` not, and the `problem` with its data if there is one."""
+    """The facts that files and records prove of a run that is not rebuilt; `why` gives the reason, `problem` a fault of its data."""
     verdict = _of_files(files)
     verdict.not_proved.append(f"no step was made again: {why}")
     if problem is not None:
@@ -104,7 +104,7 @@ def verify_files(files: Files, *, why: str, problem: DataError | None = None) ->
 
 
 def _of_files(files: Files) -> Verdict:
-    """What files and records prove, which must agree with themselves and with the checkpoints that note anything of them."""
+    """The facts that files and records prove; these must agree among themselves and with the notes of checkpoints."""
     kinds: list[Iterable[Problem]] = [consistency.in_order(files.log), consistency.speeds(files.log)]
     for _, checkpoint in sorted(files.checkpoints.items()):
         with interpreted(checkpoint.path):
@@ -154,7 +154,7 @@ def _of_data(lines: Sequence[str], what: str) -> Problem:
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     """Compare the learning rates on the record with the schedule."""
-    group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
+    group = next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]
     rates = consistency.rates(
         files.log, lambda step, lowered: group["initial_lr"] * (parts.task.factors(step) * lowered)
     )
@@ -200,7 +200,7 @@ def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome])
 
 @contextmanager
 def as_before(parts: RunComponents) -> Iterator[None]:
-    """Whatever is done with a run, afterwards its weights and all else that changes are what they were."""
+    """Restore the weights and all other state of a run at the end, so that a use of it leaves no trace."""
     before = parts.packed()
     try:
         yield

@@ -21,7 +21,7 @@ from surefoot.tracking.jsonl import records
 SENTENCE = "the cat sat on a mat and the dog ran to it while birds sang in old trees by the river"
 WORDS = SENTENCE.split()
 SMALL = ["--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--model.width=16", "--model.heads=2"]
-SMALL += ["--model.context=64", "--length=6 steps", "--cloze-questions=0", "--sample-tokens=0", "--out=runs/a"]
+SMALL += ["--model.context=64", "--length=6 steps", "--cloze-questions=0", "--sample-tokens=0", "--run-dir=runs/a"]
 SMALL += ["--evaluate-every=6 steps", "--report=false"]
 
 
@@ -99,7 +99,7 @@ def test_files_are_scored_in_the_precision_that_is_asked_for(
 
 def test_a_fixed_part_of_a_file_is_asked_and_changes_no_weight(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--multiple-choice-questions=7"])
-    main(["train", "gpt", *SMALL, "--out=runs/b"])
+    main(["train", "gpt", *SMALL, "--run-dir=runs/b"])
     weights = [Path(f"runs/{run}/checkpoints/step-00000006/model.safetensors").read_bytes() for run in "ab"]
     assert weights[0] == weights[1]
     capsys.readouterr()

@@ -42,19 +42,23 @@ class Corpus:
         ]
 
     @property
-    def _held_out_arrays(self) -> Any:
-        return self.held_out.arrays if isinstance(self.held_out, sf.data.TokenShards) else [self.held_out]
-
-    @property
     def longest_held_out(self) -> Any:
         """The held-out tokens in one piece, or the longest piece of them."""
-        return max(self._held_out_arrays, key=len)
+        held_out = self.held_out
+        return max(held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len)
 
-    @property
-    def targets_per_byte(self) -> float:
-        """Held-out tokens to predict for each byte of text; turns nats per token into bits per byte."""
-        targets, counts = [array[1:] for array in self._held_out_arrays], self.tokenizer.byte_counts
-        return sum(map(len, targets)) / max(1, sum(int(counts[each].sum()) for each in targets))
+
+def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float:
+    """Tokens to predict in `EvalWindows` for each byte of their text; turns nats per token into bits per byte."""
+    import numpy as np
+
+    target_count = byte_count = 0
+    for ids in np.array_split(np.arange(len(windows)), -(-len(windows) // rows)):
+        targets = windows.gather(ids, ids)[1].numpy()
+        targets = targets[targets >= 0]
+        target_count += targets.size
+        byte_count += int(tokenizer.byte_counts[targets].sum())
+    return target_count / max(1, byte_count)
 
 
 def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = None) -> Corpus:
@@ -66,7 +70,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     path, tokenizer = data.path, data.tokenizer
     made = None if saved is None else saved_tokenizer(saved)
     if made is None and tokenizer is None and init is not None:
-        made = _of_weights(local_path(init, setting="init"), vocabulary=data.vocabulary)
+        made = _of_weights(local_path(init, setting="init_from"), vocabulary=data.vocabulary)
     if path is not None:
         if (Path(path) / "tokens.json").is_file():
             return _of_shards(Path(path), data, made)
@@ -112,14 +116,14 @@ def promised_vocabulary(data: Data) -> int | None:
 
 
 def saved(out: str | Path | None) -> Path | None:
-    """The tokenizer of the run in `out`; None where none has begun there. `CheckpointError` where it is missing."""
+    """The tokenizer of the run in `run_dir`; None where none has begun there. `CheckpointError` where it is missing."""
     if out is None or not any(Path(out).glob("checkpoints/step-*")):
         return None
     place = Path(out) / TOKENIZER
     if not place.is_file():
         raise sf.CheckpointError(
             f"{place} is missing: without it nobody knows what the run's tokens mean\n"
-            "  put it back; or is it the run of another recipe? Choose another --out"
+            "  put it back; or is it the run of another recipe? Choose another --run-dir"
         )
     return place
 
@@ -161,7 +165,7 @@ def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
     found = beside(weights)
     if found is not None and vocabulary is not None:
         raise sf.ConfigError(
-            f"data.vocabulary = {vocabulary}: the weights of --init have a tokenizer of their own, {found}\n"
+            f"data.vocabulary = {vocabulary}: the weights of --init-from have a tokenizer of their own, {found}\n"
             "  leave it out (--data.vocabulary None, where a preset has one), or train another tokenizer, whose tokens those\n"
             "  weights do not know: --data.tokenizer bpe"
         )

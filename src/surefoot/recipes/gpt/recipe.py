@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def check(config: Config) -> list[Any]:
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
-        lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
+        lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "val_all", "cloze")),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
 
@@ -56,40 +57,29 @@ def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     context = config.model.context
     _, optimizer, schedule, *_ = check(config)
-    found = texts.corpus(config.data, saved=texts.saved(config.out), init=config.init)
+    found = texts.corpus(config.data, saved=texts.saved(config.run_dir), init=config.init_from)
     tokenizer = found.tokenizer
     network = network_shape(config, vocabulary=tokenizer.vocabulary)
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
     if config.sample_tokens and not prompt:
         raise sf.ConfigError("sample_prompt is empty: give at least one character to go on from, or --sample-tokens 0")
 
-    def sample(model: Any) -> str:
-        drawn = sf.generate.sample(
-            model,
-            prompt,
-            count=config.sample_tokens,
-            context=context,
-            temperature=0.7,
-            seed=config.seed,
-            end=tokenizer.end,
-            caching=True,
-        )
-        return str(tokenizer.decode(drawn))
+    def sample(model: Any) -> list[str]:
+        settings: dict[str, Any] = {"count": config.sample_tokens, "context": context, "temperature": 0.7}
+        settings |= {"end": tokenizer.end, "caching": True}
+        seeds = range(config.seed, config.seed + config.sample_count)
+        drawn = [sf.generate.sample(model, prompt, seed=seed, **settings) for seed in seeds]
+        return [str(tokenizer.decode(tokens)) for tokens in drawn]
 
     def in_words(batch: Any) -> str:  # line ends as they are written in Python
         inputs_BT, targets_BT = batch
         return texts.wrapped(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
 
-    splits = {
-        "held-out": sf.Split(
-            sf.data.EvalWindows(found.held_out, context=context),
-            batch_size=64,
-            derived={
-                "perplexity": sf.metrics.perplexity,
-                "bits_per_byte": lambda scores: scores["loss"] * found.targets_per_byte / math.log(2),
-            },
-        )
-    }
+    every_window = sf.data.EvalWindows(found.held_out, context=context)
+    part = sf.data.EvalWindows(found.held_out, context=context, max_tokens=config.val_tokens, seed=config.seed)
+    splits = {"held-out": _text_split(part, tokenizer)}
+    if len(part) < len(every_window):
+        splits["val_all"] = _text_split(every_window, tokenizer, at_end=True)
     if config.cloze_questions != 0 and (cloze := _cloze(config, found)) is not None:
         splits["cloze"] = cloze
     chosen: dict[str, Any] = {"number": config.multiple_choice_questions, "seed": config.seed}
@@ -103,23 +93,39 @@ def build(config: Config) -> "sf.Run":
         train_data=sf.data.TrainWindows(found.training, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
-        evaluate=splits,
+        splits=splits,
         sample_fn=sample if config.sample_tokens else None,
         panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
-        describe_sample=in_words,
+        describe_fn=in_words,
         best=BEST,
-        files={texts.TOKENIZER: tokenizer.to_json()},
-        example="",
-        about_data=found.in_words,
-        settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
+        extra_files={texts.TOKENIZER: tokenizer.to_json()},
+        predict_example="",
+        data_summary=found.in_words,
+        identity={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
         **config.run_settings(BEST),
+    )
+
+
+def _text_split(windows: Any, tokenizer: Any, *, at_end: bool = False) -> "sf.Split":
+    @cache
+    def targets_per_byte() -> float:
+        return texts.targets_per_byte(windows, tokenizer)
+
+    return sf.Split(
+        windows,
+        batch_size=64,
+        derived={
+            "perplexity": sf.metrics.perplexity,
+            "bits_per_byte": lambda scores: scores["loss"] * targets_per_byte() / math.log(2),
+        },
+        at_end=at_end,
     )
 
 
 def outline(config: Config) -> "sf.Run | None":
     """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
     vocabulary, context = texts.promised_vocabulary(config.data), config.model.context
-    if vocabulary is None or config.init is not None:
+    if vocabulary is None or config.init_from is not None:
         return None
     _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
     network = network_shape(config, vocabulary=vocabulary)
@@ -131,7 +137,7 @@ def outline(config: Config) -> "sf.Run | None":
         train_data=sf.data.TrainWindows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
-        about_data=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
+        data_summary=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
         **config.run_settings(None),
     )
 

@@ -61,7 +61,7 @@ class Config(RecipeSettings):
         None, observer=True, after=""
     )
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
-    out: str | Path | None = default("runs/images")
+    run_dir: str | Path | None = default("runs/images")
     length: str = default("30 epochs")
     batch_size: int | str = default(64)
     evaluate_every: str = default("25%")

@@ -79,7 +79,7 @@ def kept(run: Path) -> Kept:
     except FileNotFoundError as problem:
         raise sf.CheckpointError(
             f"{place} is missing: without it nobody knows what the run's classes are called\n"
-            "  put it back; or is it the run of another recipe? Choose another --out"
+            "  put it back; or is it the run of another recipe? Choose another --run-dir"
         ) from problem
     except (OSError, ValueError) as problem:
         raise sf.CheckpointError(f"{place} is damaged: {problem}") from problem
@@ -123,7 +123,7 @@ def _shade(value: float, low: float, high: float) -> str:
 
 
 def begun(out: str | Path | None) -> Kept | None:
-    """What the run in `out` kept; None where none has begun there."""
+    """What the run in `run_dir` kept; None where none has begun there."""
     return kept(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
 
 

@@ -30,7 +30,7 @@ class Data:
     tokenizer: Literal["bpe", "unigram"] = "bpe"
     """How words are cut into subwords: byte pairs, or a unigram model; trained on what is trained on."""
     vocabulary: int | None = None
-    """How many different subwords; absent: 1024, or those of --init."""
+    """How many different subwords; absent: 1024, or those of --init-from."""
     shared: bool = True
     """Whether both languages have one vocabulary and one embedding."""
     max_source: int = 128
@@ -87,7 +87,7 @@ class Config(RecipeSettings):
 
     preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(None, observer=True, after="")
     """A complete configuration to start from; tiny is the default. Files and flags change it."""
-    out: str | Path | None = default("runs/translation")
+    run_dir: str | Path | None = default("runs/translation")
     length: str = default("900 steps")
     batch_size: int | str = default("2048 tokens")
     evaluate_every: str = default("25%")
