@@ -208,10 +208,10 @@ def test_outputs_beside_the_loss_change_no_bit_of_a_training() -> None:
 
 def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_path: Path) -> None:
     split = sf.Split(data(), metrics=sf.metrics.ClassificationReport([*"abcdefg"]))
-    run = run_with(plain, tmp_path, splits={"held-out": split})
+    run = run_with(plain, tmp_path, splits={"val": split})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    matrix = [line["held-out/confusion"] for line in lines if "held-out/confusion" in line][-1]
+    matrix = [line["val/confusion"] for line in lines if "val/confusion" in line][-1]
     assert [sum(row) for row in matrix] == data()[1].bincount(minlength=CLASSES).tolist()
     values = run.evaluate()
-    assert values["held-out/accuracy"] == sum(matrix[index][index] for index in range(CLASSES)) / SAMPLES
-    assert "held-out/confusion" not in values
+    assert values["val/accuracy"] == sum(matrix[index][index] for index in range(CLASSES)) / SAMPLES
+    assert "val/confusion" not in values

@@ -61,7 +61,7 @@ def train(plan: planned.Planned, directory: Path, name: str) -> None:
     run = _built(plan, directory, name)
     _wait_until_free(directory / name)
     run.train()
-    batches = scores_by_batch(run, read_run(directory / name, score=plan.score))
+    batches = scores_by_batch(run, read_run(directory / name, metric=plan.metric))
     write_outcome(RunDirectory(directory), name, Outcome("finished"), batches=batches)
 
 

@@ -22,12 +22,13 @@ NAMES = ("nproc", "max_restarts")
 
 @dataclass(frozen=True, kw_only=True)
 class Several:
-    """What a command says of processes."""
+    """How many processes a command starts."""
 
     nproc: int | str = 1
-    """Processes on this machine; "1:4" is as many as divide a step, and fewer where one has died. Of a resumed run: as before."""
+    """Processes on this machine. "1:4" starts as many as divide a step, and fewer if one died. Default of a resumed run: as
+    before."""
     max_restarts: int = 0
-    """How often to start all of them again where one died."""
+    """How often to start all processes again if one died."""
 
     def recorded(self) -> dict[str, int | str]:
         """What of it config.toml is to say, so that a resume knows it; by name.

@@ -1,5 +1,7 @@
 """What may be a metric of a split: a function of (outputs, targets), one of the whole split at once, or an object of torchmetrics."""
 
+import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
@@ -141,6 +144,25 @@ def by_name(result: Any, name: str, *, prefixed: bool) -> dict[str, Any]:
     return {name: result}
 
 
+def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a metric returned, as it appears in the records; `ConfigError` for what cannot.
+
+    >>> as_recorded({"f1": 1, "of_classes": [0.5, float("nan")]})
+    {'f1': 1.0, 'of_classes': [0.5, None]}
+    """
+    recorded = {
+        name: float(value) if isinstance(value, int | float) else pytree.tree_map(_finite_or_none, value)
+        for name, value in values.items()
+    }
+    try:
+        json.dumps([value for value in recorded.values() if not isinstance(value, float)], allow_nan=False)
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"a metric returned what cannot be put into a record: {problem}\n  return numbers, lists or texts"
+        ) from problem
+    return recorded
+
+
 def joined(parts: Sequence[Any]) -> Any:
     """What was collected of all batches as one: tensors and arrays end to end, lists joined, tuples and dictionaries by entry.
 
@@ -170,6 +192,10 @@ def joined(parts: Sequence[Any]) -> Any:
         f"whole_split: outputs of type {type(first).__name__} cannot be joined over batches\n"
         "  let Split(predict=) return tensors, or lists with one entry for each sample"
     )
+
+
+def _finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _updates(metric: Any) -> bool:

@@ -41,7 +41,7 @@ class Trace:
 
     @property
     def mean(self) -> float:
-        """The area under the curve: how much all steps learn together, as a share of what a constant rate would."""
+        """The area under the curve, relative to that of a constant rate."""
         return float(np.average(self.factors, weights=np.diff(self.steps, append=self.steps[-1] + 1)))
 
     def _at(self, place: int) -> tuple[int, float]:
@@ -49,7 +49,7 @@ class Trace:
 
 
 def traced(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
-    """A trace of each schedule in a run of that length; one `ConfigError` with all that do not fit it.
+    """A trace of each schedule in a run of that length; one `ConfigError` names all schedules that do not fit.
 
     >>> from surefoot.schedules.lr_schedule import linear
     >>> trace, = traced({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1))
@@ -100,7 +100,7 @@ def plot_schedules(
 
     Each has its peak, its lowest rate, the end of its warm-up and the mean of its factors marked. With `rate`, the base
     learning rate, the curves are rates, else factors on it. The same arguments give the same bytes.
-    Raises `ConfigError` for schedules that do not fit the run, or where the files cannot be written.
+    Raises `ConfigError` for schedules that do not fit the run, or if the files cannot be written.
 
     >>> import tempfile
     >>> from surefoot.schedules.lr_schedule import cosine, linear

@@ -5,7 +5,6 @@ Outputs travel between ranks as text: nothing is pickled, so nothing that comes 
 
 import base64
 import json
-import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -24,6 +23,7 @@ from surefoot.mean import Mean, add_each, summed
 from surefoot.metrics.contract import (
     MetricFunction,
     WholeSplitMetric,
+    as_recorded,
     by_name,
     is_torchmetric,
     joined,
@@ -182,29 +182,6 @@ def _from_main_rank(world: World, compute: Callable[[], dict[str, Any]]) -> dict
     if problem is not None:
         raise DivergedError(problem)
     return dict(values)
-
-
-def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a metric returned, as it appears in the records; `ConfigError` for what cannot.
-
-    >>> as_recorded({"f1": 1, "of_classes": [0.5, float("nan")]})
-    {'f1': 1.0, 'of_classes': [0.5, None]}
-    """
-    recorded = {
-        name: float(value) if isinstance(value, int | float) else pytree.tree_map(_finite_or_none, value)
-        for name, value in values.items()
-    }
-    try:
-        json.dumps([value for value in recorded.values() if not isinstance(value, float)], allow_nan=False)
-    except (TypeError, ValueError) as problem:
-        raise ConfigError(
-            f"a metric returned what cannot be put into a record: {problem}\n  return numbers, lists or texts"
-        ) from problem
-    return recorded
-
-
-def _finite_or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Messages:

@@ -1,1 +1,1 @@
-"""A run directory checked and proved: every byte against its hash, its steps made again."""
+"""Verify a run directory: check every byte against its hash, and replay steps."""

@@ -51,15 +51,15 @@ def question_split(
         dataset,
         metrics=sf.metrics.multiple_choice_accuracy if several else sf.metrics.continuation_accuracy,
         predict=predict_endings,
-        batch_size=questions_at_once(dataset, vocabulary=tokenizer.vocabulary),
+        batch_size=questions_at_once(dataset, vocab_size=tokenizer.vocab_size),
         loss=False,
         derived={} if several else {"perplexity": sf.metrics.perplexity},
     )
 
 
-def questions_at_once(dataset: Any, *, vocabulary: int) -> int:
+def questions_at_once(dataset: Any, *, vocab_size: int) -> int:
     """How many questions make a batch, so that their logits fit into memory; changes no metric."""
-    return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // int(dataset.most_targets * vocabulary)))
+    return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // int(dataset.most_targets * vocab_size)))
 
 
 def predict_endings(model: Any, batch: Any) -> tuple[Any, Any]:

@@ -77,7 +77,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True)
 class About:
-    """One run, as a tracker is told of it. `directory` is where the tracker may write: OUT/trackers."""
+    """The facts about a run that a tracker receives. `directory` is where the tracker may write: OUT/trackers."""
 
     tracker: str
     project: str
@@ -88,7 +88,7 @@ class About:
 
 @dataclass
 class Kept:
-    """Which run in a tracker this one is, and how far it has been told; a file of the run's directory, NAME.json."""
+    """The id of the run in a tracker, and the last step sent to it; a file of the run's directory, NAME.json."""
 
     path: Path
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -105,21 +105,21 @@ class Kept:
             return cls(path)
 
     def write(self) -> None:
-        """Keep it, so that it is there whole or not at all."""
+        """Save it atomically."""
         write_whole(self.path, (json.dumps({"id": self.id, "begun": self.begun, "sent": self.sent}) + "\n").encode())
 
 
 def numbers_in(record: Record) -> dict[str, float]:
     """The numbers of a record by the names that they have in a tracker; those of a dictionary by its own names too.
 
-    Scores have their own names, "SPLIT/SCORE"; all else stands under its kind, as in TensorBoard. Metrics evaluated once are under "end".
+    Metrics have their own names, "SPLIT/METRIC"; all else stands under its kind, as in TensorBoard.
 
-    >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "noise": {"small": 1.0}})
-    {'train/loss': 0.5, 'train/noise/small': 1.0}
-    >>> numbers_in({"kind": "scores", "step": 3, "held-out/loss": 0.5, "held-out/confusion": [[1, 0], [0, 1]]})
-    {'held-out/loss': 0.5}
+    >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "grad_noise": {"small": 1.0}})
+    {'train/loss': 0.5, 'train/grad_noise/small': 1.0}
+    >>> numbers_in({"kind": "eval", "step": 3, "val/loss": 0.5, "val/confusion": [[1, 0], [0, 1]]})
+    {'val/loss': 0.5}
     """
-    prefix = "" if record["kind"] == "scores" else f"{record['kind']}/"
+    prefix = "" if record["kind"] in ("eval", "final_eval") else f"{record['kind']}/"
     return {
         prefix + name: value
         for name, value in _flat(record).items()
@@ -133,7 +133,7 @@ def text_in(record: Record) -> str | None:
     >>> text_in({"kind": "sample", "step": 3, "text": "once"}), text_in({"kind": "train", "step": 3, "loss": 0.5})
     ('once', None)
     """
-    text = record.get({"sample": "text", "event": "what"}.get(record["kind"], ""))
+    text = record.get({"sample": "text", "event": "event"}.get(record["kind"], ""))
     return None if text is None else str(text)
 
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: numbers with `step` as their axis, samples as HTML, what is scored once in the summary.
+"""Weights & Biases: numbers over `step`, samples as HTML, metrics evaluated once in the summary.
 
 WANDB_MODE, WANDB_PROJECT, WANDB_DIR and the rest are the user's. Without a login, and with no mode asked for, it is offline.
 """
@@ -47,9 +47,9 @@ class Wandb:
             values[record["kind"]] = self.html(f"<pre>{html.escape(text)}</pre>", inject=False)
         if values:
             self.run.log({**values, "step": record["step"]})
-        if record["kind"] == "end":
+        if record["kind"] == "final_eval":
             self.run.summary.update(scores_in(record))
 
     def close(self, ending: str) -> None:
-        """Bring everything out; a run that failed is marked so."""
+        """Finish the upload, and mark a failed run as failed."""
         self.run.finish(exit_code=1 if ending == "failed" else 0)
