@@ -79,7 +79,7 @@ def evaluate_batches(
     the same values. Collective then, and `stop` must be agreed.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
-    results, diverged = Results(split, precision.device, world), None
+    results, diverged = Results(split.metrics, precision.device, world), None
     with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
         for index, batch in enumerate(batches):
             if stop():
@@ -113,7 +113,7 @@ def metric_by_batch(
     with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
         for index, batch in enumerate(batches):
             begin(index)
-            results = Results(split, precision.device, None)
+            results = Results(split.metrics, precision.device, None)
             with precision.autocast():
                 results.add(*passes.of(batch), is_padding=False)
             if (mean := results.mean(metric, samples=len(batch.sample_ids))) is None:

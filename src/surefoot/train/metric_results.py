@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,20 +33,17 @@ from surefoot.metrics.contract import (
     torchmetrics_in,
 )
 
-if TYPE_CHECKING:
-    from surefoot.train.evaluate import Split
-
 
 class Results:
     """What the loss and the metrics of a split come to, batch by batch; padding batches are not counted."""
 
-    def __init__(self, split: "Split", device: torch.device, world: World | None) -> None:
+    def __init__(self, metrics: Any, device: torch.device, world: World | None) -> None:
         self.world = world if world is not None and world.size > 1 else None
-        self.device, self.prefixed = device, isinstance(split.metrics, Mapping)
+        self.device, self.prefixed = device, isinstance(metrics, Mapping)
         self.functions: list[tuple[str, MetricFunction]] = []
         self.objects: list[tuple[str, Any]] = []  # of torchmetrics
         self.whole: list[tuple[str, WholeSplitMetric]] = []
-        for name, metric in named_metrics(split.metrics):
+        for name, metric in named_metrics(metrics):
             if isinstance(metric, WholeSplitMetric):
                 self.whole.append((name, metric))
             elif is_torchmetric(metric):
