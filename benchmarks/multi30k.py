@@ -42,21 +42,21 @@ from surefoot.recipes import translation as recipe
 from surefoot.tokenizers.subwords import BEGIN, END, PADDING
 
 PRESET = layered(recipe.Config, [("preset", recipe.PRESETS["multi30k"])])[0]
-HEADS, WIDTH, HIDDEN = PRESET.model.heads, PRESET.model.width, PRESET.model.hidden
-LAYERS, LONGEST = (PRESET.model.encoder_layers, PRESET.model.decoder_layers), PRESET.data.max_target
+HEADS, WIDTH, HIDDEN = PRESET.model.heads, PRESET.model.width, PRESET.model.mlp_width
+LAYERS, LONGEST = (PRESET.model.encoder_layers, PRESET.model.decoder_layers), PRESET.data.max_target_tokens
 Rows = tuple[Tensor, Tensor]  # a source and a target
 PACE_STEPS, SPARE = 40, 0.98  # steps to measure the pace with, after ten that are not; how much of the time is planned
 
 
 class Translator(nn.Module):
-    def __init__(self, vocabulary: int, *, dropout: float, norm_first: bool) -> None:
+    def __init__(self, vocab_size: int, *, dropout: float, norm_first: bool) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, WIDTH, padding_idx=PADDING)
+        self.embedding = nn.Embedding(vocab_size, WIDTH, padding_idx=PADDING)
         self.dropout = nn.Dropout(dropout)
         self.transformer = nn.Transformer(
             WIDTH, HEADS, *LAYERS, HIDDEN, dropout, batch_first=True, norm_first=norm_first
         )
-        self.head = nn.Linear(WIDTH, vocabulary)
+        self.head = nn.Linear(WIDTH, vocab_size)
         for parameter in self.transformer.parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
@@ -177,13 +177,13 @@ def plain(
     """Seconds of training that the plain script takes to a validation loss, or to `most_s`; its loss then, and the model."""
     torch.manual_seed(asked.seed)
     found = sf.data.load_pairs(asked.data)
-    vocabulary = PRESET.data.vocabulary or 0
+    vocab_size = PRESET.data.vocab_size or 0
     tokenizer = sf.tokenizers.SubwordTokenizer.trained(
-        [one for pair in found.training for one in pair], vocabulary=vocabulary
+        [one for pair in found.training for one in pair], vocab_size=vocab_size
     )
     training = rows_of(found.training, tokenizer, longest=LONGEST)
     validation = rows_of(found.held_out, tokenizer, longest=512)
-    model = Translator(tokenizer.vocabulary, dropout=asked.dropout, norm_first=asked.norm_first)
+    model = Translator(tokenizer.vocab_size, dropout=asked.dropout, norm_first=asked.norm_first)
     optimizer = torch.optim.Adam(model.parameters(), lr=asked.lr, betas=(0.9, 0.98), eps=1e-9)
     print(f"plain: {sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
     batches: DataLoader[Rows] = DataLoader(training, batch_size=asked.batch_size, shuffle=True, collate_fn=padded)  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ def in_minutes(asked: argparse.Namespace) -> None:
         scores = run.evaluate("validation", "test")
         told = (
             f"validation loss {scores['validation/loss']:.4f}, BLEU {scores['validation/bleu']:.2f} (greedy); "
-            f"test BLEU {scores['test/bleu']:.2f}, chrF {scores['test/chrf']:.2f} (beam {PRESET.beam})"
+            f"test BLEU {scores['test/bleu']:.2f}, chrF {scores['test/chrf']:.2f} (beam {PRESET.beam_size})"
         )
         print(f"surefoot {ours_s:.0f} s of training, {steps:,} steps: {told}", flush=True)
     if asked.only != "surefoot":

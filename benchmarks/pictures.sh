@@ -33,7 +33,7 @@ report() { # the beginning of the page that a small run of gpt leaves
   fi
   surefoot train gpt --run-dir runs/first --length "600 steps" --model.layers 2 --model.width 64 --model.context 64 \
     --batch-size 8 --log-every "3 steps" --evaluate-every "40 steps" --layer-stats-every "10 steps" --precision fp32 \
-    --cloze-questions 20 --data.held-out-fraction 0.005
+    --cloze-questions 20 --data.val-fraction 0.005
   chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$place/profile" \
     --window-size=1120,1560 --screenshot="$place/report.png" "file://$place/runs/first/report.html"
   smaller report.png report.png
@@ -45,7 +45,7 @@ find-lr() { # the losses of a range of rates, and the suggestion
 }
 
 schedules() { # four schedules side by side
-  surefoot compare --schedules cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%,inverse_sqrt
+  surefoot plan --schedules cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%,inverse_sqrt
   cp schedules.svg "$images/schedules.svg"
 }
 

@@ -29,15 +29,15 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 49_500,  # of .py, .pyi, .html and .css
-    "files": 326,  # of .py
+    "lines": 50_300,  # of .py, .pyi, .html and .css
+    "files": 330,  # of .py
     "statements": 27_000,  # without docstrings and texts below attributes
-    "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 19_200,
+    "files above 260 lines": 6,
+    "lines that `import surefoot.run.run` loads": 19_700,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help texts and docstrings: words in a sentence on average, sentences above 35 words, and with a turn to avoid
-MAX_PROSE = {"README": (13.1, 1, 0), "docs": (17.8, 69, 135), "help": (12.0, 8, 47), "docstrings": (14.8, 20, 476)}
+MAX_PROSE = {"README": (13.1, 1, 0), "docs": (17.8, 69, 135), "help": (11.0, 3, 24), "docstrings": (14.8, 19, 478)}
 
 
 def lines(path: Path) -> int:

@@ -119,7 +119,7 @@ class SavedRun:
         """The last value of each metric, as {"SPLIT/METRIC": value}; metrics of the final evaluation are included."""
         from surefoot.tracking.record import scores_in
 
-        evaluated = [scores_in(record) for record in self.records() if record["kind"] in ("scores", "end")]
+        evaluated = [scores_in(record) for record in self.records() if record["kind"] in ("eval", "final_eval")]
         return {name: value for scores in evaluated for name, value in scores.items()}
 
     @property
@@ -183,14 +183,14 @@ class SavedRun:
         *,
         checkpoint: str | int = "newest",
         weights: Weights = "auto",
-        layout: Layout = "own",
+        layout: Layout = "native",
         max_file: str = "5 GB",
         model: str = "model",
     ) -> Exported:
         """Write the weights of a checkpoint as safetensors that other libraries load; one tensor at a time is in memory.
 
         `checkpoint` is "newest" (the newest intact one), "best", or a step. "auto" weights are the averaged ones if the run
-        has them. The layout "own" keeps the model's names; tied tensors are stored once, and the file's metadata has their other
+        has them. The layout "native" keeps the model's names; tied tensors are stored once, and the file's metadata has their other
         names. The layout "gpt2" is that of transformers' GPT2LMHeadModel with its config.json, for a `GPT` of the family gpt2.
         Weights larger than `max_file` become several files and an index. The default `out` is RUN/export. `model` names one of
         several models. Tokenizers of the run are copied. Every byte is checked before it is used. Raises `CheckpointError` for

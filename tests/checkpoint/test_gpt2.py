@@ -21,7 +21,7 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 
 ALONE = World(torch.device("cpu"))
-SHAPE = GPTConfig(layers=2, heads=2, width=32, context=16, vocabulary=50, family="gpt2", tied=True)
+SHAPE = GPTConfig(layers=2, heads=2, width=32, context=16, vocab_size=50, family="gpt2", tie_embeddings=True)
 TOKENS = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(9))
 
 
@@ -110,8 +110,8 @@ def test_without_a_config_there_is_a_head_for_64_channels(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("here", "says"),
     [
-        ({"vocabulary": 64}, r"vocabulary 50 \(here 64\)"),
-        ({"vocabulary": 40}, r"vocabulary 50 \(here 40\)"),
+        ({"vocab_size": 64}, r"vocab_size 50 \(here 64\)"),
+        ({"vocab_size": 40}, r"vocab_size 50 \(here 40\)"),
         ({"context": 8}, r"context 16 \(here 8\)\n  --model.context 16"),
         ({"layers": 1, "width": 64}, r"layers 2 \(here 1\), width 32 \(here 64\)\n  --model.layers 2 --model.width 32"),
         ({"heads": 4}, r"heads 2 \(here 4\)\n  --model.heads 2"),
@@ -170,7 +170,7 @@ def test_weights_of_which_a_part_is_missing_or_foreign_are_refused_whole(tmp_pat
 
 
 def test_a_head_of_its_own_goes_into_a_model_that_has_one(tmp_path: Path) -> None:
-    head, model = torch.ones(50, 32), gpt(replace(SHAPE, tied=False))
+    head, model = torch.ones(50, 32), gpt(replace(SHAPE, tie_embeddings=False))
     (tmp_path / "config.json").write_text('{"n_head": 2}')
     load_initial_weights(
         {"model": model},
@@ -212,7 +212,7 @@ def test_a_config_of_another_network_is_refused(settings: dict[str, Any], says: 
         sf.checkpoint.load_gpt2(tmp_path, heads=2)
 
 
-@pytest.mark.parametrize("here", [{"family": "modern"}, {"tied": False}])
+@pytest.mark.parametrize("here", [{"family": "modern"}, {"tie_embeddings": False}])
 def test_a_model_that_transformers_has_no_room_for_is_not_written(here: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(sf.CheckpointError, match="is no GPT-2"):
         sf.checkpoint.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a", end=None)
@@ -225,8 +225,8 @@ def test_the_page_about_evaluation_shows_how_published_weights_are_scored(
     page = Path(__file__).parents[2] / "docs" / "evaluating-gpt.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    tokenizer = sf.tokenizers.BPETokenizer.trained(["the cat sat on the mat"], vocabulary=260)
-    sf.checkpoint.save_gpt2(gpt(replace(SHAPE, vocabulary=tokenizer.vocabulary)), "gpt2", end=tokenizer.end)
+    tokenizer = sf.tokenizers.BPETokenizer.trained(["the cat sat on the mat"], vocab_size=260)
+    sf.checkpoint.save_gpt2(gpt(replace(SHAPE, vocab_size=tokenizer.vocab_size)), "gpt2", end=tokenizer.end)
     Path("gpt2/tokenizer.json").write_text(tokenizer.to_json())
     Path("hellaswag_val.jsonl").write_text('{"ctx": "the", "endings": ["cat", "cat"], "label": 0}\n')
     exec(code, {})

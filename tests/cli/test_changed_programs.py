@@ -33,7 +33,7 @@ VERBS = {
     "predict": ["predict", "runs/a", "x"],
     "replay": ["replay", "runs/a", "--step", "1"],
     "verify": ["verify", "runs/a"],
-    "profile": ["profile", "runs/a", "--tries", "none", "--steps", "4", "--peak", "1e9"],
+    "profile": ["profile", "runs/a", "--speedups", "none", "--steps", "4", "--peak-flops", "1e9"],
     "find-lr": ["find-lr", "runs/a", "--steps", "12"],
     "find-batch-size": ["find-batch-size", "runs/a"],
 }
@@ -209,7 +209,7 @@ def test_the_panels_of_a_killed_run_are_made_by_evaluate_and_shown_by_report(
     main(["report", "runs/a"])
     assert "note" not in capsys.readouterr().out
     assert "made anew" in Path("runs/a/report.html").read_text()
-    assert left_with(["evaluate", "runs/a", "--panels", "--on", "all"]) == 2
+    assert left_with(["evaluate", "runs/a", "--panels", "--split", "all"]) == 2
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from surefoot.memory import peak
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 
-SHAPE = GPTConfig(layers=2, heads=2, width=16, context=12, vocabulary=257, family="gpt2", tied=True)
+SHAPE = GPTConfig(layers=2, heads=2, width=16, context=12, vocab_size=257, family="gpt2", tie_embeddings=True)
 
 
 class Tied(nn.Module):
@@ -56,9 +56,9 @@ def trained(run_dir: Path, **changes: Any) -> sf.Run:
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-2),
         "save_every": "2 steps",
-        "splits": {"held-out": sf.Split((tokens, tokens))},
+        "splits": {"val": sf.Split((tokens, tokens))},
         "evaluate_every": "2 steps",
-        "best": "max held-out/loss",
+        "best": "max val/loss",
         "run_dir": run_dir,
         "console": False,
         "report": False,
@@ -69,7 +69,7 @@ def trained(run_dir: Path, **changes: Any) -> sf.Run:
 
 
 def gpt_run(run_dir: Path, shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
-    tokens = torch.randint(shape.vocabulary, (8, 7), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(shape.vocab_size, (8, 7), generator=torch.Generator().manual_seed(1))
 
     def next_token(model: Any, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
@@ -197,12 +197,12 @@ def test_files_of_an_earlier_export_do_not_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.fast("3-gpt2")
-@pytest.mark.parametrize("layout", ["own", "gpt2"])
+@pytest.mark.parametrize("layout", ["native", "gpt2"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_no_more_than_one_tensor_is_in_memory(
     layout: Any, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = GPTConfig(layers=6, heads=2, width=64, context=12, vocabulary=4096, family="gpt2", tied=True)
+    large = GPTConfig(layers=6, heads=2, width=64, context=12, vocab_size=4096, family="gpt2", tie_embeddings=True)
     gpt_run(tmp_path / "run", large, length="1 steps")
     if count > 1:
         resharded(tmp_path / "run", count=count)
@@ -218,7 +218,7 @@ def test_no_more_than_one_tensor_is_in_memory(
     _, plain = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     all_of_it, largest_turned = large.parameters * 4, 64 * 256 * 4
-    assert tensors.memory_bytes <= (0 if layout == "own" else largest_turned + 2 * chunk)
+    assert tensors.memory_bytes <= (0 if layout == "native" else largest_turned + 2 * chunk)
     assert plain < all_of_it / 4
     assert plain > chunk  # it was measured at all
 
@@ -295,7 +295,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--layout", "gpt3"], 2, "--layout 'gpt3' is none of own, gpt2"),
+        (["--layout", "gpt3"], 2, "--layout 'gpt3' is none of native, gpt2"),
         (["--weights", "mean"], 2, "--weights 'mean' is none of auto, averaged, trained"),
         (["--weights", "averaged"], 2, "this run has no averaged ones"),
         (["--max-file", "5 apples"], 2, "max_file = '5 apples': write it with a unit"),
@@ -330,7 +330,7 @@ def test_what_cannot_be_exported_is_said_in_few_lines(
 
 
 def test_a_modern_network_is_no_gpt2(tmp_path: Path) -> None:
-    gpt_run(tmp_path / "run", GPTConfig(layers=1, heads=2, width=16, context=12, vocabulary=257))
+    gpt_run(tmp_path / "run", GPTConfig(layers=1, heads=2, width=16, context=12, vocab_size=257))
     with pytest.raises(sf.ConfigError, match="a model of the family modern with a head of its own is no GPT-2"):
         sf.load(tmp_path / "run").export(layout="gpt2")
 

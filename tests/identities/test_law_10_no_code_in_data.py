@@ -232,7 +232,7 @@ def test_a_hostile_file_of_settings_or_records_or_tokens_runs_nothing(
         b'{"kind": "train", "step": 1}\n' + data + b'\n{"kind": "train", "step": 2}\n'
     )
     assert [record["step"] for record in records(tmp_path / "metrics.jsonl")] == [1, 2]
-    write_shards(np.arange(9), tmp_path / "shards", vocabulary=9)
+    write_shards(np.arange(9), tmp_path / "shards", vocab_size=9)
     (tmp_path / "shards" / "tokens.json").write_bytes(data)
     with pytest.raises(DataError, match=r"tokens\.json"):
         TokenShards.open(tmp_path / "shards")

@@ -146,7 +146,7 @@ assert "torch" not in sys.modules
 def test_what_cannot_be_drawn_is_refused(
     schedules: dict[str, Schedule | Joined],
     length: str,
-    run_dir: str,
+    out: str,
     says: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,5 +154,5 @@ def test_what_cannot_be_drawn_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("kept")
     with pytest.raises(sf.ConfigError, match=says):
-        sf.plan.plot_schedules(schedules, length, out=run_dir)
+        sf.plan.plot_schedules(schedules, length, out=out)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

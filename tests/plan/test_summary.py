@@ -60,7 +60,7 @@ def test_parameters_add_up_by_module_and_by_group() -> None:
 
 
 def test_the_split_between_muon_and_adamw_is_printed() -> None:
-    model = lambda: sf.models.GPT(sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocabulary=16))  # noqa: E731
+    model = lambda: sf.models.GPT(sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocab_size=16))  # noqa: E731
     run = run_of(model=model, optimizer=sf.optim.muon(1e-2, adamw_lr=1e-3), loss=None)
     lines = summary.parameters_by_group(run.parts)
 
@@ -390,7 +390,7 @@ def test_a_broken_contract_ends_with_2_and_says_what_to_write(here: Path, capsys
 def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 400)
     Path("mine.toml").write_text('length = "7 steps"\n')
-    flags = ["--data.path=text.txt", "--data.held-out-fraction=0.2", "--model.context=32", "--preset=shakespeare"]
+    flags = ["--data.path=text.txt", "--data.val-fraction=0.2", "--model.context=32", "--preset=shakespeare"]
     main(["plan", "gpt", "--config", "mine.toml", *flags])
     lines = capsys.readouterr().out.splitlines()
     assert "  length = '7 steps'  [file]" in lines
@@ -425,7 +425,7 @@ def test_a_score_that_is_no_counted_mean_is_found_by_a_plan() -> None:
 
     split = sf.Split((torch.zeros(9, 32), torch.zeros(9, dtype=torch.int64)), scores=right)
     with pytest.raises(sf.ConfigError, match=r"the score 'right' returned a float.*\n  return surefoot\.Mean"):
-        said(run_of(splits={"held-out": split}))
+        said(run_of(splits={"val": split}))
 
 
 def test_a_plan_says_which_data_these_are() -> None:

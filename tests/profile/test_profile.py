@@ -111,7 +111,9 @@ def of_slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[sf.profile.P
     """A profile of a run that waits for its samples, with its files."""
     place = tmp_path_factory.mktemp("profile")
     run = plain(train_data=SlowlyRead(), batch_size=4, micro_batch_size=4)
-    return sf.profile.measure(run, what="slow", out=place, steps=8, tries=("precision",), peak=1e10, limit_s=3.0), place
+    return sf.profile.measure(
+        run, what="slow", out=place, steps=8, speedups=("precision",), peak_flops=1e10, max_seconds=3.0
+    ), place
 
 
 def test_a_slow_loader_is_seen_as_waiting(of_slow_data: tuple[sf.profile.Profile, Path]) -> None:
@@ -157,9 +159,9 @@ def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.
             sf.profile.measure(
                 run,
                 steps=4,
-                tries=[name for name in NAMES if name not in ("compile", "workers")],
-                peak=1e9,
-                limit_s=0.5,
+                speedups=[name for name in NAMES if name not in ("compile", "workers")],
+                peak_flops=1e9,
+                max_seconds=0.5,
             )
         run.train()
         return run
@@ -188,11 +190,11 @@ def test_a_linear_layer_takes_two_operations_for_each_weight_and_row() -> None:
     assert flops(run) == Flops({"forward": once, "backward": once}, again=0)
 
 
-SHAPE = GPTConfig(layers=3, heads=2, width=16, context=32, vocabulary=50)
+SHAPE = GPTConfig(layers=3, heads=2, width=16, context=32, vocab_size=50)
 
 
 def gpt(shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
-    tokens = torch.randint(shape.vocabulary, (40, shape.context + 1), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(shape.vocab_size, (40, shape.context + 1), generator=torch.Generator().manual_seed(1))
     settings: dict[str, Any] = {
         "model": lambda: GPT(shape),
         "loss": lambda model, batch: model(
@@ -338,15 +340,15 @@ def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrowe
 
 
 def test_what_was_not_tried_is_not_said_to_be_no_quicker() -> None:
-    found = sf.profile.measure(plain(), steps=4, tries=("precision",), peak=1e10, limit_s=0.0)
+    found = sf.profile.measure(plain(), steps=4, speedups=("precision",), peak_flops=1e10, max_seconds=0.0)
     assert (found.tries, found.not_tried) == ([], ["--precision bf16"])
-    assert str(found).splitlines()[-1] == "  no time for: --precision bf16; give more: --limit 120"
+    assert str(found).splitlines()[-1] == "  no time for: --precision bf16; give more: --max-seconds 120"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch 2.13 itself
 def test_compiling_is_tried_when_asked_for() -> None:
-    found = sf.profile.measure(gpt(), steps=4, tries=("compile",), peak=1e10, limit_s=HANG_S)
+    found = sf.profile.measure(gpt(), steps=4, speedups=("compile",), peak_flops=1e10, max_seconds=HANG_S)
     assert [one.problem for one in found.tries] == [None]
     assert "first step" in str(found)
 
@@ -354,7 +356,7 @@ def test_compiling_is_tried_when_asked_for() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["gpt", "translation", "images"])
 def test_every_recipe_can_be_profiled(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["profile", recipe, "--out", str(tmp_path), "--limit", "5"])
+    main(["profile", recipe, "--out", str(tmp_path), "--max-seconds", "5"])
     said = capsys.readouterr().out
     assert "suggestions, each measured" in said
     assert max(map(len, said.partition("written")[0].splitlines())) <= 100
@@ -383,11 +385,11 @@ def own_loop() -> sf.Run:
     ("arguments", "told"),
     [
         ([], "profile of what?"),
-        (["--tries", "wrokers"], "did you mean workers?"),
-        (["--tries", "colour"], "there are: none, usual, all, workers"),
+        (["--speedups", "wrokers"], "did you mean workers?"),
+        (["--speedups", "colour"], "there are: none, usual, all, workers"),
         (["--steps", "2"], "4 or more"),
-        (["--peak", "much"], "as in --peak 989e12"),
-        (["--limit", "long"], "is not a number"),
+        (["--peak-flops", "much"], "as in --peak-flops 989e12"),
+        (["--max-seconds", "long"], "is not a number"),
         (["--out", "there"], "there is the directory of a run"),
         (["--stpes", "9"], "stpes"),
         (["own_loop"], "no loss of its own"),
@@ -416,7 +418,7 @@ def test_the_verb_profiles_a_program_and_writes_where_it_is_told(
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    main(["profile", "program.py:run", "--tries", "none", "--peak", "1e9", "--steps", "4", "--shapes"])
+    main(["profile", "program.py:run", "--speedups", "none", "--peak-flops", "1e9", "--steps", "4", "--shapes"])
     said = capfd.readouterr()
     assert "profile of program.py:run: 4 samples a step" in said.out
     assert "suggestions: nothing was tried" in said.out

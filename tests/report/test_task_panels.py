@@ -20,7 +20,7 @@ from torch import nn
 import surefoot as sf
 from surefoot.metrics.classification import classification_scores, classified
 
-BPE = sf.tokenizers.BPETokenizer.trained(["the cät sat on 日本 mats, the cät ran 🐈 off"] * 9, vocabulary=300)
+BPE = sf.tokenizers.BPETokenizer.trained(["the cät sat on 日本 mats, the cät ran 🐈 off"] * 9, vocab_size=300)
 TOKENIZERS: list[Any] = [sf.tokenizers.ByteTokenizer(), BPE]
 
 

@@ -28,12 +28,12 @@ def test_characters_give_back_every_text_they_were_made_from(text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert len(ids) == len(text)
-    assert ids.max() < tokenizer.vocabulary == len(set(text))
+    assert ids.max() < tokenizer.vocab_size == len(set(text))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_a_tokenizer_from_json_is_the_same(text):
-    for tokenizer in (CharacterTokenizer.of(text), ByteTokenizer(), BPETokenizer.trained([text], vocabulary=260)):
+    for tokenizer in (CharacterTokenizer.of(text), ByteTokenizer(), BPETokenizer.trained([text], vocab_size=260)):
         again = from_json(tokenizer.to_json())
         assert type(again) is type(tokenizer) is type(type(tokenizer).from_json(tokenizer.to_json()))
         assert again.to_json() == tokenizer.to_json()
@@ -105,7 +105,7 @@ def test_a_description_of_another_kind_is_refused():
 # --- byte pairs --------------------------------------------------------------------------------------------------------
 
 TEXT = "the cat sat on the mat, the rat sat on the cat; caf\u00e9 \U0001f600\n" * 5
-BPE = BPETokenizer.trained([TEXT], vocabulary=270)
+BPE = BPETokenizer.trained([TEXT], vocab_size=270)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -117,11 +117,11 @@ def test_byte_pairs_give_back_every_text_and_count_its_bytes(text):
 
 def test_byte_pairs_are_fewer_than_bytes_on_the_text_they_were_made_from():
     assert len(BPE.encode(TEXT)) < 0.5 * len(TEXT.encode())
-    assert BPE.vocabulary == 270
+    assert BPE.vocab_size == 270
 
 
 def test_the_same_text_gives_the_same_byte_pairs():
-    assert BPETokenizer.trained(iter([TEXT]), vocabulary=270).to_json() == BPE.to_json()
+    assert BPETokenizer.trained(iter([TEXT]), vocab_size=270).to_json() == BPE.to_json()
 
 
 def test_many_texts_are_encoded_as_each_alone():
@@ -261,7 +261,7 @@ def test_bytes_of_characters_are_those_of_utf8():
 @needs("gpt2-bpe")
 def test_gpt2_s_files_give_gpt2_s_tokens(tmp_path):
     tokenizer = BPETokenizer.load(DATA / "gpt2-bpe")
-    assert (tokenizer.vocabulary, tokenizer.end) == (50257, 50256)
+    assert (tokenizer.vocab_size, tokenizer.end) == (50257, 50256)
     assert tokenizer.encode("Hello world, it's").tolist() == [15496, 995, 11, 340, 338]
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
     assert BPETokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
@@ -287,5 +287,5 @@ def test_what_is_no_tokenizer_is_named(content, tmp_path):
 
 
 def test_too_few_byte_pairs_are_refused():
-    with pytest.raises(DataError, match="vocabulary = 256"):
-        BPETokenizer.trained([TEXT], vocabulary=256)
+    with pytest.raises(DataError, match="vocab_size = 256"):
+        BPETokenizer.trained([TEXT], vocab_size=256)

@@ -110,7 +110,7 @@ def gpt2_settings(shape: GPTConfig, *, end: int | None) -> bytes:
         "n_embd": shape.width,
         "n_positions": shape.context,
         "n_ctx": shape.context,
-        "vocab_size": shape.vocabulary,
+        "vocab_size": shape.vocab_size,
         "resid_pdrop": shape.dropout,
         "embd_pdrop": shape.dropout,
         "attn_pdrop": shape.dropout,
@@ -152,11 +152,11 @@ def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
     `CheckpointError` for another family, a head that is not the embedding, and an `end` outside the vocabulary.
     """
     shape, directory = model.shape, local_path(directory, setting="directory")
-    if end is not None and not 0 <= end < shape.vocabulary:
-        raise CheckpointError(f"end = {end} is no token of this model, whose vocabulary has {shape.vocabulary}")
-    if shape.family != "gpt2" or not shape.tied:
+    if end is not None and not 0 <= end < shape.vocab_size:
+        raise CheckpointError(f"end = {end} is no token of this model, whose vocabulary has {shape.vocab_size}")
+    if shape.family != "gpt2" or not shape.tie_embeddings:
         raise CheckpointError(
-            f"a model of the family {shape.family}{'' if shape.tied else ' with a head of its own'} is no GPT-2\n"
+            f"a model of the family {shape.family}{'' if shape.tie_embeddings else ' with a head of its own'} is no GPT-2\n"
             "  one is trained with --model.family gpt2"
         )
     tensors = {name: held.detach().cpu() for name, held in to_gpt2_layout(model.state_dict()).items()}
@@ -176,11 +176,11 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> di
         raise CheckpointError(
             f"{place} is a GPT-2, this model is of the family {shape.family}, which has other parts\n  --model.family gpt2"
         )
-    sizes = ("layers", "heads", "width", "context", "vocabulary")
+    sizes = ("layers", "heads", "width", "context", "vocab_size")
     if wrong := [name for name in sizes if getattr(found, name) != getattr(shape, name)]:
         told = ", ".join(f"{name} {getattr(found, name)} (here {getattr(shape, name)})" for name in wrong)
-        flags = [f"--model.{name} {getattr(found, name)}" for name in wrong if name != "vocabulary"]
-        flags += ["--data.tokenizer with as many tokens (filled-up vocabularies are not cut)"] * ("vocabulary" in wrong)
+        flags = [f"--model.{name} {getattr(found, name)}" for name in wrong if name != "vocab_size"]
+        flags += ["--data.tokenizer with as many tokens (filled-up vocabularies are not cut)"] * ("vocab_size" in wrong)
         if "heads" in wrong and noted is None:
             told += f"; without {SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
         raise CheckpointError(f"{place} is a GPT-2 of another size: {told}\n  {' '.join(flags)}")
@@ -199,7 +199,7 @@ def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> No
         was, here = list(state[unlike[0]].shape), list(own[unlike[0]].shape)
         raise CheckpointError(f"{where}: its {unlike[0]} is {was}, here {here}")
     head, embedding = state["head.weight"], state["embedding.weight"]
-    if model.shape.tied and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
+    if model.shape.tie_embeddings and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
         raise CheckpointError(f"{where}: its head is not its embedding, as GPT-2's is")
 
 
@@ -207,15 +207,15 @@ def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) ->
     """State and shape of a GPT-2. `heads` cannot be seen in it; absent: one for 64 channels, as published."""
     try:
         state = from_gpt2_layout(tensors)
-        vocabulary, width = state["embedding.weight"].shape
+        vocab_size, width = state["embedding.weight"].shape
         return state, GPTConfig(
             layers=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
             heads=max(1, width // 64) if heads is None else heads,
             width=width,
             context=len(state["positions.weight"]),
-            vocabulary=vocabulary,
+            vocab_size=vocab_size,
             family="gpt2",
-            tied=True,
+            tie_embeddings=True,
         )
     except ValueError as problem:
         raise CheckpointError(f"{file} is no GPT-2: {problem}") from problem

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from surefoot.cli.options import RunOption, find_run, flag_text, option_names, target, verb_options
+from surefoot.cli.options import RunOption, find_run, flag_text, target, verb_options
 from surefoot.cli.processes import Several, among_settings, as_before
 from surefoot.cli.settings import read_settings
 from surefoot.cli.train import AcceptChange, start
@@ -16,11 +16,12 @@ from surefoot.recipes.program import read_program
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(AcceptChange, Several, RunOption):
-    """Go on from the newest intact checkpoint of a run, to the same bits as if it had
+    """Resume a run from its newest intact checkpoint, with the same bits as if it had
     never stopped. Settings that change no result may change: --workers,
-    --log-every, --save-every, --keep-last, --stop-after, --time-limit, --max-restarts,
-    and --length as far as the schedule allows it exactly. So may --nproc and
-    --parallel: the same samples in the same order, and equal to rounding.
+    --log-every, --save-every, --keep-last, --stop-after, --time-limit,
+    --max-restarts. --length may change if the schedule allows it. With another
+    --nproc or --parallel the samples and their order stay, and results are equal
+    to rounding.
 
       surefoot resume latest
       surefoot resume runs/mine --time-limit "2 h"
@@ -46,7 +47,7 @@ def resume(arguments: list[str]) -> None:
             )
     held = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
     held |= {"run_dir": str(run)} if "run_dir" in held or of_recipes else {}
-    config, origins = read_settings(program, [("file", held)], flags, verb="resume RUN", own=option_names(Resume))
+    config, origins = read_settings(program, [("file", held)], flags, verb="resume RUN", own=[Resume])
     text = file_text(run / "config.toml")
     before = toml.origins(text)
     start(

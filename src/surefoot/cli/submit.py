@@ -14,7 +14,7 @@ from typing import Any
 from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
-from surefoot.cli.options import ProgramOptions, limited, option_names, target, verb_options, without
+from surefoot.cli.options import ProgramOptions, limited, target, verb_options, without
 from surefoot.cli.settings import program_settings
 from surefoot.cli.train import AcceptChange, Train
 from surefoot.config.paths import local_path
@@ -49,41 +49,41 @@ class Training:
             raise
 
     def checkpoint(self) -> Any:
-        """What is to be called after the requeue: submitit's protocol. All that has changed since is in the run's directory."""
+        """The callable for after the requeue, as submitit's protocol asks. All that has changed since is in the run's directory."""
         return _submitit("submitit.helpers").DelayedSubmission(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submit(AcceptChange, ProgramOptions):
     """Train as a job of Slurm, one process for each GPU, through submitit (extra
-    slurm). Before its time is over and when it is pre-empted it saves, is requeued,
-    and goes on to the same bits. Settings are those of surefoot train; --run-dir is on
-    files that all machines share.
+    slurm). The run saves before the job's time is over and when it is preempted;
+    the job is then requeued and the run resumes with the same bits. Settings are
+    those of surefoot train; --run-dir is on files that all machines share.
 
       surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large
       surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
     """
 
     hours: float | None = None
-    """Time of the job, each time it starts; it must be given."""
+    """Time limit of the job, each time it starts. Required."""
     nodes: int = limited(1, least=1)
-    """Machines."""
+    """Number of machines."""
     gpus_per_node: int = limited(0, least=0)
-    """GPUs, and as many processes, on each."""
+    """GPUs of each machine, and as many processes."""
     tasks_per_node: int | None = limited(None, least=1)
-    """Processes on each, where there are no GPUs. Absent: 1."""
+    """Processes of each machine without GPUs. Default: 1."""
     cpus_per_task: int | None = limited(None, least=1)
-    """Cores of each process. Absent: the cluster's number."""
+    """Cores of each process. Default: the cluster's number."""
     partition: str | None = None
-    """Where the job is queued. Absent: the cluster's choice."""
+    """Queue of the job. Default: the cluster's choice."""
     sbatch: UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE, any other option of sbatch."""
+    """NAME=VALUE, any other option of sbatch; may be repeated."""
     requeues: int = limited(10, least=0)
-    """How often the job goes on when its time is over."""
+    """How often the job is requeued at most."""
     logs: str = "slurm"
     """Directory for logs and submitit's files, in DIR/JOB."""
     local: bool = False
-    """On this machine instead, to try it."""
+    """Run on this machine instead, to try it."""
 
     @property
     def tasks(self) -> int:
@@ -139,13 +139,13 @@ def submit(arguments: list[str]) -> None:
 
 
 def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> None:
-    """Raise where the run would be refused by its settings alone or by so many tasks, or could not go on."""
+    """Raise if the run would be refused by its settings or by this number of tasks, or could not be resumed."""
     program = find_program(arguments[0])
     options, flags = verb_options(
         Train, without(arguments, ["help"]), verb="train", but=processes.among_settings(program)
     )
     flags += ["--help"] * ("--help" in arguments)
-    config, _ = program_settings(program, options, flags, verb="submit", own=option_names(Submit))
+    config, _ = program_settings(program, options, flags, verb="submit", own=[Submit])
     program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
     if getattr(config, "run_dir", "") is None:

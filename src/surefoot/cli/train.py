@@ -16,20 +16,20 @@ from surefoot.recipes.program import Program, build_run
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptChange:
-    """What may have changed in a run that goes on."""
+    """Changes to accept in a run that continues."""
 
     accept_change: str | None = None
-    """Go on although this computes something else than before: loss, model, collate, data, optimizer, or several: "loss,data"."""
+    """Continue although the program computes something else than before: loss, model, collate, data, optimizer, or several:
+    "loss,data"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(AcceptChange, Several, ProgramOptions):
-    """Train, or go on where --run-dir holds a checkpoint of the same run. Recipes: gpt,
-    translation, images. Every setting is a flag and a key of a TOML file: surefoot
-    train gpt --help shows all with their defaults. The later wins: defaults,
-    --preset, --config, flags. Ctrl-C saves and ends; the same command goes on. In
-    FILE.py, build() may take one argument, a dataclass whose fields are then
-    settings.
+    """Train a run, or resume it if --run-dir holds a checkpoint of it. Recipes are
+    gpt, translation and images. Every setting is a flag and a key of a TOML file;
+    surefoot train gpt --help lists them. Later sources win: defaults, --preset,
+    --config, flags. Ctrl-C saves and stops; the same command resumes. In FILE.py,
+    build() may take one argument, a dataclass; its fields become settings.
 
       surefoot train gpt --data.path my.txt --run-dir runs/mine
       surefoot train gpt --preset gpt2-124m --data.path shards/ --nproc 8

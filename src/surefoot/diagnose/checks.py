@@ -14,7 +14,7 @@ from surefoot.diagnose import (
     schedule,
     throughput,
 )
-from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Unclear, Verdict, Well, worst_first
+from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Healthy, Unknown, Verdict, worst_first
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST
 
@@ -80,11 +80,11 @@ _HEAD = 11  # columns of what stands before evidence, causes and things to try
 def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
     """One block per finding, errors first; with `every`, or without findings, also the other checks."""
     found = worst_first(verdicts)
-    unclear = [verdict for verdict in verdicts if isinstance(verdict, Unclear)]
+    unclear = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
     of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
     blocks = [_headline(history, found, else_said=f"nothing found{of_all}"), *map(_block, found)]
     if every or not found:
-        blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Well)])
+        blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Healthy)])
         blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
     return "\n\n".join(blocks)
 
@@ -127,7 +127,7 @@ def _block(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _rows(title: str, verdicts: Sequence[Well | Unclear], after: Sequence[str] = ()) -> list[str]:
+def _rows(title: str, verdicts: Sequence[Healthy | Unknown], after: Sequence[str] = ()) -> list[str]:
     """A block with a line for each and lines after them; [] without verdicts."""
     wide = max((len(verdict.name) for verdict in verdicts), default=0)
     rows = [_wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]

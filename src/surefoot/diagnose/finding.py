@@ -46,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Well:
+class Healthy:
     """The verdict of a check without a problem; `message` has the evidence."""
 
     message: str
@@ -54,14 +54,14 @@ class Well:
 
 
 @dataclass(frozen=True)
-class Unclear:
+class Unknown:
     """The verdict of a check that the records do not suffice for; `message` names the missing part."""
 
     message: str
     name: str = ""
 
 
-Verdict = Finding | Well | Unclear
+Verdict = Finding | Healthy | Unknown
 Needs = Callable[[History], None]
 
 
@@ -72,13 +72,13 @@ class EndedError(Exception):
 def need(holds: object, lacking: str) -> None:
     """End a check as unknown unless `holds`; `lacking` names the missing part of the records."""
     if not holds:
-        raise EndedError(Unclear(lacking))
+        raise EndedError(Unknown(lacking))
 
 
 def well(holds: object, message: str) -> None:
     """End a check as healthy if `holds`; `message` has the evidence."""
     if holds:
-        raise EndedError(Well(message))
+        raise EndedError(Healthy(message))
 
 
 @dataclass(frozen=True)

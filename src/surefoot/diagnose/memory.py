@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Verdict, Well, check, need, wrong
+from surefoot.diagnose.finding import Finding, Healthy, Verdict, check, need, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import first_and_last_third, level, slope, trend
 from surefoot.tracking.format import with_unit
@@ -35,7 +35,7 @@ def growing_memory(history: History) -> Verdict:
             return _finding(history, series, growth, device=name.startswith("device"))
     first = next(iter(columns.values())).value
     before, now = (with_unit(level(part), "B") for part in (first[:4], first[-4:]))
-    return Well(f"{before} after a quarter of the run, {now} at last")
+    return Healthy(f"{before} after a quarter of the run, {now} at last")
 
 
 def _growth(series: Series) -> float | None:

@@ -23,7 +23,7 @@ from surefoot.models.gpt_layers import GPTConfig
 from surefoot.tokenizers.bpe import from_json
 
 Weights = Literal["auto", "averaged", "trained"]
-Layout = Literal["own", "gpt2"]
+Layout = Literal["native", "gpt2"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def export(
     *,
     checkpoint: str | int = "newest",
     weights: Weights = "auto",
-    layout: Layout = "own",
+    layout: Layout = "native",
     max_file: str = "5 GB",
     model: str = "model",
 ) -> Exported:
@@ -137,10 +137,10 @@ def _settings_of_gpt2(found: Checkpoint, run: Path) -> bytes:
         raise ConfigError(
             f"layout = gpt2: {run} is no run of surefoot train gpt, so it has no network that transformers would call so"
         ) from problem
-    if shape.family != "gpt2" or not shape.tied:
+    if shape.family != "gpt2" or not shape.tie_embeddings:
         raise ConfigError(
-            f"layout = gpt2: a model of the family {shape.family}{'' if shape.tied else ' with a head of its own'} is no GPT-2\n"
-            "  one is trained with --model.family gpt2; this one: --layout own"
+            f"layout = gpt2: a model of the family {shape.family}{'' if shape.tie_embeddings else ' with a head of its own'} is no GPT-2\n"
+            "  one is trained with --model.family gpt2; this one: --layout native"
         )
     tokenizer = run / "tokenizer.json"
     try:

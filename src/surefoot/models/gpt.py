@@ -20,7 +20,7 @@ from surefoot.models.layers import Dropout, HeadLoss, check_context
 class GPT(nn.Module):
     """Tokens (B, T) of whole numbers, T up to `shape.context`, to logits (B, T, V) of the token after each.
 
-    >>> model = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10))
+    >>> model = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10))
     >>> model(torch.zeros(3, 16, dtype=torch.long)).shape
     torch.Size([3, 16, 10])
     """
@@ -30,18 +30,18 @@ class GPT(nn.Module):
     def __init__(self, shape: GPTConfig) -> None:
         super().__init__()
         self.shape = shape
-        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
         self.smear = nn.Parameter(torch.zeros(shape.width)) if shape.smear else None
         self.ngrams = (
-            Ngrams(longest=shape.ngrams, rows=shape.ngram_rows, vocabulary=shape.vocabulary, width=shape.width)
+            Ngrams(longest=shape.ngrams, rows=shape.ngram_buckets, vocab_size=shape.vocab_size, width=shape.width)
             if shape.ngrams > 1
             else None
         )
         self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
         self.norm = norm(shape)
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
         if self.positions is None:
             self.register_buffer(
                 "turns", torch.stack(rotations(shape.context, shape.width // shape.heads)), persistent=False
@@ -50,7 +50,7 @@ class GPT(nn.Module):
             self._initialise_gpt2()
         else:
             self._initialise_modern()
-        if shape.tied:
+        if shape.tie_embeddings:
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None) -> Any:
@@ -105,7 +105,7 @@ class GPT(nn.Module):
             elif isinstance(module, Ngrams):
                 for vectors_NC in module.tables.parameters():
                     nn.init.zeros_(vectors_NC)
-        if not self.shape.tied:
+        if not self.shape.tie_embeddings:
             nn.init.normal_(self.embedding.weight)
             nn.init.zeros_(self.head.weight)
             return

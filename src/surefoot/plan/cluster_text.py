@@ -1,4 +1,4 @@
-"""`surefoot plan --world N`: the memory of a run and the time of a step on many GPUs, in words."""
+"""`surefoot plan --world-size N`: the memory of a run and the time of a step on many GPUs, in words."""
 
 from collections.abc import Iterable
 from dataclasses import replace

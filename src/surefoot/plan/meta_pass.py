@@ -121,7 +121,7 @@ def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
     """The first micro-batch with samples, and its samples, with `rows` rows if that is given."""
     found = next((held for held in parts.supply.again(0) if held.count), None)
     if found is None:
-        raise DataError("the first micro-batch cannot be read: see surefoot plan without --world for the reason")
+        raise DataError("the first micro-batch cannot be read: see surefoot plan without --world-size for the reason")
     there = len(found.sample_ids)
     if rows is None or rows == there:
         return found.batch, there

@@ -160,10 +160,10 @@ def measured_peak(device: torch.device, precision: str, *, limit_s: float = 1.0)
     return best
 
 
-def given_peak(text: str) -> float:
-    """The number in `--peak 989e12`; `ConfigError` unless it is a number above 0.
+def given_peak_flops(text: str) -> float:
+    """The number in `--peak-flops 989e12`; `ConfigError` unless it is a number above 0.
 
-    >>> given_peak("989e12")
+    >>> given_peak_flops("989e12")
     989000000000000.0
     """
     try:
@@ -172,6 +172,6 @@ def given_peak(text: str) -> float:
         found = 0.0
     if not 0 < found < float("inf"):
         raise ConfigError(
-            f"--peak {text!r} is no number of operations a second\n  write it as in --peak 989e12 (an H100's, in bf16)"
+            f"--peak-flops {text!r} is no number of operations a second\n  write it as in --peak-flops 989e12 (an H100's, in bf16)"
         )
     return found

@@ -33,22 +33,22 @@ def measure(
     what: str = "run",
     out: str | Path | None = None,
     steps: int = 12,
-    tries: Sequence[str] = USUAL,
-    peak: float | None = None,
+    speedups: Sequence[str] = USUAL,
+    peak_flops: float | None = None,
     shapes: bool = False,
-    limit_s: float = 20.0,
-    watch: Callable[[str], None] | None = None,
+    max_seconds: float = 20.0,
+    progress_fn: Callable[[str], None] | None = None,
 ) -> Profile:
     """Measure time and memory of a run's steps, and variants that would make them faster.
 
     Steps are made on the run's own data, from its current step, with a learning rate of 0. Afterwards the run is the same, bit for
     bit; its directory is not written to. `steps` are timed after a warm-up, two more run under torch's profiler, one is counted.
-    Then each of `tries` (`surefoot.profile.variants.NAMES`) is measured against the run as it is, step by step in turn.
+    Then each of `speedups` (`surefoot.profile.variants.NAMES`) is measured against the run as it is, step by step in turn.
 
     out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg; None writes nothing.
-    peak: operations per second of this device (such as 989e12); None: measured with matrix products.
-    shapes: distinguish operators by the shapes of their inputs.
-    limit_s: about how long all of it may take. The result names the parts that time did not allow.
+    peak_flops: operations per second of this device (such as 989e12); None: measured with matrix products.
+    shapes: tell operators apart by the shapes of their inputs.
+    max_seconds: about how long all of it may take; the result names what there was no time for.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(
@@ -61,7 +61,7 @@ def measure(
     ...     device="cpu",
     ...     console=False,
     ... )
-    >>> found = measure(run, steps=4, tries=(), peak=1e9)
+    >>> found = measure(run, steps=4, speedups=(), peak_flops=1e9)
     >>> found.flops.by_phase, "forward" in found.phases.seconds
     ({'forward': 128, 'backward': 128}, True)
 
@@ -72,7 +72,7 @@ def measure(
     place = None if out is None else local_path(out, setting="out")
     if place is not None and (place / "checkpoints").is_dir():
         raise ConfigError(f"{place} is the directory of a run: choose another place for the profile: --out DIR")
-    until, tell = perf_counter() + limit_s, watch or (lambda _: None)
+    until, tell = perf_counter() + max_seconds, progress_fn or (lambda _: None)
     with unchanged(run) as parts:
         if place is not None:
             made(place)  # before what takes long
@@ -83,7 +83,7 @@ def measure(
                 base.make()
             laps: list[dict[str, float]] = []
             tell(f"timing {steps} steps")
-            while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * limit_s):
+            while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * max_seconds):
                 laps.append(base.make())
             tell("under torch's profiler")
             seen = profiled(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
@@ -94,8 +94,8 @@ def measure(
             micro_batches = base.feed.micro_batches(base.next)
             base.next += 1
             flops = counted(parts.task, parts.state, micro_batches, parts.supply.feed(workers=0))
-            found_peak = peak or measured_peak(parts.device, parts.whole.precision.name)
-            outcomes, left_out = _outcomes(parts, base, tries, until=until, limit_s=limit_s, tell=tell)
+            found_peak = peak_flops or measured_peak(parts.device, parts.whole.precision.name)
+            outcomes, left_out = _outcomes(parts, base, speedups, until=until, limit_s=max_seconds, tell=tell)
         on_device = parts.device.type == "cuda"
         found = Profile(
             what=what,
@@ -105,7 +105,7 @@ def measure(
             memory=memory,
             flops=flops,
             peak=found_peak,
-            peak_given=peak is not None,
+            peak_given=peak_flops is not None,
             tokens=float(sum(micro_batch.count for micro_batch in micro_batches)),
             tries=ranked(outcomes),
             not_tried=left_out,
@@ -131,11 +131,11 @@ def _outcomes(
     offered = variants(parts, names)
     base.seconds()
     for place, variant in enumerate(offered):
-        left_s = until - perf_counter()
-        if left_s <= 0:
+        eta_s = until - perf_counter()
+        if eta_s <= 0:
             return outcomes, [other.flag for other in offered[place:]]
         tell(f"trying {variant.flag}")
-        outcomes.append(tried(variant, base, limit_s=min(left_s / (len(offered) - place), 0.2 * limit_s)))
+        outcomes.append(tried(variant, base, limit_s=min(eta_s / (len(offered) - place), 0.2 * limit_s)))
     return outcomes, []
 
 

@@ -221,7 +221,7 @@ def _suggestions(profile: Profile) -> list[str]:
     lines = ["suggestions, each measured in turn with the run as it is"]
     lines += [line for one in profile.tries for line in _suggestion(one)]
     if profile.not_tried:
-        left = f"no time for: {', '.join(profile.not_tried)}; give more: --limit 120"
+        left = f"no time for: {', '.join(profile.not_tried)}; give more: --max-seconds 120"
         lines += wrap(left, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
     if profile.tries and not any(one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries):
         lines.append("  nothing that was tried makes a step quicker")

@@ -40,10 +40,10 @@ class Variant:
     workers: int | None = None  # samples are read beside the steps: it is measured by itself, from its first step on
 
 
-def tries_of(text: str) -> tuple[str, ...]:
-    """The names in `--tries`: "none", "usual" (all but compile), "all", or some of them with commas between.
+def speedups_of(text: str) -> tuple[str, ...]:
+    """The names in `--speedups`: "none", "usual" (all but compile), "all", or some of them with commas between.
 
-    >>> tries_of("workers,compile"), tries_of("none")
+    >>> speedups_of("workers,compile"), speedups_of("none")
     (('workers', 'compile'), ())
     """
     if text in ("none", "usual", "all"):
@@ -52,7 +52,7 @@ def tries_of(text: str) -> tuple[str, ...]:
     if wrong := [name for name in names if name not in NAMES]:
         meant = nearest(wrong[0], NAMES)
         cure = f"did you mean {meant}?" if meant else f"there are: none, usual, all, {', '.join(NAMES)}"
-        raise ConfigError(f"--tries {wrong[0]}: nothing of that name can be tried; {cure}")
+        raise ConfigError(f"--speedups {wrong[0]}: nothing of that name can be tried; {cure}")
     return names
 
 

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import surefoot as sf
 from surefoot.config.parallel import Kind, Sharding, Strategy
-from surefoot.config.setting import default, ordered, setting
-from surefoot.config.train_settings import TrainSettings
+from surefoot.config.setting import checked, default, ordered, setting
+from surefoot.config.train_settings import TrainSettings, number
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
 from surefoot.optim.optimizers import OPTIMIZERS, named
@@ -24,49 +24,53 @@ if TYPE_CHECKING:
 else:  # the choices of a flag
     OptimizerName, ShapeName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SHAPES)]
 
+Watching = TypeVar("Watching")
+FRACTION = number("a fraction, at least 0 and below 1", least=0, below=1, kind=int | float)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
+    """How gradients become updates. Settings not given have the optimizer's defaults; settings of another optimizer are refused."""
 
     name: OptimizerName = field(default="adamw", metadata=LEADS)
-    """The optimizer; with another one, what a preset says of its own is forgotten, but for layers, width and frozen."""
+    """The optimizer. With another one, a preset's own settings of it are forgotten, except layer-decay, base-width and frozen."""
     lr: float | None = None
-    """Base learning rate, reached where warm-up ends. Absent: 3e-3; sgd and adafactor 0.1, lion 1e-3,
-    muon and schedule_free 1e-2."""
+    """Base learning rate, reached at the end of warm-up. Default: 3e-3; sgd and adafactor 0.1, lion 1e-3, muon and
+    schedule_free 1e-2."""
     weight_decay: float | None = None
     """Decay of matrices, decoupled from the gradient but for adam and sgd; biases, norms and embeddings have none.
     Absent: 0.1; lion 0.3; adam, sgd and adafactor 0."""
     decay: Literal["matrices", "all"] = "matrices"
     """What weight_decay applies to: matrices, but not embeddings; or all parameters, as torch does unasked."""
     betas: tuple[float, float] | None = None
-    """How slowly the averages of gradient and square move; for muon those of its AdamW part. All but sgd and adafactor."""
+    """Decay rates of the averages of gradient and squared gradient; for muon those of its AdamW part. All but sgd and
+    adafactor."""
     eps: float | None = None
-    """Added to the root of the average square. All but sgd, lion and adafactor."""
+    """Added to the root of the average squared gradient. All but sgd, lion and adafactor."""
     momentum: float | None = None
-    """sgd, muon: how much of the last update is kept."""
+    """sgd, muon: fraction of the last update that is kept."""
     nesterov: bool | None = None
     """sgd, muon: look ahead along the momentum."""
     ns_steps: int | None = None
-    """muon: iterations of the orthogonalisation."""
+    """muon: iterations of the orthogonalization."""
     adamw_lr: float | None = None
-    """muon: base learning rate of what AdamW trains. Absent: lr."""
+    """muon: base learning rate of what AdamW trains. Default: lr."""
     adamw_modules: tuple[str, ...] | None = None
     """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Absent: the head, as plan shows it."""
     beta2_decay: float | None = None
-    """adafactor: the mean squares move by step ** beta2_decay."""
+    """adafactor: the averages move by step ** beta2_decay."""
     clip_threshold: float | None = None
-    """adafactor: the largest root mean square of an update before its rate."""
+    """adafactor: limit on the root mean square of an update before its learning rate."""
     min_scale: float | None = None
     """adafactor: what a parameter's root mean square, to which updates are relative, at least counts as."""
     momentum_decay: float | None = None
     """nadam: how the momentum rises over the steps."""
     layer_decay: float | None = field(default=None, metadata=STAYS)
-    """Rate of each block as a fraction of the next one's, such as 0.75; the head has lr. Absent: lr for all."""
+    """Learning rate of each block as a fraction of the next one's, such as 0.75; the head has lr. Default: lr for all."""
     base_width: int | None = field(default=None, metadata=STAYS)
-    """Width at which lr was found: hidden matrices and the head have lr x base_width / width. Absent: lr at any width."""
+    """Width at which lr was found: hidden matrices and the head have lr x base_width / width. Default: lr at any width."""
     frozen: tuple[str, ...] | None = field(default=None, metadata=STAYS)
-    """Parameters that are not trained, by name, such as "embedding.*". Absent: none."""
+    """Parameters that are not trained, by name, such as "embedding.*". Default: none."""
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
@@ -95,29 +99,29 @@ class Schedule:
     """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
 
     name: ShapeName = "cosine"
-    """Its shape after warm-up."""
+    """Shape of the schedule after warm-up."""
     warmup: str | None = None
-    """How long the rate rises from near 0; absent: 5%, and 30% for one_cycle."""
+    """How long the learning rate rises from near 0. Default: 5%; 30% for one_cycle."""
     min_lr_ratio: float | None = None
-    """The lowest factor, reached on the last step."""
+    """Lowest factor on the base rate, reached at the last step."""
     power: float | None = None
-    """polynomial: of what is left of the fall."""
+    """polynomial: exponent of the fall."""
     cooldown: str | None = None
-    """wsd: how long the rate falls at the end."""
+    """wsd: how long the learning rate falls at the end."""
     cooldown_shape: Literal["1-sqrt", "linear"] | None = None
-    """wsd: how it falls. Default: 1-sqrt."""
+    """wsd: shape of that fall. Default: 1-sqrt."""
     milestones: tuple[str, ...] | None = None
-    """multistep: when the rate drops, such as 50% 75%, or "every 10 epochs"."""
+    """multistep: when the learning rate drops, such as 50% 75%, or "every 10 epochs"."""
     gamma: float | None = None
-    """multistep: what the rate is multiplied by at each drop."""
+    """multistep: factor on the learning rate at each drop."""
     start_lr_ratio: float | None = None
-    """one_cycle: the factor at step 0."""
+    """one_cycle: factor on the base rate at step 0."""
     momentum_range: tuple[float, float] | None = None
     """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95. Default: momentum stays."""
     cycle: str | None = None
-    """cosine_restarts: from one full rate to the next."""
+    """cosine_restarts: length of the first cycle."""
     cycle_growth: float | None = None
-    """cosine_restarts: how many times longer each cycle is than the one before."""
+    """cosine_restarts: factor from one cycle's length to the next."""
 
     def spec(self) -> schedules.Schedule:
         """The schedule for `sf.Run`; `ConfigError` for values that cannot be."""
@@ -125,6 +129,55 @@ class Schedule:
         if self.warmup is None and not SHAPES[self.name].own_rise:
             own["warmup"] = "5%"
         return schedules.Schedule(own.pop("name"), **own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """End the run if a metric stops improving. Without patience it never ends early."""
+
+    patience: int | None = None
+    """End after this number of evaluations without improvement. Default: never."""
+    monitor: str | None = None
+    """The metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's."""
+    min_delta: float | None = None
+    """Smallest change that counts as an improvement. Default: 0, any change."""
+
+    def spec(self, monitor: str) -> sf.EarlyStopping | None:
+        """The object for `sf.Run`, which monitors the recipe's metric by default; None without patience."""
+        return _of_flags(sf.EarlyStopping, "early_stopping", vars(self), monitor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plateau:
+    """Lower the learning rate if a metric stops improving. Without patience it is never lowered."""
+
+    patience: int | None = None
+    """Lower it after this number of evaluations without improvement. Default: never."""
+    factor: float | None = None
+    """Factor on the learning rate. Default: 0.5."""
+    monitor: str | None = None
+    """The metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's."""
+    min_lr_ratio: float | None = None
+    """Lowest factor on the schedule's rate, of all reductions together. Default: 0.01."""
+    cooldown: int | None = None
+    """Number of evaluations after a reduction that use up no patience. Default: 0."""
+    min_delta: float | None = None
+    """Smallest change that counts as an improvement. Default: 0, any change."""
+
+    def spec(self, monitor: str) -> sf.ReduceLROnPlateau | None:
+        """The object for `sf.Run`, which monitors the recipe's metric by default; None without patience."""
+        return _of_flags(sf.ReduceLROnPlateau, "plateau", vars(self), monitor)
+
+
+def _of_flags(kind: Callable[..., Watching], name: str, settings: Mapping[str, Any], monitor: str) -> Watching | None:
+    given = {key: value for key, value in settings.items() if value is not None}
+    if given and "patience" not in given:
+        key, value = next(iter(given.items()))
+        raise sf.ConfigError(
+            f"{name}.{key} = {value!r} changes nothing without a patience\n"
+            f"  give one too: --{name.replace('_', '-')}.patience 3"
+        )
+    return kind(**({"monitor": monitor} | given)) if given else None
 
 
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
@@ -146,17 +199,15 @@ class RecipeSettings(TrainSettings):
     clip: str = default("norm 1.0")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = default("auto")
     channels_last: bool | Literal["auto"] = default("auto")
-    early_stopping: int | None = setting(None, identity=True, after="time_limit")
-    """End after this many evaluations without a better score. None: never."""
-    optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers")
+    early_stopping: EarlyStopping = setting(EarlyStopping(), identity=True, after="time_limit")
+    """End the run if a metric stops improving."""
+    optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers", group="optimization")
     """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
     schedule: Schedule = setting(Schedule(), identity=True)
     """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
-    plateau: int | None = setting(None, identity=True)
-    """Lower the learning rate after this many evaluations without a better score. None: never."""
-    plateau_factor: float | None = setting(None, identity=True)
-    """With plateau: what the learning rate is multiplied by. None: 0.5."""
-    parallel: Kind = setting("auto", observer=True, after="keep_every")
+    plateau: Plateau = setting(Plateau(), identity=True)
+    """Lower the learning rate if a metric stops improving."""
+    parallel: Kind = setting("auto", observer=True, after="keep_every", group="processes")
     """How several processes work together; auto is ddp if there are several. fsdp spreads the model over them."""
     sharding: Sharding = setting(factory=Sharding, observer=True)
     """How several processes share a run, beyond parallel."""
@@ -176,45 +227,27 @@ class RecipeSettings(TrainSettings):
             spec = None
         checked(lambda: check_settings(self, schedule=spec), lambda: self.steering("min any/score"))
 
-    def run_settings(self, watch: str | None) -> dict[str, Any]:
-        """The keywords of `Run` that these settings are; `watch` is the recipe's score, None for a run that scores nothing."""
+    def run_settings(self, monitor: str | None) -> dict[str, Any]:
+        """The keywords of `Run` that these settings are; `monitor` is the recipe's metric, None for a run that evaluates nothing."""
         return {
             **self.train_settings(),
             "parallel": Strategy(kind=self.parallel, **vars(self.sharding)),
-            **({} if watch is None else self.steering(watch)),
+            **({} if monitor is None else self.steering(monitor)),
         }
 
-    def steering(self, watch: str) -> dict[str, Any]:
-        """`early_stopping` and `plateau` for `Run`: here they are numbers of evaluations, of the recipe's score."""
-        stop, wait, factor = self.early_stopping, self.plateau, self.plateau_factor
-        if factor is not None and wait is None:
-            raise sf.ConfigError(
-                f"plateau_factor = {factor} says nothing without a plateau\n  give its patience too: --plateau 3"
-            )
-        own: dict[str, Any] = {} if factor is None else {"factor": factor}
-        stopping, plateau = checked(
-            lambda: None if stop is None else sf.EarlyStopping(watch, patience=stop),
-            lambda: None if wait is None else sf.ReduceLROnPlateau(watch, patience=wait, **own),
-        )
+    def steering(self, monitor: str) -> dict[str, Any]:
+        """`best`, `early_stopping` and `plateau` for `Run`; the best is chosen by what early stopping monitors."""
+        stopping, plateau = checked(lambda: self.early_stopping.spec(monitor), lambda: self.plateau.spec(monitor))
         if stopping is not None and plateau is not None:
             refuse_end_before_reduction(plateau, stopping)
-        return {"early_stopping": stopping, "plateau": plateau}
+        return {
+            "best": monitor if stopping is None else stopping.monitor,
+            "early_stopping": stopping,
+            "plateau": plateau,
+        }
 
 
 def note(text: str) -> None:
     """Print what is no result, by rank 0 alone; the others may not have met yet."""
     if placed(os.environ).rank == 0:
         print(text, file=sys.stderr)
-
-
-def checked(*checks: Callable[[], Any]) -> list[Any]:
-    """What each check returns; where some raise `ConfigError`, one of them all, with every problem."""
-    values, problems = [], []
-    for check in checks:
-        try:
-            values.append(check())
-        except sf.ConfigError as problem:
-            problems.append(str(problem))
-    if problems:
-        raise sf.ConfigError("\n".join(problems))
-    return values

@@ -33,7 +33,7 @@ class Program:
     """A function that builds a run, the dataclass it takes (None: no argument), and how config.toml names it.
 
     `names` is what else its module defines, where it has them: PRESETS, `check`, `predict` with its settings `Predict`,
-    `judged`, which scores files for `surefoot evaluate --on`, and `outline`, the run without its data for `surefoot plan --world`.
+    `judged`, which answers files of questions for `surefoot evaluate`, and `outline`, the run without its data for `surefoot plan`.
     """
 
     build: Callable[..., Any]

@@ -95,15 +95,15 @@ class BetweenSteps:
         later_steps = sum(index not in first_steps for index, *_ in self.whole.meter.rows)
         values, skipped = self.whole.meter.read(first_steps=first_steps)
         times = self.whole.clock.window()
-        trained_s = times["training_s"] + times["waiting_s"]
+        trained_s = times["training_s"] + times["data_wait_s"]
         # first steps are not in those seconds
         counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
         if counted > 0 and trained_s > 0:
             values["targets_per_s"] = counted / trained_s
-        values["learning_rate"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
+        values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         self.remaining.add_steps(later_steps, training_s=trained_s, user_s=times["user_s"])
-        if (left_s := self._left_s()) is not None:
-            values["left_s"] = left_s
+        if (eta_s := self._left_s()) is not None:
+            values["eta_s"] = eta_s
         values |= used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.skipped += len(skipped)
@@ -165,7 +165,7 @@ class BetweenSteps:
         self.whole.clock.start()
         self.whole.clock.enter("evaluating")
         self._evaluate()
-        self.whole.clock.enter("waiting")
+        self.whole.clock.enter("data_wait")
         if self.parts.saving is not None and not self.evaluations.due:
             self.parts.saving.begun_step = None
             self.save_last()
@@ -176,14 +176,14 @@ class BetweenSteps:
         is_due = False
         if world.is_main:
             before = () if parts.directory is None else read_records(parts.directory.path)
-            is_due = all(record["kind"] != "scores" for record in before)
+            is_due = all(record["kind"] != "eval" for record in before)
         if not world.from_main(is_due) or not parts.scoring.names(at_end=False):
             return
         self.whole.clock.start()
         self.whole.clock.enter("evaluating")
         with self._timed("evaluation"):
             self.evaluations.score_at_start(stop=self._evaluation_stop)
-        self.whole.clock.enter("waiting")
+        self.whole.clock.enter("data_wait")
 
     def save_last(self) -> None:
         if self.parts.saving is not None:

@@ -15,7 +15,7 @@ from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.tracking.format import duration, in_line, number, visible
 from surefoot.tracking.record import OWN, Record, Sink, scores_in
 
-_SHOWN = ("loss", "loss_of_applied", "skipped", "learning_rate", "norm", "clipped", "targets_per_s")
+_SHOWN = ("loss", "loss_applied", "skipped", "lr", "grad_norm", "clip_fraction", "targets_per_s")
 _BETWEEN_S = 10.0  # lines of training
 _LONG_S = 60.0  # of doing the same, after which that is said
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -82,7 +82,7 @@ class Console:
                 self.held = record
                 if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
                     self._print_held()
-            case "scores":
+            case "eval":
                 values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
                 self.say(" ".join([f"step={step}/{self.length}", *values]))
             case "sample":
@@ -117,7 +117,7 @@ class Console:
             if name in record and (name != "skipped" or record[name])
         ]
         users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
-        left = [f"left={duration(record['left_s'])}"] if "left_s" in record else []
+        left = [f"left={duration(record['eta_s'])}"] if "eta_s" in record else []
         self._print(" ".join([f"step={record['step']}/{self.length}", *shown, *users, *left]))
 
     def _print(self, text: str) -> None:

@@ -32,11 +32,11 @@ _STYLES = {
     "finished": "bold green",
 }
 _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this order
-    "left_s": lambda value: f"left {duration(value)}",
-    "learning_rate": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
-    "norm": lambda value: f"norm {value:.3g}".replace("e-0", "e-"),
+    "eta_s": lambda value: f"left {duration(value)}",
+    "lr": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
+    "grad_norm": lambda value: f"norm {value:.3g}".replace("e-0", "e-"),
     "targets_per_s": lambda value: f"{compact(value)}/s",
-    "clipped": lambda value: f"clipped {value:.2g}",
+    "clip_fraction": lambda value: f"clipped {value:.2g}",
 }
 
 
@@ -72,7 +72,7 @@ class Terminal:
         match record["kind"]:
             case "train":
                 self.train = record
-            case "scores":
+            case "eval":
                 self._above(*self._row(record))
             case "sample":
                 self._above(f"--- sample at step {record['step']} ---\n{visible(record['text'])}\n---")
@@ -226,7 +226,7 @@ def _values(record: Record) -> list[tuple[str, str]]:
 
 def _loss(record: Record) -> str:
     """The loss of the applied steps; "" without one."""
-    loss = record.get("loss_of_applied", record.get("loss"))
+    loss = record.get("loss_applied", record.get("loss"))
     return "" if loss is None else number(loss)
 
 

@@ -53,7 +53,7 @@ class Chosen:
         lines = {
             f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})": self.compile is not None,
             "note: `surefoot profile` measures what could be gained here"
-            " (a script: FILE.py:build; by compiling too: --tries all)": self.unknown,
+            " (a script: FILE.py:build; by compiling too: --speedups all)": self.unknown,
             f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
             " --precision fp32 is quicker, and another run": parts.whole.precision.emulated,
             "note: fp16 on a CPU is slow, and for trying only; use --precision bf16 or fp32 to train": (

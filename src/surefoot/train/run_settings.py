@@ -46,7 +46,7 @@ def _schedule(value: Any, *, setting: str) -> None:
 def _plateau(value: Any, *, setting: str) -> None:
     if not isinstance(value, ReduceLROnPlateau):
         raise ConfigError(
-            f"{setting} = {value!r} is no plateau\n  write it as surefoot.ReduceLROnPlateau('min held-out/loss', patience=3)"
+            f"{setting} = {value!r} is no plateau\n  write it as surefoot.ReduceLROnPlateau('min val/loss', patience=3)"
         )
 
 
@@ -54,7 +54,7 @@ def _splits(value: Any, *, setting: str) -> None:
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"{setting} is a {type(value).__name__}: scores are called SPLIT/SCORE, so each split needs a name\n"
-            f'  write {setting}={{"held-out": surefoot.Split(data)}}'
+            f'  write {setting}={{"val": surefoot.Split(data)}}'
         )
     for name, split in value.items():
         if not isinstance(split, Split):
@@ -95,9 +95,9 @@ class RunSettings(TrainSettings):
     plateau: ReduceLROnPlateau | None = setting(None, check=_plateau, identity=True)
     """Lower the learning rate if a score stops improving; `evaluate_every` is then part of what the run is."""
     splits: Mapping[str, Split] | None = setting(None, check=_splits, observer=True, after="deterministic")
-    """Named data sets to evaluate, such as "held-out": {name: Split}."""
-    best: str | None = setting(None, observer=True, after="evaluate_every")
-    """ "min held-out/loss" or "max held-out/accuracy": the score whose best checkpoint is kept."""
+    """Named data sets to evaluate, such as "val": {name: Split}."""
+    best: str | None = setting(None, observer=True, after="evaluate_at_start")
+    """ "min val/loss" or "max val/accuracy": the score whose best checkpoint is kept."""
     sample_fn: Callable[[Any], str | Sequence[str]] | None = setting(None, observer=True)
     """`sample_fn(model)` returns text to show, or a list of texts, for example generated text."""
     panels_fn: Makes | None = setting(None, observer=True, after="trackers")

@@ -117,7 +117,7 @@ class _Remaking:
         self.tolerance, self.watch = tolerance, watch
         self.lines = {line.step: line for line in files.log.lines_of("train")}
         self.known = {name for line in self.lines.values() for name in line.record}
-        self.resumed = {int(record["step"]) for record in files.log.of("resumed")}
+        self.resumed = {int(record["step"]) for record in files.log.of("resume")}
         self.outcome = Outcome(window, exact=True)
         self.astray = False  # whether the last checkpoint differed
 
@@ -152,7 +152,7 @@ class _Remaking:
             return
         line = self.lines[step]
         rate = next(iter(stand.parts.state.optimizers.values())).optimizer.param_groups[0]["lr"]
-        computed: dict[str, Any] = {**made.window, "learning_rate": rate}
+        computed: dict[str, Any] = {**made.window, "lr": rate}
         outcome.unknown |= line.record.keys() - computed.keys() - OWN
         unequal = numbers(line.record, computed, known=self.known, exact=outcome.exact)
         wrong = self._beyond(unequal, f"the record of step {step}", "records")

@@ -42,7 +42,7 @@ def config(path: Path | None, **changes: Any) -> gpt.Config:
         "length": "6 steps",
         "evaluate_every": "6 steps",
         "data.path": None if path is None else str(path),
-        "data.vocabulary": 300 if changes.get("data.tokenizer", "bpe") == "bpe" else None,
+        "data.vocab_size": 300 if changes.get("data.tokenizer", "bpe") == "bpe" else None,
         "model.layers": 1,
         "model.width": 16,
         "model.heads": 2,
@@ -75,7 +75,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
     scores = run.evaluate()
 
     held_out = text()[-round(0.05 * len(text())) :]
-    corpus = read_corpus(gpt.Data(path=str(path), tokenizer=tokenizer, vocabulary=300))
+    corpus = read_corpus(gpt.Data(path=str(path), tokenizer=tokenizer, vocab_size=300))
     tokens = torch.from_numpy(corpus.held_out.astype(np.int64))
     nats = 0.0
     model = run.state.models["model"].eval()
@@ -86,9 +86,9 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
             nats += float(F.cross_entropy(logits[0], window[1:], reduction="sum"))
     first_bytes = int(corpus.tokenizer.byte_counts[int(tokens[0])])
     size = len(held_out.encode()) - first_bytes  # the first token is predicted from nothing
-    assert scores["held-out/loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
-    assert scores["held-out/perplexity"] == pytest.approx(math.exp(nats / (len(tokens) - 1)), rel=1e-4)
-    assert scores["held-out/bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert scores["val/loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
+    assert scores["val/perplexity"] == pytest.approx(math.exp(nats / (len(tokens) - 1)), rel=1e-4)
+    assert scores["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
 def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_at_the_end(
@@ -99,14 +99,14 @@ def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_a
     trained(config(path, val_tokens=100, stop_after="2 steps", **changes))
     capsys.readouterr()
     run = trained(config(path, val_tokens=200, **changes))
-    assert "held-out holds other data than before" in capsys.readouterr().out
+    assert "val holds other data than before" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    (end,) = [line for line in lines if line["kind"] == "end"]
+    (end,) = [line for line in lines if line["kind"] == "final_eval"]
     all_of_it = trained(config(path, **changes | {"out": None})).evaluate()
-    assert end["val_all/loss"] == pytest.approx(all_of_it["held-out/loss"], rel=1e-6)
-    assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["held-out/bits_per_byte"], rel=1e-6)
+    assert end["val_all/loss"] == pytest.approx(all_of_it["val/loss"], rel=1e-6)
+    assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["val/bits_per_byte"], rel=1e-6)
     assert run.evaluate is not None
-    assert len(run.evaluate["held-out"].data) == 7  # of 32 tokens
+    assert len(run.evaluate["val"].data) == 7  # of 32 tokens
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_a_model_that_has_learned_something_answers_the_questions(path: Path) ->
         "evaluate_every": "150 steps",
         "cloze_questions": 60,
         "optimizer.lr": 1e-2,
-        "data.held_out_fraction": 0.3,
+        "data.val_fraction": 0.3,
     }
     scores = trained(config(path, **changes, **{"data.tokenizer": "characters"})).evaluate()
     assert scores["cloze/accuracy"] > 0.6  # chance is 0.25, three standard errors are 0.17
@@ -163,7 +163,7 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
     trained(asked)
     saved = tmp_path / "run" / "tokenizer.json"
     before = saved.read_text()
-    other = sf.tokenizers.BPETokenizer.trained(["something else entirely " * 9], vocabulary=270)
+    other = sf.tokenizers.BPETokenizer.trained(["something else entirely " * 9], vocab_size=270)
     saved.write_text(other.to_json())
     with pytest.raises(sf.CheckpointError, match="cannot resume"):
         trained(dataclasses.replace(asked, stop_after=None))
@@ -178,7 +178,7 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path
     """The run's own is used, so the tokens would be the same: the setting must not be ignored in silence."""
     trained(config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
     with pytest.raises(sf.CheckpointError, match="was 'bpe, 300 tokens', now 'bpe, 280 tokens'"):
-        trained(config(path, run_dir=str(tmp_path / "run"), **{"data.vocabulary": 280}))
+        trained(config(path, run_dir=str(tmp_path / "run"), **{"data.vocab_size": 280}))
 
 
 @pytest.mark.fast(".")
@@ -189,21 +189,21 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
     trained(config(path, run_dir=str(tmp_path / "first")))
     other = tmp_path / "other.txt"
     other.write_text("a quite different text, " * 900)
-    changes = {"init_from": str(tmp_path / "first" / where), "data.tokenizer": None, "data.vocabulary": None}
+    changes = {"init_from": str(tmp_path / "first" / where), "data.tokenizer": None, "data.vocab_size": None}
     asked = config(other, run_dir=str(tmp_path / "second"), **changes)
     trained(dataclasses.replace(asked, stop_after="2 steps"))
     held = (tmp_path / "first" / "tokenizer.json").read_text()
     assert (tmp_path / "second" / "tokenizer.json").read_text() == held
     shutil.rmtree(tmp_path / "first")  # a run goes on without the one it began from
     trained(asked)
-    own = dataclasses.replace(asked.data, tokenizer="bpe", vocabulary=300)
+    own = dataclasses.replace(asked.data, tokenizer="bpe", vocab_size=300)
     assert gpt.build(dataclasses.replace(asked, data=own, run_dir=None)).parts.files["tokenizer.json"] != held
 
 
 def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:
     trained(config(path, run_dir=str(tmp_path / "first")))
-    with pytest.raises(sf.ConfigError, match=r"data\.vocabulary = 280: the weights of --init-from have a tokenizer"):
-        gpt.build(config(path, init_from=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocabulary": 280}))
+    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 280: the weights of --init-from have a tokenizer"):
+        gpt.build(config(path, init_from=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocab_size": 280}))
 
 
 def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_noticed(path: Path, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
     weights_file = Path("first/checkpoints/step-00000006/model.safetensors")
     shutil.copy(weights_file, "deep/weights/x.safetensors")
     Path("tokenizer.json").write_text(sf.tokenizers.CharacterTokenizer.of("abc").to_json())  # of something else
-    changes = {"data.tokenizer": None, "data.vocabulary": None}
+    changes = {"data.tokenizer": None, "data.vocab_size": None}
     built = gpt.build(config(path, init_from="deep/weights/x.safetensors", **changes))
     assert '"kind": "bpe"' in built.parts.files["tokenizer.json"]
     library = json.dumps(json.loads(run.parts.files["tokenizer.json"])["tokenizer"])
@@ -247,7 +247,7 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
 def test_a_text_that_repeats_itself_is_trained_on_without_questions(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("ab" * 9000)
     built = gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": None}))
-    assert list(built.parts.scoring.splits) == ["held-out"]
+    assert list(built.parts.scoring.splits) == ["val"]
     with pytest.raises(sf.DataError, match="repeats itself"):
         gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": 10}))
 
@@ -258,13 +258,13 @@ def test_evaluate_scores_with_the_run_s_own_tokenizer(
     """Byte pairs trained again on a text that has changed would be other ones; and that the text has changed is said."""
     from surefoot.cli.main import main
 
-    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=32", "--data.vocabulary=300"]
+    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=32", "--data.vocab-size=300"]
     asked = [f"--data.path={path}", f"--run-dir={tmp_path / 'run'}", "--length=6 steps", "--cloze-questions=0", *small]
     main(["train", "gpt", *asked])
     capsys.readouterr()
     main(["evaluate", str(tmp_path / "run")])
     before = capsys.readouterr()
-    assert before.err == f"scoring step 6 of {tmp_path / 'run'} on held-out\n"
+    assert before.err == f"scoring step 6 of {tmp_path / 'run'} on val\n"
     cut = len(text()) - round(0.05 * len(text()))  # what is held out stays
     path.write_text("q" * cut + text()[cut:])
     main(["evaluate", str(tmp_path / "run")])
@@ -300,7 +300,7 @@ def test_the_last_step_is_saved_before_a_sample_is_tried(
 
 def test_a_tokenizer_left_by_a_run_that_never_began_is_not_taken_over(path: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    other = sf.tokenizers.BPETokenizer.trained(["something else entirely " * 9], vocabulary=270)
+    other = sf.tokenizers.BPETokenizer.trained(["something else entirely " * 9], vocab_size=270)
     (tmp_path / "run" / "tokenizer.json").write_text(other.to_json())
     run = trained(config(path, run_dir=str(tmp_path / "run")))
     assert (tmp_path / "run" / "tokenizer.json").read_text() == run.parts.files["tokenizer.json"] != other.to_json()
@@ -314,24 +314,24 @@ def test_the_tokenizer_is_made_from_what_is_trained_on_alone(path: Path) -> None
 
 def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp_path: Path) -> None:
     sf.data.write_shards(
-        sf.tokenizers.ByteTokenizer().encode(text()), tmp_path / "shards", vocabulary=257, shard_tokens=7000
+        sf.tokenizers.ByteTokenizer().encode(text()), tmp_path / "shards", vocab_size=257, shard_tokens=7000
     )
     shards = config(tmp_path / "shards", **{"data.tokenizer": "bytes"})
     whole = config(path, **{"data.tokenizer": "bytes"})
-    assert trained(shards).evaluate()["held-out/bits_per_byte"] == pytest.approx(
-        trained(whole).evaluate()["held-out/bits_per_byte"], abs=0.5
+    assert trained(shards).evaluate()["val/bits_per_byte"] == pytest.approx(
+        trained(whole).evaluate()["val/bits_per_byte"], abs=0.5
     )
     with pytest.raises(sf.ConfigError, match="holds tokens, not text"):
         gpt.build(config(tmp_path / "shards"))
 
 
 def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(path: Path, tmp_path: Path) -> None:
-    trained_here = sf.tokenizers.BPETokenizer.trained([text()], vocabulary=300)
+    trained_here = sf.tokenizers.BPETokenizer.trained([text()], vocab_size=300)
     sf.data.prepare_shards(tmp_path / "shards", [path], tokenizer=trained_here, processes=1)
     weights = tmp_path / "weights"
     weights.mkdir()
-    (weights / "tokenizer.json").write_text(sf.tokenizers.BPETokenizer.trained([text()], vocabulary=310).to_json())
-    plain = {"data.vocabulary": None, "cloze_questions": 0}
+    (weights / "tokenizer.json").write_text(sf.tokenizers.BPETokenizer.trained([text()], vocab_size=310).to_json())
+    plain = {"data.vocab_size": None, "cloze_questions": 0}
     for other in ({"data.tokenizer": str(weights)}, {"init_from": str(weights)}):
         with pytest.raises(sf.ConfigError, match="is another\n") as caught:
             gpt.build(config(tmp_path / "shards", **plain, **other))
@@ -357,7 +357,7 @@ def test_unfinished_shards_are_called_so(left: str, path: Path, tmp_path: Path) 
 def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Path) -> None:
     wrong = {
         "data.tokenizer": "bytes",
-        "data.vocabulary": 512,
+        "data.vocab_size": 512,
         "model.heads": 3,
         "optimizer.momentum": 0.9,
         "schedule.power": 2.0,
@@ -366,7 +366,7 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
     with pytest.raises(sf.ConfigError) as caught:
         gpt.build(config(tmp_path / "no such file", **wrong))
     said = str(caught.value)
-    assert [name for name in ("vocabulary", "heads", "momentum", "power", "clip") if name not in said] == []
+    assert [name for name in ("vocab_size", "heads", "momentum", "power", "clip") if name not in said] == []
     assert len(said.splitlines()) <= 12
 
 
@@ -405,7 +405,7 @@ def test_a_run_whose_tokenizer_is_gone_is_not_resumed_with_another(path: Path, t
 @pytest.mark.parametrize("name", gpt.PRESETS)
 def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str) -> None:
     asked = layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0]
-    shape = gpt.network_shape(asked, vocabulary=50257)
+    shape = gpt.network_shape(asked, vocab_size=50257)
     with torch.device("meta"):
         model = sf.models.GPT(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
@@ -425,7 +425,7 @@ def test_a_preset_for_other_text_does_not_train_on_the_standard_library(name: st
     [("gpt2-124m", 124.4), ("gpt2-350m", 354.8), ("gpt2-774m", 774.0), ("gpt2-1558m", 1557.6), ("modern-124m", 123.5)],
 )
 def test_presets_have_the_sizes_they_are_called_after(name: str, millions: float) -> None:
-    shape = gpt.network_shape(layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0], vocabulary=50257)
+    shape = gpt.network_shape(layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0], vocab_size=50257)
     assert shape.parameters / 1e6 == pytest.approx(millions, abs=0.06)
 
 
@@ -436,7 +436,7 @@ def test_the_names_of_presets_are_those_that_help_shows() -> None:
 
 def test_rows_of_tables_that_are_not_there_are_refused() -> None:
     with pytest.raises(
-        sf.ConfigError, match=r"model.ngram_rows = 100 is of tables that are not there\n  --model.ngrams 2"
+        sf.ConfigError, match=r"model.ngram_buckets = 100 is of tables that are not there\n  --model.ngrams 2"
     ):
-        gpt.check(gpt.Config(model=gpt.Model(ngram_rows=100)))
-    assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocabulary=500).ngram_rows == 32768
+        gpt.check(gpt.Config(model=gpt.Model(ngram_buckets=100)))
+    assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocab_size=500).ngram_buckets == 32768

@@ -53,17 +53,17 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path: Path) -> None:
-    run = trained(config(**{"augmentation.label_smoothing": 0.3}))
-    split = run.parts.scoring.splits["held-out"]
+    run = trained(config(label_smoothing=0.3))
+    split = run.parts.scoring.splits["val"]
     data = split.data
     inputs, labels = data.gather(np.arange(len(data)), np.zeros(len(data), dtype=np.int64))
     with torch.no_grad():
         logits = run.state.models["model"].eval()(inputs)
     scores = run.evaluate()
-    assert scores["held-out/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
-    assert scores["held-out/accuracy"] == (logits.argmax(dim=1) == labels).double().mean().item()
+    assert scores["val/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert scores["val/accuracy"] == (logits.argmax(dim=1) == labels).double().mean().item()
     five = (logits.topk(5).indices == labels[:, None]).any(dim=1).double().mean().item()
-    assert scores["held-out/top_5_accuracy"] == pytest.approx(five, abs=1e-12)
+    assert scores["val/top_5_accuracy"] == pytest.approx(five, abs=1e-12)
 
 
 def test_the_test_part_is_scored_once_at_the_end_and_with_its_confusion(tmp_path: Path) -> None:
@@ -71,11 +71,11 @@ def test_the_test_part_is_scored_once_at_the_end_and_with_its_confusion(tmp_path
     tested = [line for line in records(tmp_path / "run") if "test/accuracy" in line]
     assert len(tested) == 1
     assert np.sum(tested[0]["test/confusion"]) == 360
-    assert sum("held-out/confusion" in line for line in records(tmp_path / "run")) == 2
+    assert sum("val/confusion" in line for line in records(tmp_path / "run")) == 2
 
 
 def test_accuracy_while_training_counts_both_labels_by_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = config(**{"augmentation.mixup": 0.4, "augmentation.label_smoothing": 0.0})
+    asked = config(**{"augmentation.mixup": 0.4, "label_smoothing": 0.0})
     run = images.build(asked)
     labels, others = torch.tensor([1, 1, 1, 1]), torch.tensor([2, 2, 1, 0])
     monkeypatch.setattr(
@@ -137,7 +137,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ({"augmentation.mixup": 0.2}, "loss.mixup was"),
         ({"augmentation.cutout": 3}, "cutout"),
-        ({"data.held_out_fraction": 0.2}, "samples"),
+        ({"data.val_fraction": 0.2}, "samples"),
         ({"data.classes": tuple("abcdefghij")}, "data.classes was"),
         ({"model.width": 5}, "model.width was 4, now 5"),
         ({"model.name": "resnet18", "model.width": None}, "model.name was 'simple_cnn', now 'resnet18'"),
@@ -163,14 +163,14 @@ def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any],
     again = images.build(config(run_dir=stopped, **change))
     again.load_checkpoint(run.parts.packed())
     with pytest.raises(sf.DataError, match=says):
-        again.evaluate("held-out")
+        again.evaluate("val")
 
 
 def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stopped: str) -> None:
     run = images.build(config(run_dir=stopped))
     other = {"data.path": "synthetic", "data.size": 8, "data.channels": 1}
     again = images.build(config(run_dir=stopped, **other))
-    for name in ("held-out", "test"):
+    for name in ("val", "test"):
         ours, theirs = again.parts.scoring.splits[name].data, run.parts.scoring.splits[name].data
         assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
     with pytest.raises(sf.CheckpointError, match=r"data\.samples was"):
@@ -188,11 +188,11 @@ def test_pictures_of_the_same_names_that_look_otherwise_are_other_data(tmp_path:
 
 
 def test_early_stopping_watches_what_the_best_checkpoint_is_chosen_by() -> None:
-    asked = {"length": "400 steps", "evaluate_every": "1 steps", "early_stopping": 1, "optimizer.lr": 1.0}
+    asked = {"length": "400 steps", "evaluate_every": "1 steps", "early_stopping.patience": 1, "optimizer.lr": 1.0}
     run = trained(config(**asked))
     assert run.state.step < 400
     assert run.parts.whole.watch is not None
-    assert run.parts.whole.watch.score == "held-out/loss"
+    assert run.parts.whole.watch.score == "val/loss"
 
 
 # --- networks ----------------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_a_network_that_came_with_the_run_is_never_run(
     )
     Path(where).write_text("from pathlib import Path; Path('canary').touch()\n")
     Path("run/config.toml").write_text(
-        f'absent = []\n[model]\nname = "{where}:build"\n[program]\nkind = "recipe"\nrecipe = "images"\n'
+        f'[model]\nname = "{where}:build"\n[program]\nkind = "recipe"\nrecipe = "images"\n'
     )
     held = Path("run/images.json")
     if kept == "of the file":
@@ -413,7 +413,7 @@ def test_resnets_have_the_stem_that_suits_the_images_or_is_asked(name: str, stem
         ("resnet18", "width", 8),
         ("resnet18", "dropout", 0.1),
         ("simple_cnn", "stem", "cifar"),
-        ("simple_cnn", "zero_last_gain", True),
+        ("simple_cnn", "zero_init_residual", True),
         ("timm:resnet10t", "width", 8),
     ],
 )
@@ -472,7 +472,7 @@ def test_all_that_is_wrong_is_told_at_once_before_data_are_read(tmp_path: Path) 
         "data.path": str(tmp_path / "nowhere"),
         "augmentation.cutout": -1,
         "augmentation.mixup": -0.5,
-        "data.held_out_fraction": 1.5,
+        "data.val_fraction": 1.5,
         "model.dropout": 2.0,
         "optimizer.momentum": 0.9,
         "schedule.power": 2.0,
@@ -482,9 +482,7 @@ def test_all_that_is_wrong_is_told_at_once_before_data_are_read(tmp_path: Path) 
         images.build(config(**wrong))
     said = str(caught.value)
     assert [
-        name
-        for name in ("cutout", "mixup", "held_out_fraction", "dropout", "momentum", "power", "clip")
-        if name not in said
+        name for name in ("cutout", "mixup", "val_fraction", "dropout", "momentum", "power", "clip") if name not in said
     ] == []
 
 
@@ -514,19 +512,19 @@ def test_the_names_of_presets_are_those_that_help_shows() -> None:
 def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tree(tmp_path / "data")
     (tmp_path / "data" / "dark" / "3.png").write_bytes(b"no picture")
-    run = trained(config(**{"data.path": str(tmp_path / "data"), "data.corrupt": "skip"}))
+    run = trained(config(**{"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip"}))
     assert f"1 damaged picture is left out: {tmp_path / 'data' / 'dark' / '3.png'}" in capsys.readouterr().out
     assert len(run.parts.supply.dataset) == 35
     assert run.parts.described["identity"]["data"]["left_out"]["pictures"] == 1
     for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
         path.write_bytes(b"no picture")
-    with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is no picture[^\n]*\n.*--data\.corrupt skip"):
+    with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is no picture[^\n]*\n.*--data\.on-corrupt skip"):
         images.build(config(**{"data.path": str(tmp_path / "data")}))  # met while mean and deviation are measured
 
 
 def test_other_pictures_left_out_are_another_run(tmp_path: Path) -> None:
     tree(tmp_path / "data")
-    asked = {"data.path": str(tmp_path / "data"), "data.corrupt": "skip", "run_dir": str(tmp_path / "run")}
+    asked = {"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip", "run_dir": str(tmp_path / "run")}
     (tmp_path / "data" / "dark" / "3.png").write_bytes(b"no picture")
     trained(config(stop_after="2 steps", **asked))
     whole = tmp_path / "data" / "dark" / "4.png"
@@ -591,7 +589,7 @@ def test_a_picture_of_any_size_and_colour_is_named(shades: Path, capsys: pytest.
 
 def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [str(shades / f"{name}.png") for name in ("light", "dark")]
-    lines = [json.loads(line) for line in said(capsys, str(shades / "run"), *asked, "--top", "1").splitlines()]
+    lines = [json.loads(line) for line in said(capsys, str(shades / "run"), *asked, "--top-k", "1").splitlines()]
     assert [(line["image"], list(line["classes"])) for line in lines] == [(asked[0], ["light"]), (asked[1], ["dark"])]
     assert all(chance == round(chance, 4) for line in lines for chance in line["classes"].values())
 
@@ -602,8 +600,8 @@ def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys:
         ([], 2, "which picture?"),
         (["nowhere.png"], 3, "no file nowhere.png"),
         (["text.png"], 3, "is no picture that can be read"),
-        (["{place}/dark.png", "--top", "0"], 2, "top = 0"),
-        (["{place}/dark.png", "--tpo", "1"], 2, "did you mean --top?"),
+        (["{place}/dark.png", "--top-k", "0"], 2, "top_k = 0"),
+        (["{place}/dark.png", "--tpo-k", "1"], 2, "did you mean --top-k?"),
     ],
 )
 def test_what_cannot_be_named_is_told(

@@ -38,7 +38,7 @@ class Corpus:
         return [
             *self.about,
             f"{len(self.training):,} tokens to train on, {len(self.held_out):,} held out;"
-            f" {self.tokenizer.vocabulary:,} different ones in the vocabulary",
+            f" {self.tokenizer.vocab_size:,} different ones in the vocabulary",
         ]
 
     @property
@@ -70,7 +70,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     path, tokenizer = data.path, data.tokenizer
     made = None if saved is None else saved_tokenizer(saved)
     if made is None and tokenizer is None and init is not None:
-        made = _of_weights(local_path(init, setting="init_from"), vocabulary=data.vocabulary)
+        made = _of_weights(local_path(init, setting="init_from"), vocab_size=data.vocab_size)
     if path is not None:
         if (Path(path) / "tokens.json").is_file():
             return _of_shards(Path(path), data, made)
@@ -80,11 +80,11 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
                 "  the same surefoot data prepare goes on where it was; shards copied from elsewhere: was all copied?"
             )
     documents = sf.data.stdlib_documents() if path is None else sf.data.load_documents(path)
-    training, held_out = sf.data.split_documents(documents, held_out_fraction=data.held_out_fraction)
+    training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
     match tokenizer:
         case None | "bpe":
-            size = _VOCABULARY if data.vocabulary is None else data.vocabulary
-            made = made or sf.tokenizers.BPETokenizer.trained(training, vocabulary=size)
+            size = _VOCABULARY if data.vocab_size is None else data.vocab_size
+            made = made or sf.tokenizers.BPETokenizer.trained(training, vocab_size=size)
             chosen = f"bpe, {size} tokens" if init is None or tokenizer else f"that of init, or bpe, {size} tokens"
         case "characters":
             made, chosen = made or sf.tokenizers.CharacterTokenizer.of("".join(documents.values())), tokenizer
@@ -95,7 +95,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
             there = named_tokenizer(tokenizer) if made is None or is_there else made
             made, chosen = (
                 made or there,
-                f"{there.vocabulary} tokens, {sha256(there.to_json().encode()).hexdigest()[:16]}",
+                f"{there.vocab_size} tokens, {sha256(there.to_json().encode()).hexdigest()[:16]}",
             )
     origin = "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
     tokens = sf.data.encode_documents(training, made), sf.data.encode_documents(held_out, made)
@@ -110,7 +110,7 @@ def promised_vocabulary(data: Data) -> int | None:
     """
     if data.tokenizer is None and data.path is not None and not Path(data.path).is_file():
         return None  # a directory may hold shards, which have tokens already
-    return {"bpe": data.vocabulary or _VOCABULARY, "bytes": _LEAST_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(
+    return {"bpe": data.vocab_size or _VOCABULARY, "bytes": _LEAST_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(
         data.tokenizer or "bpe"
     )
 
@@ -130,14 +130,14 @@ def saved(out: str | Path | None) -> Path | None:
 
 def refuse_foreign_vocabulary(data: Data) -> None:
     """Raise `ConfigError` where a size is given that the tokenizer has itself, or one that is too small."""
-    tokenizer, vocabulary = data.tokenizer or "bpe", data.vocabulary
-    if vocabulary is not None and tokenizer != "bpe":
+    tokenizer, vocab_size = data.tokenizer or "bpe", data.vocab_size
+    if vocab_size is not None and tokenizer != "bpe":
         raise sf.ConfigError(
-            f"data.vocabulary = {vocabulary} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"
-            "  leave it out (--data.vocabulary None, where a preset has one), or: --data.tokenizer bpe"
+            f"data.vocab_size = {vocab_size} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"
+            "  leave it out (--data.vocab-size None, where a preset has one), or: --data.tokenizer bpe"
         )
-    if vocabulary is not None and vocabulary < _LEAST_VOCABULARY:
-        raise sf.ConfigError(f"data.vocabulary = {vocabulary}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
+    if vocab_size is not None and vocab_size < _LEAST_VOCABULARY:
+        raise sf.ConfigError(f"data.vocab_size = {vocab_size}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
 
 
 def saved_tokenizer(path: Path) -> Any:
@@ -161,12 +161,12 @@ def beside(weights: Path) -> Path | None:
     return next((place / TOKENIZER for place in places if (place / TOKENIZER).is_file()), None)
 
 
-def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
+def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
     found = beside(weights)
-    if found is not None and vocabulary is not None:
+    if found is not None and vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocabulary = {vocabulary}: the weights of --init-from have a tokenizer of their own, {found}\n"
-            "  leave it out (--data.vocabulary None, where a preset has one), or train another tokenizer, whose tokens those\n"
+            f"data.vocab_size = {vocab_size}: the weights of --init-from have a tokenizer of their own, {found}\n"
+            "  leave it out (--data.vocab-size None, where a preset has one), or train another tokenizer, whose tokens those\n"
             "  weights do not know: --data.tokenizer bpe"
         )
     return None if found is None else sf.tokenizers.load(found)
@@ -206,10 +206,10 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
         raise sf.ConfigError(
             f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
         )
-    if data.vocabulary is not None:
+    if data.vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocabulary = {data.vocabulary} is for tokenizers that are trained here; {path} holds tokens already\n"
-            "  leave it out (--data.vocabulary None, where a preset has one)"
+            f"data.vocab_size = {data.vocab_size} is for tokenizers that are trained here; {path} holds tokens already\n"
+            "  leave it out (--data.vocab-size None, where a preset has one)"
         )
     made = made or named_tokenizer(str(tokenizer))
     if own is not None and made.to_json() != own.to_json():
@@ -219,11 +219,11 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
             f"  for that of the shards: --data.tokenizer {path}\n"
             "  for the other one, shards of its own: surefoot data prepare OUT INPUT... --tokenizer NAME"
         )
-    if made.vocabulary < shards.vocabulary:
+    if made.vocab_size < shards.vocab_size:
         raise sf.ConfigError(
-            f"{path} was written for {shards.vocabulary} different tokens, --data.tokenizer {tokenizer} has {made.vocabulary}"
+            f"{path} was written for {shards.vocab_size} different tokens, --data.tokenizer {tokenizer} has {made.vocab_size}"
         )
-    training, held_out = shards.divided(data.held_out_fraction)
+    training, held_out = shards.divided(data.val_fraction)
     return Corpus(
         training,
         held_out,

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.setting import checked
 from surefoot.recipes.gpt import corpus as texts
 from surefoot.recipes.gpt import questions as asked_questions
 from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.gpt.predict import Predict, continuations
-from surefoot.recipes.optimizer_settings import checked, refuse_default_data
+from surefoot.recipes.optimizer_settings import refuse_default_data
 
 _TOKENS = 300  # are shown, about
 
@@ -43,12 +44,12 @@ def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.rep
 def check(config: Config) -> list[Any]:
     """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
     return checked(
-        lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
+        lambda: network_shape(config, vocab_size=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
-        lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "val_all", "cloze")),
+        lambda: asked_questions.named(config.multiple_choice or (), taken=("val", "val_all", "cloze")),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
 
@@ -59,14 +60,14 @@ def build(config: Config) -> "sf.Run":
     _, optimizer, schedule, *_ = check(config)
     found = texts.corpus(config.data, saved=texts.saved(config.run_dir), init=config.init_from)
     tokenizer = found.tokenizer
-    network = network_shape(config, vocabulary=tokenizer.vocabulary)
+    network = network_shape(config, vocab_size=tokenizer.vocab_size)
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
     if config.sample_tokens and not prompt:
         raise sf.ConfigError("sample_prompt is empty: give at least one character to go on from, or --sample-tokens 0")
 
     def sample(model: Any) -> list[str]:
-        settings: dict[str, Any] = {"count": config.sample_tokens, "context": context, "temperature": 0.7}
-        settings |= {"end": tokenizer.end, "caching": True}
+        settings: dict[str, Any] = {"max_new_tokens": config.sample_tokens, "context": context, "temperature": 0.7}
+        settings |= {"eos_id": tokenizer.end, "use_cache": True}
         seeds = range(config.seed, config.seed + config.sample_count)
         drawn = [sf.generate.sample(model, prompt, seed=seed, **settings) for seed in seeds]
         return [str(tokenizer.decode(tokens)) for tokens in drawn]
@@ -77,7 +78,7 @@ def build(config: Config) -> "sf.Run":
 
     every_window = sf.data.EvalWindows(found.held_out, context=context)
     part = sf.data.EvalWindows(found.held_out, context=context, max_tokens=config.val_tokens, seed=config.seed)
-    splits = {"held-out": _text_split(part, tokenizer)}
+    splits = {"val": _text_split(part, tokenizer)}
     if len(part) < len(every_window):
         splits["val_all"] = _text_split(every_window, tokenizer, at_end=True)
     if config.cloze_questions != 0 and (cloze := _cloze(config, found)) is not None:
@@ -97,7 +98,6 @@ def build(config: Config) -> "sf.Run":
         sample_fn=sample if config.sample_tokens else None,
         panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
         describe_fn=in_words,
-        best=BEST,
         extra_files={texts.TOKENIZER: tokenizer.to_json()},
         predict_example="",
         data_summary=found.in_words,
@@ -124,11 +124,11 @@ def _text_split(windows: Any, tokenizer: Any, *, at_end: bool = False) -> "sf.Sp
 
 def outline(config: Config) -> "sf.Run | None":
     """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
-    vocabulary, context = texts.promised_vocabulary(config.data), config.model.context
-    if vocabulary is None or config.init_from is not None:
+    vocab_size, context = texts.promised_vocabulary(config.data), config.model.context
+    if vocab_size is None or config.init_from is not None:
         return None
     _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
-    network = network_shape(config, vocabulary=vocabulary)
+    network = network_shape(config, vocab_size=vocab_size)
     import numpy as np
 
     return sf.Run(
@@ -137,7 +137,7 @@ def outline(config: Config) -> "sf.Run | None":
         train_data=sf.data.TrainWindows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
-        data_summary=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
+        data_summary=[f"none were read: {vocab_size:,} different tokens, as the settings say"],
         **config.run_settings(None),
     )
 
@@ -147,16 +147,16 @@ def _loss(model: Any, batch: Any) -> Any:
     return model(inputs_BT, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets_BT))
 
 
-def network_shape(config: Config, *, vocabulary: int) -> Any:
+def network_shape(config: Config, *, vocab_size: int) -> Any:
     """The network's shape; `ConfigError` where it cannot be built."""
     shape = config.model
-    if shape.ngram_rows is not None and shape.ngrams == 1:
+    if shape.ngram_buckets is not None and shape.ngrams == 1:
         raise sf.ConfigError(
-            f"model.ngram_rows = {shape.ngram_rows} is of tables that are not there\n  --model.ngrams 2, 3 or 4 makes them"
+            f"model.ngram_buckets = {shape.ngram_buckets} is of tables that are not there\n  --model.ngrams 2, 3 or 4 makes them"
         )
     own = {name: value for name, value in vars(shape).items() if value is not None}
     try:
-        return sf.models.GPTConfig(**{"vocabulary": vocabulary, "tied": shape.family == "gpt2"} | own)
+        return sf.models.GPTConfig(**{"vocab_size": vocab_size, "tie_embeddings": shape.family == "gpt2"} | own)
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem
 
@@ -191,13 +191,13 @@ def _cloze(config: Config, found: texts.Corpus) -> "sf.Split | None":
     return sf.Split(
         rows,  # whose endings are all of one length
         scores=lambda model, batch: {"accuracy": asked_questions.choice_accuracy(model, batch)["acc"]},
-        batch_size=asked_questions.questions_at_once(rows, vocabulary=found.tokenizer.vocabulary),
+        batch_size=asked_questions.questions_at_once(rows, vocab_size=found.tokenizer.vocab_size),
         loss=False,
     )
 
 
 def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
-    """The scores of a trained model over whole files of questions, for `surefoot evaluate --on`; no training data are read."""
+    """The scores of a trained model over whole files of questions, for `surefoot evaluate --questions`; no training data are read."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
     splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}
@@ -218,5 +218,5 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
 def _trained(config: Config, tokenizer: Any, checkpoint: Any, *, device: str) -> Any:
     from surefoot.train.model_weights import load_weights  # imports torch
 
-    network = network_shape(config, vocabulary=tokenizer.vocabulary)
+    network = network_shape(config, vocab_size=tokenizer.vocab_size)
     return load_weights(sf.models.GPT(network), checkpoint, device=device)

@@ -16,16 +16,16 @@ _CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spac
 class Predict:
     """How sentences are translated."""
 
-    beam: int | None = None
-    """Hypotheses kept open; 1 is greedy search. Absent: as the run has it."""
+    beam_size: int | None = None
+    """Number of hypotheses kept open; 1 is greedy search. Default: as in the run."""
     length_penalty: float | None = None
-    """0 prefers short translations; the larger, the longer. Absent: as the run has it."""
+    """0 prefers short translations; larger values prefer longer ones. Default: as in the run."""
     file: str | None = None
-    """A file with one sentence a line; as many lines come out."""
+    """A file with one sentence in each line; as many lines come out."""
     batch_size: int = 32
-    """How many sentences are translated at once; changes memory and speed."""
+    """Number of sentences translated at once. Changes memory and speed only."""
     device: str = "auto"
-    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+    """Where the model runs: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Search:
 
     source: Any
     target: Any
-    beam: int
+    beam_size: int
     length_penalty: float
 
 
@@ -49,7 +49,7 @@ def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_si
     found = sf.generate.searched(
         model,
         [[*row.tolist(), sf.generate.END] for row in rows.values()],
-        beam=search.beam,
+        beam_size=search.beam_size,
         length_penalty=search.length_penalty,
         batch_size=batch_size,
     )
@@ -141,7 +141,7 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
 def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -> Iterator[str]:
     """The translations, one a line; an empty one for what cannot be, which is told and counted by a `DataError` at the end."""
     sentences = sentences_of(inputs, asked.file)
-    own = {name: getattr(asked, name) for name in ("beam", "length_penalty")}
+    own = {name: getattr(asked, name) for name in ("beam_size", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})
     # a long file is answered as it goes; sentences of one length are many
     failed, at_once = 0, max(1, 16 * asked.batch_size)

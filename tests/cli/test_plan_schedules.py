@@ -1,4 +1,4 @@
-"""`surefoot compare --schedules`: which schedules of which run a command line means; 5 seconds."""
+"""`surefoot plan --schedules`: which schedules of which run a command line means; 5 seconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 import surefoot as sf
 from in_one import in_one
-from surefoot.cli.compare import schedules
 from surefoot.cli.main import main
+from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.recipes import images
 from surefoot.schedules.curves import SHAPES
@@ -37,20 +37,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: Capture, *arguments: str) -> list[str]:
-    main(["compare", *arguments])
+    main(["plan", *arguments])
     return capsys.readouterr().out.splitlines()
 
 
 @pytest.fixture
 def undrawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As `here`, and no picture is drawn: what is printed is the claim."""
-    monkeypatch.setattr("surefoot.plan.schedule_plot.drawn", lambda traces, *, run_dir, rate: [Path("none")])
+    monkeypatch.setattr("surefoot.plan.schedule_plot.drawn", lambda traces, *, out, rate: [Path("none")])
     return here
 
 
 def refused(capsys: Capture, *arguments: str) -> list[str]:
     with pytest.raises(SystemExit) as end:
-        main(["compare", *arguments])
+        main(["plan", *arguments])
     assert end.value.code == 2
     assert list(Path().glob("*.svg")) == []
     return capsys.readouterr().err.splitlines()
@@ -174,8 +174,8 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--schedules", ""], "compare which schedules?"),
-        (["gpt", "--schedules="], "compare which schedules?"),
+        (["--schedules", ""], "plan which schedules?"),
+        (["gpt", "--schedules="], "plan which schedules?"),
         (["--schedules"], "--schedules needs a value"),
         (["--schedules", "constant+linear"], "'linear' begins nowhere"),
         (["--schedules", "constant+linear@100%"], "need one for each"),
