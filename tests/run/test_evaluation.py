@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from contextlib import suppress
@@ -236,8 +237,12 @@ def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_sitting(
 
 
 def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing(tmp_path: Path) -> None:
-    """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched."""
+    """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched.
+
+    A training record has the derived values too, and they are computed again.
+    """
     changes: dict[str, Any] = {"length": "5 steps", "evaluate_at_start": True, "ema": None}
+    changes["derived"] = {"perplexity": sf.metrics.perplexity}
     changes["early_stopping"] = sf.EarlyStopping("max val/loss", patience=9)  # at the start it is the largest
     expected = build(None, **changes).evaluate()
     with suppress(KeyError), build(tmp_path / "run", **changes) as run:
@@ -251,7 +256,18 @@ def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing
     watch = run.parts.whole.watch
     assert watch is not None
     assert watch.step == 5
-    assert sf.load(build(tmp_path / "run", **changes)).verify().problems == []
+    for record in written(tmp_path / "run", "train"):
+        assert record["perplexity"] == math.exp(record["loss"])
+    verdict = sf.load(build(tmp_path / "run", **changes)).verify()
+    assert verdict.problems == []
+    assert "perplexity" not in str(verdict)  # as what it cannot compute
+
+
+def test_derived_values_do_not_take_the_place_of_a_number_of_the_record() -> None:
+    with pytest.raises(sf.ConfigError, match="'loss'"):
+        build(None, derived={"loss": sf.metrics.perplexity})
+    with pytest.raises(sf.ConfigError, match="functions by name"):
+        build(None, derived=sf.metrics.perplexity)
 
 
 def test_several_samples_stand_in_one_record_and_all_are_shown(
@@ -264,3 +280,21 @@ def test_several_samples_stand_in_one_record_and_all_are_shown(
     assert record["texts"] == ["once", "twice"]
     assert all(each in record["text"] for each in ("once", "twice"))
     assert record["text"] in capsys.readouterr().out
+
+
+def test_the_end_of_each_epoch_has_a_line_with_the_loss_of_its_steps_and_its_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Epochs of 6.5 steps: of 7, 6, 7 and 6 of them."""
+    settings: dict[str, Any] = {"length": "4 epochs", "log_every": "0.5 epochs", "evaluate_every": "2 epochs"}
+    build(tmp_path / "run", **settings, early_stopping=None, console=True).train()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
+    assert [line[:2] for line in lines] == [
+        [f"epoch={epoch}/4", f"step={step}/26"] for epoch, step in enumerate((7, 13, 20, 26), 1)
+    ]
+    assert ["val/loss" in " ".join(line) for line in lines] == [False, True, False, True]
+    records = written(tmp_path / "run", "train")
+    targets = {record["step"]: (record["targets"], record["loss"]) for record in records}
+    for line, ends in zip(lines, ((4, 7), (10, 13), (17, 20), (23, 26)), strict=True):
+        total = sum(targets[end][0] * targets[end][1] for end in ends)
+        assert line[2] == f"loss={number(total / sum(targets[end][0] for end in ends))}"

@@ -84,7 +84,7 @@ class State:
 class Step:
     """One optimizer update, before (level 3) or after it was made. Tensors are on the device: reading one waits for it."""
 
-    index: int
+    index: int  # from 0; records count steps made
     micro_batches: Sequence[MicroBatch]
     task: Task
     state: State

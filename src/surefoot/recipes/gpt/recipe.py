@@ -96,6 +96,7 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         splits=splits,
         sample_fn=sample if config.sample_tokens else None,
+        derived={"perplexity": sf.metrics.perplexity},
         panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
         describe_fn=in_words,
         extra_files={texts.TOKENIZER: tokenizer.to_json()},

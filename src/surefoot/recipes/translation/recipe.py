@@ -82,6 +82,7 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         splits=splits,
         sample_fn=sample,
+        derived=None if config.label_smoothing else {"perplexity": sf.metrics.perplexity},
         panels_fn=lambda model: [shown(model, scored, while_training, language=config.data.target)],
         describe_fn=in_words,
         extra_files=found.files,
