@@ -460,7 +460,9 @@ def test_what_a_caller_mistakes_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("flags", [["--sample-tokens", "-5"], ["--cloze-questions", "-1"], ["--early-stopping", "0"]])
+@pytest.mark.parametrize(
+    "flags", [["--sample-tokens", "-5"], ["--cloze-questions", "-1"], ["--early-stopping.patience", "0"]]
+)
 def test_numbers_below_nothing_are_refused_before_the_training(
     flags: list[str], refused: Refused, tmp_path: Path
 ) -> None:

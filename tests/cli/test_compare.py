@@ -47,7 +47,8 @@ import torch
 from torch import nn
 import torch.nn.functional as F
 import surefoot as sf
-from surefoot.recipes.optimizer_settings import Optimizer, checked
+from surefoot.config.setting import checked
+from surefoot.recipes.optimizer_settings import Optimizer
 
 @dataclass(frozen=True)
 class Config:

@@ -20,10 +20,13 @@ import small_runs
 import surefoot as sf
 from in_one import in_one
 from surefoot.cli.main import main
+from surefoot.config.tree import layered
+from surefoot.errors import speaking_in_flags
 from surefoot.plan import summary
 from surefoot.recipes import images
+from surefoot.recipes.optimizer_settings import Plateau
 from surefoot.tracking.jsonl import records
-from surefoot.train.patience import Feedback, ReduceLROnPlateau, Standing, following
+from surefoot.train.patience import Feedback, ReduceLROnPlateau, Standing, Watch, following
 
 NEVER_BETTER = ReduceLROnPlateau("min val/same", patience=2)
 SETTINGS: dict[str, Any] = {
@@ -442,19 +445,66 @@ def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
 
 
 def test_a_recipe_builds_the_plateau_of_its_score() -> None:
-    config = images.Config(plateau=4, plateau_factor=0.2, run_dir=None)
+    config = images.Config(plateau=Plateau(patience=4, factor=0.2), run_dir=None)
     assert images.build(config).parts.whole.feedback is not None
-    assert config.steering(images.BEST) == {"early_stopping": None, "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2)}
-    assert images.Config(plateau=4).steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)
+    expected = {"best": images.BEST, "early_stopping": None, "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2)}
+    assert config.steering(images.BEST) == expected
+    assert images.Config(plateau=Plateau(patience=4)).steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)
+
+
+def test_flags_are_the_fields_of_the_objects_and_best_follows_the_monitor() -> None:
+    flags = {
+        "early_stopping.patience": 5,
+        "early_stopping.monitor": "min val/loss",
+        "early_stopping.min_delta": 0.25,
+        "plateau.patience": 2,
+        "plateau.factor": 0.1,
+        "plateau.min_lr_ratio": 0.5,
+        "plateau.cooldown": 3,
+        "plateau.min_delta": 0.125,
+    }
+    config, _ = layered(images.Config, [("flag", flags)])
+    assert config.steering("max val/accuracy") == {
+        "best": "min val/loss",
+        "early_stopping": sf.EarlyStopping("min val/loss", patience=5, min_delta=0.25),
+        "plateau": ReduceLROnPlateau(
+            "max val/accuracy", patience=2, factor=0.1, min_lr_ratio=0.5, cooldown=3, min_delta=0.125
+        ),
+    }
+
+
+@in_one
+@pytest.mark.parametrize("direction", ["min", "max"])
+@pytest.mark.parametrize("patience", [1, 3])
+@pytest.mark.parametrize("min_delta", [0.0, 0.125])
+def test_early_stopping_ends_where_keras_ends(direction: Any, patience: int, min_delta: float) -> None:
+    sign, ends = 1.0 if direction == "min" else -1.0, set()
+    for seed in range(20):
+        scores = [score for score in walk(random.Random(seed)) if math.isfinite(score)]
+        best, wait, expected = sign * math.inf, 0, None
+        for step, score in enumerate(scores):  # Keras 3, EarlyStopping.on_epoch_end
+            wait += 1
+            if sign * (best - score) > min_delta:
+                best, wait = score, 0
+            elif wait >= patience:
+                expected = step
+                break
+        watch = Watch(f"{direction} a/b", sf.EarlyStopping(f"{direction} a/b", patience, min_delta))
+        found = next(
+            (step for step, score in enumerate(scores) if not watch.improved(step, score) and watch.exhausted), None
+        )
+        assert found == expected
+        ends.add(found)
+    assert len(ends) > 1
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--plateau", "0"], "patience = 0"),
-        (["--plateau", "2", "--plateau-factor", "1.5"], "factor = 1.5"),
-        (["--plateau-factor", "0.5"], "says nothing without a plateau"),
-        (["--plateau", "3", "--early-stopping", "3"], "before its learning rate is ever lowered"),
+        (["--plateau.patience", "0"], "patience = 0"),
+        (["--plateau.patience", "2", "--plateau.factor", "1.5"], "factor = 1.5"),
+        (["--plateau.factor", "0.5"], "changes nothing without a patience"),
+        (["--plateau.patience", "3", "--early-stopping.patience", "3"], "before its learning rate is ever lowered"),
     ],
 )
 def test_flags_that_make_no_plateau_are_refused(
@@ -471,11 +521,15 @@ def test_flags_that_make_no_plateau_are_refused(
 @pytest.mark.parametrize("plateau", range(1, 8))
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_what_a_refusal_says_to_type_is_taken(plateau: int, stop: int) -> None:
+    flags = {"plateau.patience": plateau, "early_stopping.patience": stop}
     try:
-        images.Config(plateau=plateau, early_stopping=stop).steering(images.BEST)
+        with speaking_in_flags():
+            layered(images.Config, [("flag", flags)])[0].steering(images.BEST)
     except sf.ConfigError as refused:
-        for setting, value in re.findall(r"--(plateau|early-stopping) (\d+)", str(refused)):
-            tried = {"plateau": plateau, "early_stopping": stop} | {setting.replace("-", "_"): int(value)}
-            images.Config(**tried).steering(images.BEST)
+        typed = re.findall(r"--([a-z.-]+) (\d+)", str(refused))
+        assert typed
+        for setting, value in typed:
+            tried = flags | {setting.replace("-", "_"): int(value)}
+            layered(images.Config, [("flag", tried)])[0].steering(images.BEST)
     else:
         assert stop > plateau

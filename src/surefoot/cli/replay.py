@@ -38,7 +38,7 @@ class Replay(ChangedProgramOption, RunOption):
 
 
 def replay(arguments: list[str]) -> None:
-    """Print a step that is made again. What is said beforehand goes to standard error, so that the page can be kept."""
+    """Print a step that is made again. Messages before it go to standard error, so that the page can be redirected."""
     options, flags = verb_options(Replay, arguments, verb="replay", missing=WHICH_RUN)
     refuse_several(arguments, verb="replay")
     path, step = find_run(options.run), options.step

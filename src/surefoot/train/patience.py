@@ -237,11 +237,13 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
     same = plateau.monitor == early_stopping.monitor and early_stopping.patience <= plateau.patience
     if same and early_stopping.min_delta >= plateau.min_delta:
         waits, several = early_stopping.patience, early_stopping.patience != 1
-        shorter = f"--plateau {max(1, waits // 3)}, or " if several else ""  # nothing is shorter than 1
+        shorter = (
+            f"--plateau.patience {max(1, waits // 3)} for the plateau, or " if several else ""
+        )  # nothing is shorter than 1
         raise ConfigError(
             f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same score:"
             " the run would end before its learning rate is ever lowered\n"
-            f"  try: {shorter}--early-stopping {3 * plateau.patience}"
+            f"  try: {shorter}--early-stopping.patience {3 * plateau.patience} for early stopping"
         )
 
 

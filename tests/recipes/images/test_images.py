@@ -188,7 +188,7 @@ def test_pictures_of_the_same_names_that_look_otherwise_are_other_data(tmp_path:
 
 
 def test_early_stopping_watches_what_the_best_checkpoint_is_chosen_by() -> None:
-    asked = {"length": "400 steps", "evaluate_every": "1 steps", "early_stopping": 1, "optimizer.lr": 1.0}
+    asked = {"length": "400 steps", "evaluate_every": "1 steps", "early_stopping.patience": 1, "optimizer.lr": 1.0}
     run = trained(config(**asked))
     assert run.state.step < 400
     assert run.parts.whole.watch is not None

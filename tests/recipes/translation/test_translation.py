@@ -408,7 +408,7 @@ def test_betas_are_the_published_ones_where_the_optimizer_has_any(name: str, bet
 
 def test_a_checkpoint_is_the_best_by_what_was_asked_for(folder: Path) -> None:
     watched = {
-        best: translation.build(config(folder, best=best, early_stopping=2)).parts.whole.watch
+        best: translation.build(config(folder, best=best, **{"early_stopping.patience": 2})).parts.whole.watch
         for best in ("bleu", "loss")
     }
     assert watched["bleu"] is not None

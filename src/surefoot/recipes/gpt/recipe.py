@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.setting import checked
 from surefoot.recipes.gpt import corpus as texts
 from surefoot.recipes.gpt import questions as asked_questions
 from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.gpt.predict import Predict, continuations
-from surefoot.recipes.optimizer_settings import checked, refuse_default_data
+from surefoot.recipes.optimizer_settings import refuse_default_data
 
 _TOKENS = 300  # are shown, about
 
@@ -97,7 +98,6 @@ def build(config: Config) -> "sf.Run":
         sample_fn=sample if config.sample_tokens else None,
         panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
         describe_fn=in_words,
-        best=BEST,
         extra_files={texts.TOKENIZER: tokenizer.to_json()},
         predict_example="",
         data_summary=found.in_words,
