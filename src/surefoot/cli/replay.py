@@ -28,7 +28,7 @@ class Replay(ChangedProgramOption, RunOption):
     """
 
     step: int | None = limited(None, least=0)
-    """The step, counted from 0."""
+    """The step, as Step.index counts from 0. Records and the console count steps made, so their step 413 is --step 412."""
     bisect_nan: bool = False
     """Find the first bad step, and show it."""
     samples: int = limited(8, least=0)

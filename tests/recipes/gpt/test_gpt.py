@@ -95,18 +95,18 @@ def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_a
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resume may evaluate another part, which it says; bits per byte are those of the part's own text."""
-    changes: dict[str, Any] = {"out": tmp_path / "run", "data.tokenizer": "characters", "length": "4 steps"}
+    changes: dict[str, Any] = {"run_dir": tmp_path / "run", "data.tokenizer": "characters", "length": "4 steps"}
     trained(config(path, val_tokens=100, stop_after="2 steps", **changes))
     capsys.readouterr()
     run = trained(config(path, val_tokens=200, **changes))
     assert "val holds other data than before" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     (end,) = [line for line in lines if line["kind"] == "final_eval"]
-    all_of_it = trained(config(path, **changes | {"out": None})).evaluate()
+    all_of_it = trained(config(path, **changes | {"run_dir": None})).evaluate()
     assert end["val_all/loss"] == pytest.approx(all_of_it["val/loss"], rel=1e-6)
     assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["val/bits_per_byte"], rel=1e-6)
-    assert run.evaluate is not None
-    assert len(run.evaluate["val"].data) == 7  # of 32 tokens
+    assert run.splits is not None
+    assert len(run.splits["val"].data) == 7  # of 32 tokens
 
 
 @pytest.mark.slow
