@@ -269,8 +269,8 @@ def page() -> str:
     """The whole page."""
     seen = watched()
     head = (
-        "What happens in an optimizer step, line by line of [`loop.py`](../../src/surefoot/train/loop.py), with the numbers of a real run: the"
-        f" recipe `images` on scikit-learn's 8 x 8 digits, its network of {seen.parameters:,} parameters, batches of 64 in two"
+        "What happens in an optimizer step, line by line of [`loop.py`](../../src/surefoot/train/loop.py), with the numbers of a real"
+        f" run: the recipe `images` on scikit-learn's 8 x 8 digits, its network of {seen.parameters:,} parameters, batches of 64 in two"
         f" micro-batches of 32, AdamW, one CPU thread, step {STEP}. `python benchmarks/anatomy.py --write` makes this page; a test"
         f" makes it again and compares. Microseconds are the least of {TIMED} steps on one machine, under a trace function that slows"
         " what it watches; all other numbers are the same each time. [A tour of the loop](loop.md) has the whole."
