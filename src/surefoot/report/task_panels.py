@@ -86,7 +86,7 @@ def examples_by_score(
 def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: Sequence[str]) -> ConfusionMatrix:
     """A confusion matrix (row: true class, column: prediction). With many classes, those with fewest mistakes share one row.
 
-    >>> confusion_panel("held-out", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
+    >>> confusion_panel("val", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
     ((3, 1), (0, 4))
     """
     counts_KK = np.asarray(confusion, dtype=np.int64)
@@ -140,7 +140,7 @@ def classification_panels(
     classes: Sequence[str],
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
-    name: str = "held-out",
+    name: str = "val",
     pictures: int = 16,
 ) -> Iterator[Panel]:
     """The confusion matrix of a data set of (image, label), and the images with the largest losses.

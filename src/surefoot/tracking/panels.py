@@ -72,7 +72,7 @@ class TextHeatmap:
 
     unit: "nats" for losses (0 and more), "fraction" for 0..1. A piece that has no number is not tinted.
 
-    >>> TextHeatmap(title="held-out", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
+    >>> TextHeatmap(title="val", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
     'def f'
     """
 
@@ -218,7 +218,7 @@ class Panels:
 def written(panel: Panel) -> dict[str, Any]:
     """A panel as JSON has it, its `kind` first.
 
-    >>> written(ConfusionMatrix(title="held-out", classes=("cat",), counts=((4,),)))
-    {'kind': 'confusion-matrix', 'title': 'held-out', 'classes': ('cat',), 'counts': ((4,),)}
+    >>> written(ConfusionMatrix(title="val", classes=("cat",), counts=((4,),)))
+    {'kind': 'confusion-matrix', 'title': 'val', 'classes': ('cat',), 'counts': ((4,),)}
     """
     return {"kind": panel.kind, **asdict(panel)}

@@ -29,7 +29,7 @@ def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
     """The panels that fit on a page, in their order, and the rest.
 
     >>> from surefoot.tracking.panels import ConfusionMatrix
-    >>> fitting([ConfusionMatrix(title="held-out", classes=(), counts=())])[1]
+    >>> fitting([ConfusionMatrix(title="val", classes=(), counts=())])[1]
     []
     """
     kept, left_out = list[Panel](), list[Panel]()
