@@ -134,7 +134,7 @@ def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
                 return [
                     f"rank {rank} calls {other} where rank {begun} calls {first}: FSDP gathers each block from all ranks at once,\n"
                     "  so all must call the same ones in every pass (are some left out at random, or for some inputs?)\n"
-                    "  name blocks that are always called (--sharding.blocks), or try: --parallel ddp --sharding.unused True"
+                    "  name blocks that are always called (--fsdp.blocks), or try: --parallel ddp --ddp.unused True"
                 ]
     return []
 
