@@ -40,7 +40,7 @@ class Run(RunSettings):
 
     A run is a pure function of its settings, `seed` and the step. When it is opened it goes on by itself if `run_dir` holds a
     checkpoint. Durations are text with a unit: "200 steps", "2 epochs", "5%" of the run, and for `save_every` and `time_limit`
-    also "90 min". The keywords, each with its text: docs/settings.md.
+    also "90 min". The keywords, each with its text: docs/reference/settings.md.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
     """

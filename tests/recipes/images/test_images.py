@@ -638,7 +638,7 @@ def test_a_run_without_its_classes_is_not_guessed_at(change: Any, says: str, sha
 
 @pytest.mark.slow
 def test_digits_are_learned() -> None:
-    """97 % in a third of the time; what the whole preset reaches stands in docs/images.md."""
+    """97 % in a third of the time; what the whole preset reaches stands in docs/guides/images.md."""
     quick = {"run_dir": None, "length": "10 epochs", "precision": "fp32", "augmentation.randaugment": 0}
     run = trained(layered(images.Config, [("test", quick)])[0])
     assert run.evaluate("test")["test/accuracy"] > 0.97
