@@ -178,13 +178,13 @@ class Image:
 class ImageGrid:
     """Pictures in a row."""
 
-    kind: ClassVar[str] = "pictures"
+    kind: ClassVar[str] = "image-grid"
     title: str
     pictures: tuple[Image, ...]
 
     def __post_init__(self) -> None:
         check_texts(self.title)
-        check_count(self.pictures, "pictures")
+        check_count(self.pictures, "image-grid")
         for one in self.pictures:
             check(isinstance(one, Image), f"a picture is a {type(one).__name__}: give surefoot.report.Image(...)")
             check_png(one.png)
