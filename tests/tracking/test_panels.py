@@ -29,7 +29,7 @@ OF_EACH_KIND: tuple[Panel, ...] = (
     sf.report.Curves(title="ends", legend="nats", curves={"loss": ((0, 2.0), (10, None))}),
     sf.report.ConfusionMatrix(title="taken for", classes=("cat", "dog"), counts=((3, 1), (0, 4))),
     sf.report.ImageGrid(
-        title="wrong", pictures=(sf.report.Image(png=PNG, label="cat", guess="dog", probability=0.9, loss=3.0),)
+        title="wrong", images=(sf.report.Image(png=PNG, label="cat", guess="dog", probability=0.9, loss=3.0),)
     ),
 )
 
@@ -88,7 +88,7 @@ def header(wide: int, high: int) -> str:
 )
 def test_a_picture_that_is_no_small_png_is_refused(png: Any, why: str) -> None:
     with pytest.raises(sf.ConfigError, match=why):
-        sf.report.ImageGrid(title="wrong", pictures=(sf.report.Image(png=png),))
+        sf.report.ImageGrid(title="wrong", images=(sf.report.Image(png=png),))
 
 
 def test_a_matrix_that_is_not_square_is_refused() -> None:

@@ -176,7 +176,7 @@ def classification_panels(
             _picture(classes[label], classes[guess], loss, log_chance, encode_png(image, mean=mean, std=std))
             for loss, label, guess, log_chance, image in worst
         ]
-        yield ImageGrid(title=f"{name}: the largest losses{part}", pictures=tuple(drawn))
+        yield ImageGrid(title=f"{name}: the largest losses{part}", images=tuple(drawn))
 
 
 def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Image:

@@ -180,12 +180,12 @@ class ImageGrid:
 
     kind: ClassVar[str] = "image-grid"
     title: str
-    pictures: tuple[Image, ...]
+    images: tuple[Image, ...]
 
     def __post_init__(self) -> None:
         check_texts(self.title)
-        check_count(self.pictures, "image-grid")
-        for one in self.pictures:
+        check_count(self.images, "images")
+        for one in self.images:
             check(isinstance(one, Image), f"a picture is a {type(one).__name__}: give surefoot.report.Image(...)")
             check_png(one.png)
             check_texts(one.caption, *(name for name in (one.label, one.guess) if name is not None))

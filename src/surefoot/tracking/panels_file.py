@@ -115,8 +115,8 @@ def panels_from_json(text: str) -> Panels:
 
 def _panel(kind: str, values: dict[str, Any]) -> Panel:
     """A panel from its JSON, whose lists become tuples; the panel checks its values itself."""
-    for name, part in (("examples", Example), ("image-grid", Image)):
-        if kind == name:
+    for of, name, part in (("examples", "examples", Example), ("image-grid", "images", Image)):
+        if kind == of:
             values[name] = [part(**one) for one in values[name]]
     return PANELS[kind](**{name: _frozen(value) for name, value in values.items()})
 
