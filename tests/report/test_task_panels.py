@@ -130,7 +130,7 @@ def pictures(samples: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.no_grad()
 def test_confusion_and_losses_are_those_of_the_scores() -> None:
     images, labels = pictures()
-    confusion, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", pictures=7)
+    confusion, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", max_images=7)
     report = sf.metrics.ClassificationReport("abcd")
     metrics = report.whole(*report.per_batch(Guessing()(images), labels))
     assert isinstance(confusion, sf.report.ConfusionMatrix)
@@ -139,29 +139,29 @@ def test_confusion_and_losses_are_those_of_the_scores() -> None:
     logits = images.flatten(1)[:, :4]
     losses = F.cross_entropy(logits, labels, reduction="none")
     worst = losses.argsort(descending=True)[:7]
-    assert [one.loss for one in wrong.pictures] == pytest.approx(losses[worst].tolist())
-    assert [one.label for one in wrong.pictures] == ["abcd"[label] for label in labels[worst].tolist()]
-    assert [one.guess for one in wrong.pictures] == ["abcd"[guess] for guess in logits[worst].argmax(1).tolist()]
+    assert [one.loss for one in wrong.images] == pytest.approx(losses[worst].tolist())
+    assert [one.label for one in wrong.images] == ["abcd"[label] for label in labels[worst].tolist()]
+    assert [one.guess for one in wrong.images] == ["abcd"[guess] for guess in logits[worst].argmax(1).tolist()]
     chances = logits[worst].softmax(dim=1)
-    assert [one.probability for one in wrong.pictures] == pytest.approx(chances.amax(1).tolist())
+    assert [one.probability for one in wrong.images] == pytest.approx(chances.amax(1).tolist())
     right = chances.gather(1, labels[worst, None])[:, 0]
-    assert [one.label_probability for one in wrong.pictures] == pytest.approx(right.tolist())
-    assert [one.png for one in wrong.pictures] == [sf.report.encode_png(images[place]) for place in worst.tolist()]
+    assert [one.label_probability for one in wrong.images] == pytest.approx(right.tolist())
+    assert [one.png for one in wrong.images] == [sf.report.encode_png(images[place]) for place in worst.tolist()]
 
 
 @torch.no_grad()
 def test_a_logit_that_is_no_number_is_the_worst_and_is_shown_without_one() -> None:
     images, labels = pictures(10)
     images[3] = math.nan
-    _, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", pictures=2)
+    _, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", max_images=2)
     assert isinstance(wrong, sf.report.ImageGrid)
-    assert wrong.pictures[0].loss is None
-    assert wrong.pictures[1].loss is not None
+    assert wrong.images[0].loss is None
+    assert wrong.images[1].loss is not None
 
 
 @torch.no_grad()
 def test_inputs_that_are_no_pictures_have_a_matrix_alone() -> None:
-    (only,) = sf.report.classification_panels(nn.Identity(), (torch.eye(3), torch.arange(3)), classes="abc", pictures=0)
+    (only,) = sf.report.classification_panels(nn.Identity(), (torch.eye(3), torch.arange(3)), classes="abc", max_images=0)
     assert isinstance(only, sf.report.ConfusionMatrix)
     assert only.counts == ((1, 0, 0), (0, 1, 0), (0, 0, 1))
 
@@ -171,7 +171,7 @@ def test_of_a_large_data_set_samples_from_everywhere_are_looked_at(monkeypatch: 
     monkeypatch.setattr("surefoot.report.task_panels._SAMPLES", 50)
     labels = torch.arange(400) // 100  # sorted, as files of class folders are
     data = F.one_hot(labels, 4).float(), labels
-    (only,) = sf.report.classification_panels(nn.Identity(), data, classes="abcd", pictures=0)
+    (only,) = sf.report.classification_panels(nn.Identity(), data, classes="abcd", max_images=0)
     assert isinstance(only, sf.report.ConfusionMatrix)
     assert sum(map(sum, only.counts)) == 50
     assert all(abs(one - other) <= 1 for one, other in pairwise(sum(row) for row in only.counts))

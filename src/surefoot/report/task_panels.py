@@ -141,17 +141,17 @@ def classification_panels(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     name: str = "val",
-    pictures: int = 16,
+    max_images: int = 16,
 ) -> Iterator[Panel]:
     """The confusion matrix of a data set of (image, label), and the images with the largest losses.
 
     As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are
     those of the images' normalization. A large data set is read in 10,000 spread samples, for at most 30 s.
-    pictures: their number; 0 if the inputs are not images.
+    max_images: their number; 0 if the inputs are not images.
 
     >>> data = torch.eye(3).view(3, 1, 1, 3), torch.tensor([0, 1, 0])
     >>> confusion, wrong = classification_panels(nn.Flatten(), data, classes=("a", "b", "c"))
-    >>> confusion.counts, wrong.pictures[0].label, wrong.pictures[0].guess
+    >>> confusion.counts, wrong.images[0].label, wrong.images[0].guess
     (((1, 0, 1), (0, 1, 0), (0, 0, 0)), 'a', 'c')
     """
     counts_KK = np.zeros((len(classes), len(classes)), dtype=np.int64)
@@ -165,13 +165,13 @@ def classification_panels(
         labels, guesses = labels_B.tolist(), guesses_B.tolist()
         np.add.at(counts_KK, (labels, guesses), 1)
         worst += zip(losses_B.tolist(), labels, guesses, chances_B.tolist(), inputs, strict=True)
-        worst = sorted(worst, key=lambda wrong: -wrong[0])[:pictures]
+        worst = sorted(worst, key=lambda wrong: -wrong[0])[:max_images]
         seen += len(labels_B)
         if perf_counter() - begun > _LONGEST_S:
             break
     part = "" if seen == total else f", {seen:,} of {total:,} samples"
     yield confusion_panel(f"{name}: which class was taken for which{part}", counts_KK.tolist(), classes=classes)
-    if pictures:
+    if max_images:
         drawn = [
             _picture(classes[label], classes[guess], loss, log_chance, encode_png(image, mean=mean, std=std))
             for loss, label, guess, log_chance, image in worst
