@@ -25,7 +25,7 @@ WAYS: tuple[Literal["off", "blocks", "selective"], ...] = ("off", "blocks", "sel
 
 
 def gpt(device: torch.device) -> tuple[Callable[[], nn.Module], Tensor, str]:
-    shape = GPTConfig(layers=8, heads=4, width=128, context=128, vocabulary=512, dropout=0.1)
+    shape = GPTConfig(layers=8, heads=4, width=128, context=128, vocab_size=512, dropout=0.1)
     return (
         lambda: GPT(shape),
         torch.randint(512, (16, 128), device=device),

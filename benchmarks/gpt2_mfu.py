@@ -52,7 +52,7 @@ class Shape:
     heads: int = 12
     width: int = 768
     context: int = 1024
-    vocabulary: int = 50_304
+    vocab_size: int = 50_304
     micro_batch: int = 16
     accumulate: int = 4
 
@@ -77,7 +77,7 @@ class WithLoss(nn.Module):
 def plain(shape: Shape, rows: Tensor, *, compiles: bool) -> Callable[[], None]:
     """A step as a plain script makes it."""
     network = PlainGPT(
-        layers=shape.layers, heads=shape.heads, width=shape.width, context=shape.context, vocabulary=shape.vocabulary
+        layers=shape.layers, heads=shape.heads, width=shape.width, context=shape.context, vocab_size=shape.vocab_size
     )
     model: Any = WithLoss(network).to(rows.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -110,7 +110,7 @@ def of_all_logits(model: Any, held: Any) -> Tensor:
 def surefoot(shape: Shape, rows: Tensor, loss: Callable[[Any, Any], Any], *, compiles: bool, device: str) -> sf.Run:
     """The same training by surefoot."""
     network = sf.models.GPTConfig(
-        shape.layers, shape.heads, shape.width, shape.context, shape.vocabulary, family="gpt2", tied=True
+        shape.layers, shape.heads, shape.width, shape.context, shape.vocab_size, family="gpt2", tied=True
     )
     return sf.Run(
         model=lambda: sf.models.GPT(network),
@@ -160,10 +160,10 @@ def main() -> None:
         sys.exit("there is no GPU here: --tiny shows that this runs")
     shape = Shape(micro_batch=arguments.micro_batch, accumulate=arguments.accumulate)
     if tiny:
-        shape = Shape(layers=2, heads=2, width=32, context=32, vocabulary=128, micro_batch=2, accumulate=2)
+        shape = Shape(layers=2, heads=2, width=32, context=32, vocab_size=128, micro_batch=2, accumulate=2)
     device, compiles, started = "cpu" if tiny else "cuda", not tiny, perf_counter()
     torch.manual_seed(0)
-    rows = torch.randint(shape.vocabulary, (16 * shape.micro_batch, shape.context + 1), device=device)
+    rows = torch.randint(shape.vocab_size, (16 * shape.micro_batch, shape.context + 1), device=device)
 
     with ExitStack() as open_runs:
         runs = [surefoot(shape, rows, loss, compiles=compiles, device=device) for loss in (of_recipe, of_all_logits)]

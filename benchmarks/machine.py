@@ -86,7 +86,7 @@ def classifier(
 
 def gpt(*, layers: int, heads: int, width: int, context: int, batch: int, **more: int) -> Case:
     """A GPT-2 of this shape, on characters."""
-    shape = {"layers": layers, "heads": heads, "width": width, "context": context, "vocabulary": 65}
+    shape = {"layers": layers, "heads": heads, "width": width, "context": context, "vocab_size": 65}
     tokens = torch.randint(65, (16 * batch, context + 1))
 
     def theirs(model: nn.Module, rows: Tensor) -> tuple[Tensor, int]:
@@ -110,11 +110,11 @@ def gpt(*, layers: int, heads: int, width: int, context: int, batch: int, **more
     return Case(lambda: plain_step(PlainGPT(**shape), theirs, list(torch.split(tokens, batch))), run, **more)
 
 
-def translation(*, width: int, layers: int, vocabulary: int, **more: int) -> Case:
+def translation(*, width: int, layers: int, vocab_size: int, **more: int) -> Case:
     """Pairs of about 14 tokens a side, as Multi30k has them."""
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.lognormal(2.55, 0.35, size=(4096, 2)).astype(int), 4, 60)
-    rows = [[draw.integers(4, vocabulary, size=size).tolist() for size in pair] for pair in lengths]
+    rows = [[draw.integers(4, vocab_size, size=size).tolist() for size in pair] for pair in lengths]
     pairs = sf.data.TokenPairs([one for one, _ in rows], [other for _, other in rows])
     order = np.arange(len(pairs))
     batches = [pairs.gather(order[start : start + 128], order[:128]) for start in range(0, 2048, 128)]
@@ -131,7 +131,7 @@ def translation(*, width: int, layers: int, vocabulary: int, **more: int) -> Cas
             heads=4,
             width=width,
             hidden=4 * width,
-            vocabulary=vocabulary,
+            vocab_size=vocab_size,
             norm="post",
         )
         return sf.Run(
@@ -143,7 +143,7 @@ def translation(*, width: int, layers: int, vocabulary: int, **more: int) -> Cas
             **settings,
         )
 
-    return Case(lambda: plain_step(Translator(vocabulary, width, layers), theirs, batches), run, **more)
+    return Case(lambda: plain_step(Translator(vocab_size, width, layers), theirs, batches), run, **more)
 
 
 def perceptron(hidden: int) -> nn.Module:
@@ -187,7 +187,7 @@ CASES: dict[str, Callable[[], Case]] = {
         plain_convolutions, plain_convolutions, (3, 32, 32), batch=128, length=12_000, steps=1
     ),
     "encoder-decoder 3+3 x 256, Multi30k's lengths": lambda: translation(
-        width=256, layers=3, vocabulary=8000, length=5000, steps=1
+        width=256, layers=3, vocab_size=8000, length=5000, steps=1
     ),
 }
 

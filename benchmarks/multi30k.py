@@ -49,14 +49,14 @@ PACE_STEPS, SPARE = 40, 0.98  # steps to measure the pace with, after ten that a
 
 
 class Translator(nn.Module):
-    def __init__(self, vocabulary: int, *, dropout: float, norm_first: bool) -> None:
+    def __init__(self, vocab_size: int, *, dropout: float, norm_first: bool) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, WIDTH, padding_idx=PADDING)
+        self.embedding = nn.Embedding(vocab_size, WIDTH, padding_idx=PADDING)
         self.dropout = nn.Dropout(dropout)
         self.transformer = nn.Transformer(
             WIDTH, HEADS, *LAYERS, HIDDEN, dropout, batch_first=True, norm_first=norm_first
         )
-        self.head = nn.Linear(WIDTH, vocabulary)
+        self.head = nn.Linear(WIDTH, vocab_size)
         for parameter in self.transformer.parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
@@ -177,13 +177,13 @@ def plain(
     """Seconds of training that the plain script takes to a validation loss, or to `most_s`; its loss then, and the model."""
     torch.manual_seed(asked.seed)
     found = sf.data.load_pairs(asked.data)
-    vocabulary = PRESET.data.vocabulary or 0
-    tokenizer = sf.tokenizers.SubwordTokenizer.trained(
-        [one for pair in found.training for one in pair], vocabulary=vocabulary
+    vocab_size = PRESET.data.vocabulary or 0
+    tokenizer = sf.tokenizers.SubwordTokenizer.train(
+        [one for pair in found.training for one in pair], vocab_size=vocab_size
     )
     training = rows_of(found.training, tokenizer, longest=LONGEST)
     validation = rows_of(found.held_out, tokenizer, longest=512)
-    model = Translator(tokenizer.vocabulary, dropout=asked.dropout, norm_first=asked.norm_first)
+    model = Translator(tokenizer.vocab_size, dropout=asked.dropout, norm_first=asked.norm_first)
     optimizer = torch.optim.Adam(model.parameters(), lr=asked.lr, betas=(0.9, 0.98), eps=1e-9)
     print(f"plain: {sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
     batches: DataLoader[Rows] = DataLoader(training, batch_size=asked.batch_size, shuffle=True, collate_fn=padded)  # type: ignore[arg-type]

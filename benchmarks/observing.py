@@ -50,7 +50,7 @@ def gpt() -> dict[str, Any]:
     from surefoot.models.gpt import GPT
     from surefoot.models.gpt_layers import GPTConfig
 
-    shape = GPTConfig(vocabulary=256, context=64, layers=2, heads=2, width=64)
+    shape = GPTConfig(vocab_size=256, context=64, layers=2, heads=2, width=64)
     tokens = np.random.default_rng(0).integers(0, 256, 100_000)
 
     def loss(model: Any, batch: Any) -> Any:

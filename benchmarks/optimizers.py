@@ -21,7 +21,7 @@ import torch
 import surefoot as sf
 from surefoot.optim.optimizers import OptimizerSpec
 
-SHAPE = sf.models.GPTConfig(layers=4, heads=4, width=128, context=128, vocabulary=2048)
+SHAPE = sf.models.GPTConfig(layers=4, heads=4, width=128, context=128, vocab_size=2048)
 OPTIMIZERS = {
     "sgd": sf.optim.sgd(0.1),
     "sgd, momentum": sf.optim.sgd(0.1, momentum=0.9),

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 class PlainGPT(nn.Module):
     """Tokens (B, T) to logits (B, T, vocabulary)."""
 
-    def __init__(self, *, layers: int, heads: int, width: int, context: int, vocabulary: int) -> None:
+    def __init__(self, *, layers: int, heads: int, width: int, context: int, vocab_size: int) -> None:
         super().__init__()
-        self.embedding, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.embedding, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head = nn.Linear(width, vocab_size, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 last = name.endswith(("out.weight", "down.weight"))

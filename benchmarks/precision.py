@@ -64,9 +64,9 @@ def classifier(model: Callable[[], nn.Module], shape: tuple[int, ...], *, batch:
     return lambda **settings: sf.Run(model=model, loss=loss, train_data=data, batch_size=batch, **settings)
 
 
-def gpt(layers: int, heads: int, width: int, context: int, vocabulary: int, *, batch: int, **shape: Any) -> Build:
-    tokens = torch.randint(vocabulary, (4 * batch, context + 1))
-    network = sf.models.GPTConfig(layers, heads, width, context, vocabulary, **shape)
+def gpt(layers: int, heads: int, width: int, context: int, vocab_size: int, *, batch: int, **shape: Any) -> Build:
+    tokens = torch.randint(vocab_size, (4 * batch, context + 1))
+    network = sf.models.GPTConfig(layers, heads, width, context, vocab_size, **shape)
 
     def loss(model: Any, held: Any) -> Any:
         (rows,) = held
@@ -82,14 +82,14 @@ def gpt(layers: int, heads: int, width: int, context: int, vocabulary: int, *, b
     )
 
 
-def translation(layers: int, width: int, vocabulary: int, *, tokens: int, longest: int, **shape: Any) -> Build:
+def translation(layers: int, width: int, vocab_size: int, *, tokens: int, longest: int, **shape: Any) -> Build:
     """Pairs of about 14 tokens a side, as Multi30k has them."""
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.lognormal(2.55, 0.35, size=(2048, 2)).astype(int), 4, longest)
     lengths[0] = longest
-    rows = [[draw.integers(4, vocabulary, size=size).tolist() for size in pair] for pair in lengths]
+    rows = [[draw.integers(4, vocab_size, size=size).tolist() for size in pair] for pair in lengths]
     pairs = sf.data.TokenPairs([one for one, _ in rows], [other for _, other in rows])
-    both: dict[str, Any] = {"encoder_layers": layers, "decoder_layers": layers, "heads": 4, "vocabulary": vocabulary}
+    both: dict[str, Any] = {"encoder_layers": layers, "decoder_layers": layers, "heads": 4, "vocab_size": vocab_size}
     network = sf.models.Seq2SeqConfig(width=width, hidden=4 * width, **both, **shape)
     return lambda **settings: sf.Run(
         model=lambda: sf.models.Seq2Seq(network),

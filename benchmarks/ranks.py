@@ -38,7 +38,7 @@ SAMPLES, CONTEXT, VOCABULARY, ROWS, WINDOW = 4096, 128, 257, 4, 20
 
 
 def network() -> nn.Module:
-    return GPT(GPTConfig(vocabulary=VOCABULARY, context=CONTEXT, layers=4, heads=4, width=128))
+    return GPT(GPTConfig(vocab_size=VOCABULARY, context=CONTEXT, layers=4, heads=4, width=128))
 
 
 def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:

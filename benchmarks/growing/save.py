@@ -90,7 +90,7 @@ def windows(out: Path, every: int, steps: int, width: int, now: Clock, stack: Ex
     from surefoot.models.gpt import GPT
     from surefoot.models.gpt_layers import GPTConfig
 
-    shape = GPTConfig(vocabulary=2048, context=128, layers=4, heads=4, width=width)
+    shape = GPTConfig(vocab_size=2048, context=128, layers=4, heads=4, width=width)
     tokens = np.random.default_rng(0).integers(0, 2048, 200_000)
 
     def loss(model: GPT, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

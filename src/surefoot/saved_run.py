@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from surefoot.report.headline import State
     from surefoot.report.series import ReportedRun
     from surefoot.run.run import Run
-    from surefoot.tracking.panels import Panels
+    from surefoot.tracking.panels_file import Panels
     from surefoot.tracking.record import Record
     from surefoot.verify.verdict import Verdict
     from surefoot.verify.verify import Steps, Watching

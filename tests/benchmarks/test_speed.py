@@ -40,7 +40,7 @@ def test_a_tiny_gpt_is_trained_all_ways_and_its_utilisation_follows_from_the_for
 def test_the_plain_gpt_and_surefoots_have_as_many_numbers_that_are_multiplied_with(benchmark: Any) -> None:
     import surefoot as sf
 
-    shape = {"layers": 2, "heads": 2, "width": 16, "context": 8, "vocabulary": 32}
+    shape = {"layers": 2, "heads": 2, "width": 16, "context": 8, "vocab_size": 32}
     plain = benchmark("plain_gpt")["PlainGPT"](**shape)
     ours = sf.models.GPT(sf.models.GPTConfig(2, 2, 16, 8, 32, family="gpt2", tied=True))
     numbers = [sum(held.numel() for held in model.parameters() if held.ndim == 2) for model in (plain, ours)]

@@ -31,7 +31,7 @@ READERS = {
     ),
 }
 WRITERS = {
-    "shards": lambda path: sf.data.write_shards(torch.arange(4).numpy(), path, vocabulary=4),
+    "shards": lambda path: sf.data.write_shards(torch.arange(4).numpy(), path, vocab_size=4),
     "prepared shards": lambda path: sf.data.prepare_shards(
         path, ["here"], tokenizer=sf.tokenizers.ByteTokenizer(), processes=1
     ),
@@ -39,7 +39,7 @@ WRITERS = {
     "report": lambda path: sf.load(Path()).report(out=path),
     "export": lambda path: sf.load("run").export(path),
     "gpt2": lambda path: sf.checkpoint.save_gpt2(
-        sf.models.GPT(sf.models.GPTConfig(layers=1, heads=1, width=2, context=2, vocabulary=2)), path, end=None
+        sf.models.GPT(sf.models.GPTConfig(layers=1, heads=1, width=2, context=2, vocab_size=2)), path, eos_id=None
     ),
 }
 

@@ -26,7 +26,7 @@ from surefoot.memory import peak
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 
-SHAPE = GPTConfig(layers=2, heads=2, width=16, context=12, vocabulary=257, family="gpt2", tied=True)
+SHAPE = GPTConfig(layers=2, heads=2, width=16, context=12, vocab_size=257, family="gpt2", tied=True)
 
 
 class Tied(nn.Module):
@@ -69,7 +69,7 @@ def trained(out: Path, **changes: Any) -> sf.Run:
 
 
 def gpt_run(out: Path, shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
-    tokens = torch.randint(shape.vocabulary, (8, 7), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(shape.vocab_size, (8, 7), generator=torch.Generator().manual_seed(1))
 
     def next_token(model: Any, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
@@ -202,7 +202,7 @@ def test_files_of_an_earlier_export_do_not_stay(tmp_path: Path) -> None:
 def test_no_more_than_one_tensor_is_in_memory(
     layout: Any, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = GPTConfig(layers=6, heads=2, width=64, context=12, vocabulary=4096, family="gpt2", tied=True)
+    large = GPTConfig(layers=6, heads=2, width=64, context=12, vocab_size=4096, family="gpt2", tied=True)
     gpt_run(tmp_path / "run", large, length="1 steps")
     if count > 1:
         resharded(tmp_path / "run", count=count)
@@ -330,7 +330,7 @@ def test_what_cannot_be_exported_is_said_in_few_lines(
 
 
 def test_a_modern_network_is_no_gpt2(tmp_path: Path) -> None:
-    gpt_run(tmp_path / "run", GPTConfig(layers=1, heads=2, width=16, context=12, vocabulary=257))
+    gpt_run(tmp_path / "run", GPTConfig(layers=1, heads=2, width=16, context=12, vocab_size=257))
     with pytest.raises(sf.ConfigError, match="a model of the family modern with a head of its own is no GPT-2"):
         sf.load(tmp_path / "run").export(layout="gpt2")
 

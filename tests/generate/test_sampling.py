@@ -40,17 +40,17 @@ class Fixed(nn.Module):
 
 
 def draw(model=None, tokens=(0,), **options):
-    settings = {"count": 20, "context": 4, **options}
+    settings = {"max_new_tokens": 20, "context": 4, **options}
     return sample(model or Fixed(), list(tokens), **settings)
 
 
 def test_result_starts_with_the_prompt_and_is_count_longer():
-    drawn = draw(tokens=[3, 1, 2], count=7)
+    drawn = draw(tokens=[3, 1, 2], max_new_tokens=7)
     assert (drawn[:3], len(drawn)) == ([3, 1, 2], 10)
 
 
 def test_prompt_may_be_a_tensor():
-    assert draw(tokens=[3, 1]) == sample(Fixed(), torch.tensor([3, 1]), count=20, context=4)
+    assert draw(tokens=[3, 1]) == sample(Fixed(), torch.tensor([3, 1]), max_new_tokens=20, context=4)
 
 
 def test_same_seed_draws_the_same_tokens_whatever_the_global_generators_hold():
@@ -76,16 +76,16 @@ def test_top_k_of_one_takes_the_likeliest(likeliest):
 
 
 def test_top_k_leaves_k_tokens_even_where_all_are_equally_likely():
-    assert len(set(draw(Fixed(torch.zeros(VOCABULARY)), count=50, top_k=2)[1:])) == 2
+    assert len(set(draw(Fixed(torch.zeros(VOCABULARY)), max_new_tokens=50, top_k=2)[1:])) == 2
 
 
 def test_top_k_beyond_the_vocabulary_changes_nothing_that_can_be_drawn():
-    assert set(draw(count=150, top_k=99)) == {0, 1, 2, 3}
+    assert set(draw(max_new_tokens=150, top_k=99)) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("temperature", [0.5, *(pytest.param(higher, marks=pytest.mark.slow) for higher in (1.0, 2.0))])
 def test_tokens_are_drawn_with_the_softmax_of_logits_over_temperature(temperature):
-    options = {"count": 100, "context": 4, "temperature": temperature, "batch_size": 40}
+    options = {"max_new_tokens": 100, "context": 4, "temperature": temperature, "batch_size": 40}
     drawn = torch.tensor([text[1:] for text in sample_batch(Fixed(), [[0]] * 40, **options)]).flatten()
     assert len(drawn) == 4000
     expected = torch.softmax(CHANCES.log().clamp(min=-50) / temperature, dim=0)
@@ -99,14 +99,14 @@ def test_tiny_temperature_does_not_overflow():
 
 def test_model_sees_at_most_context_tokens_and_goes_on_from_half_of_them():
     model = Fixed()
-    drawn = draw(model, tokens=[1, 2, 3], count=6, context=4)
+    drawn = draw(model, tokens=[1, 2, 3], max_new_tokens=6, context=4)
     shown = [(0, 3), (0, 4), (3, 5), (3, 6), (3, 7), (6, 8)]
     assert model.seen == [[drawn[first:end]] for first, end in shown]
 
 
 def test_of_a_prompt_longer_than_the_context_the_model_sees_its_end():
     model = Fixed()
-    draw(model, tokens=[0, 1, 2, 3, 4], count=1, context=3)
+    draw(model, tokens=[0, 1, 2, 3, 4], max_new_tokens=1, context=3)
     assert model.seen == [[[2, 3, 4]]]
 
 
@@ -115,22 +115,25 @@ def test_of_a_prompt_longer_than_the_context_the_model_sees_its_end():
 )
 def test_top_p_leaves_the_likeliest_that_together_reach_it(top_p, left):
     """Chances of 0.5, 0.3, 0.15, 0.05 and 0."""
-    assert set(draw(count=150, top_p=top_p)[1:]) == left
+    assert set(draw(max_new_tokens=150, top_p=top_p)[1:]) == left
 
 
 def test_nothing_is_drawn_after_the_end():
-    drawn = draw(count=100, end=1)
+    drawn = draw(max_new_tokens=100, eos_id=1)
     assert 1 not in drawn
     assert len(drawn) < 101
 
 
 def test_a_stream_gives_the_tokens_of_sample_one_by_one():
-    assert list(stream(Fixed(), [3, 1], count=20, context=4)) == sample(Fixed(), [3, 1], count=20, context=4)[2:]
+    assert (
+        list(stream(Fixed(), [3, 1], max_new_tokens=20, context=4))
+        == sample(Fixed(), [3, 1], max_new_tokens=20, context=4)[2:]
+    )
 
 
 def gpt(family="modern", **changes):
     torch.manual_seed(3)
-    model = GPT(GPTConfig(layers=2, heads=2, width=16, context=12, vocabulary=20, family=family, **changes))
+    model = GPT(GPTConfig(layers=2, heads=2, width=16, context=12, vocab_size=20, family=family, **changes))
     for parameter in model.parameters():  # as if it had been trained
         nn.init.normal_(parameter, std=0.3)
     return model.double()
@@ -144,8 +147,8 @@ every_kind = pytest.mark.parametrize(
 @every_kind
 @pytest.mark.parametrize("prompt", [[3], list(range(11)), list(range(15))], ids=len)
 def test_a_cache_changes_no_token_even_past_the_context(kind, prompt):
-    settings = {"count": 20, "context": 12, "temperature": 0.9, "seed": 4}
-    assert sample(gpt(**kind), prompt, caching=True, **settings) == sample(gpt(**kind), prompt, **settings)
+    settings = {"max_new_tokens": 20, "context": 12, "temperature": 0.9, "seed": 4}
+    assert sample(gpt(**kind), prompt, use_cache=True, **settings) == sample(gpt(**kind), prompt, **settings)
 
 
 @every_kind
@@ -157,21 +160,21 @@ def test_logits_through_a_cache_are_those_without(kind):
 
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7], [8, 9], [10, 11, 12], [13]]
-SETTINGS = {"count": 20, "context": 12, "temperature": 0.9, "end": 0, "seed": 4}
+SETTINGS = {"max_new_tokens": 20, "context": 12, "temperature": 0.9, "eos_id": 0, "seed": 4}
 
 
 @cache
-def each_alone(caching):
+def each_alone(use_cache):
     model = gpt()
     alone = [SETTINGS | {"seed": fold(4, place)} for place in range(len(PROMPTS))]
-    return [sample(model, prompt, caching=caching, **own) for prompt, own in zip(PROMPTS, alone, strict=True)]
+    return [sample(model, prompt, use_cache=use_cache, **own) for prompt, own in zip(PROMPTS, alone, strict=True)]
 
 
-@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
-def test_prompts_together_give_the_same_texts_as_each_alone(batch_size, caching):
-    together = sample_batch(gpt(), PROMPTS, batch_size=batch_size, **SETTINGS, caching=caching)
-    expected = each_alone(caching)
+def test_prompts_together_give_the_same_texts_as_each_alone(batch_size, use_cache):
+    together = sample_batch(gpt(), PROMPTS, batch_size=batch_size, **SETTINGS, use_cache=use_cache)
+    expected = each_alone(use_cache)
     assert together == expected
     assert len({len(text) for text in together}) > 1  # some ended earlier
 
@@ -207,7 +210,7 @@ def test_global_generators_are_left_as_found():
     ("options", "named"),
     [
         ({"tokens": []}, "no token"),
-        ({"count": -1}, "count = -1"),
+        ({"max_new_tokens": -1}, "max_new_tokens = -1"),
         ({"context": 0}, "context = 0"),
         ({"temperature": -0.5}, "temperature = -0.5"),
         ({"temperature": float("nan")}, "temperature = nan"),
@@ -224,20 +227,20 @@ def test_settings_that_cannot_work_are_refused_by_name(options, named):
 
 
 def test_all_wrong_settings_are_named_at_once():
-    with pytest.raises(ConfigError, match=r"(?s)count = -1.*top_k = 0"):
-        draw(count=-1, top_k=0)
+    with pytest.raises(ConfigError, match=r"(?s)max_new_tokens = -1.*top_k = 0"):
+        draw(max_new_tokens=-1, top_k=0)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_a_batch_of_no_prompt_is_refused(batch_size):
     """It would never come to an end."""
     with pytest.raises(ConfigError, match=f"batch_size = {batch_size}"):
-        sample_batch(Fixed(), [[0]], count=2, context=8, batch_size=batch_size)
+        sample_batch(Fixed(), [[0]], max_new_tokens=2, context=8, batch_size=batch_size)
 
 
 def test_a_stream_refuses_its_settings_before_it_is_read():
     with pytest.raises(ConfigError, match="temperature = -1"):
-        stream(Fixed(), [0], count=2, context=8, temperature=-1)
+        stream(Fixed(), [0], max_new_tokens=2, context=8, temperature=-1)
 
 
 @pytest.mark.parametrize("temperature", [1e-50, 1e-300, 5e-324])

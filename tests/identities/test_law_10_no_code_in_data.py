@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from in_one import in_one
-from surefoot.checkpoint import Checkpoint, DamageError, Store, read, read_manifest, verify, write
+from surefoot.checkpoint import Checkpoint, Store
+from surefoot.checkpoint.format import DamageError, write
+from surefoot.checkpoint.reader import read, read_manifest, verify
 from surefoot.cli.main import main
 from surefoot.data.text.shards import TokenShards, write_shards
 from surefoot.errors import DataError
@@ -232,7 +234,7 @@ def test_a_hostile_file_of_settings_or_records_or_tokens_runs_nothing(
         b'{"kind": "train", "step": 1}\n' + data + b'\n{"kind": "train", "step": 2}\n'
     )
     assert [record["step"] for record in records(tmp_path / "metrics.jsonl")] == [1, 2]
-    write_shards(np.arange(9), tmp_path / "shards", vocabulary=9)
+    write_shards(np.arange(9), tmp_path / "shards", vocab_size=9)
     (tmp_path / "shards" / "tokens.json").write_bytes(data)
     with pytest.raises(DataError, match=r"tokens\.json"):
         TokenShards.open(tmp_path / "shards")

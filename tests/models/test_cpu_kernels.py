@@ -61,7 +61,7 @@ def test_under_autocast_a_norm_hands_on_what_the_next_product_takes_and_its_grad
 
 
 def test_under_autocast_a_model_of_float64_stays_one() -> None:
-    model = GPT(GPTConfig(layers=1, heads=2, width=8, context=4, vocabulary=10)).double()
+    model = GPT(GPTConfig(layers=1, heads=2, width=8, context=4, vocab_size=10)).double()
     tokens = torch.arange(4)[None]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = model(tokens)

@@ -18,7 +18,7 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.train.activation_checkpointing import compute_again
 
-SMALL = GPTConfig(layers=2, heads=2, width=32, context=16, vocabulary=50)
+SMALL = GPTConfig(layers=2, heads=2, width=32, context=16, vocab_size=50)
 KINDS = {
     "modern": SMALL,
     "modern that knows the tokens before": replace(SMALL, smear=True, ngrams=3, ngram_rows=70),
@@ -39,8 +39,8 @@ def gpt(shape=SMALL, *, trained=False):
     return model
 
 
-def tokens(*shape, vocabulary=SMALL.vocabulary):
-    return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(9))
+def tokens(*shape, vocab_size=SMALL.vocab_size):
+    return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(9))
 
 
 @every_kind
@@ -48,7 +48,7 @@ def tokens(*shape, vocabulary=SMALL.vocabulary):
 def test_a_changed_token_leaves_all_earlier_logits_unchanged(place, shape):
     model, before = gpt(shape, trained=True), tokens(3, 16)
     after = before.clone()
-    after[:, place] = (after[:, place] + 1) % SMALL.vocabulary
+    after[:, place] = (after[:, place] + 1) % SMALL.vocab_size
     assert_close(model(after)[:, :place], model(before)[:, :place], rtol=0, atol=0)
 
 
@@ -57,7 +57,7 @@ def test_a_changed_token_leaves_all_earlier_logits_unchanged(place, shape):
 def test_a_changed_token_changes_all_logits_from_its_place_on(place, shape):
     model, before = gpt(shape, trained=True), tokens(1, 16)
     after = before.clone()
-    after[:, place] = (after[:, place] + 1) % SMALL.vocabulary
+    after[:, place] = (after[:, place] + 1) % SMALL.vocab_size
     assert ((model(after) - model(before)).abs().amax(dim=(0, 2)) > 1e-4).nonzero().flatten().tolist() == list(
         range(place, 16)
     )
@@ -101,20 +101,20 @@ def test_order_of_earlier_tokens_matters(shape):
 
 def test_first_loss_is_ln_of_the_vocabulary():
     loss = cross_entropy(gpt()(tokens(4, 16)), tokens(4, 16))
-    assert_close(loss.value.item(), math.log(SMALL.vocabulary), rtol=1e-6, atol=0)
+    assert_close(loss.value.item(), math.log(SMALL.vocab_size), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("family", ["modern", "gpt2"])
 @pytest.mark.parametrize("width", [32, 128, 512])
 def test_first_loss_of_a_tied_model_is_close_to_ln_of_the_vocabulary(width, family):
-    shape = replace(SMALL, width=width, vocabulary=1000, tied=True, family=family)
-    inputs = tokens(16, 16, vocabulary=1000)
+    shape = replace(SMALL, width=width, vocab_size=1000, tied=True, family=family)
+    inputs = tokens(16, 16, vocab_size=1000)
     loss = cross_entropy(gpt(shape)(inputs), inputs.flip(0))
     assert_close(loss.value.item(), math.log(1000), rtol=0, atol=0.1)
 
 
 def test_matrices_start_with_the_documented_deviations():
-    model = gpt(replace(SMALL, width=256, vocabulary=300))
+    model = gpt(replace(SMALL, width=256, vocab_size=300))
     block = model.blocks[1]
     found = {
         "embedding": model.embedding.weight.std(),
@@ -144,7 +144,7 @@ def test_every_block_starts_as_identity():
 
 
 def test_gpt2_starts_with_the_documented_deviations():
-    model = gpt(replace(SMALL, layers=8, width=256, vocabulary=300, family="gpt2"))
+    model = gpt(replace(SMALL, layers=8, width=256, vocab_size=300, family="gpt2"))
     block = model.blocks[1]
     found = {
         "embedding": model.embedding.weight.std(),
@@ -193,9 +193,9 @@ def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun
 )
 @pytest.mark.parametrize("size", [(1, 1, 8, 10), (3, 4, 64, 257), (12, 12, 768, 100)])
 def test_parameter_count_is_the_closed_form(size, tied, parts):
-    layers, heads, width, vocabulary = size
+    layers, heads, width, vocab_size = size
     parts = {"tied": tied, **parts}
-    shape = GPTConfig(layers=layers, heads=heads, width=width, context=8, vocabulary=vocabulary, **parts)
+    shape = GPTConfig(layers=layers, heads=heads, width=width, context=8, vocab_size=vocab_size, **parts)
     with torch.device("meta"):
         model = GPT(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
@@ -206,7 +206,7 @@ def test_tied_head_is_the_embedding_and_gets_both_gradients():
     cross_entropy(model(tokens(2, 16)), tokens(2, 16).flip(0)).value.backward()
     assert model.head.weight is model.embedding.weight
     assert [name for name, _ in model.named_parameters() if "head" in name] == []
-    unseen = [token for token in range(SMALL.vocabulary) if token not in tokens(2, 16)]
+    unseen = [token for token in range(SMALL.vocab_size) if token not in tokens(2, 16)]
     assert model.embedding.weight.grad[unseen].any(dim=1).all()  # through the head, which every token takes part in
 
 
@@ -311,11 +311,11 @@ def test_more_tokens_than_the_context_are_refused_with_both_numbers():
 
 
 def test_a_few_steps_learn_to_count():
-    shape = replace(SMALL, vocabulary=10)
+    shape = replace(SMALL, vocab_size=10)
     model, counting = gpt(shape), (torch.arange(17) + torch.arange(10)[:, None]) % 10
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(30):
         optimizer.zero_grad()
         cross_entropy(model(counting[:, :-1]), counting[:, 1:]).value.backward()
         optimizer.step()
-    assert sample(model, [4], count=30, context=16, temperature=0) == [(4 + place) % 10 for place in range(31)]
+    assert sample(model, [4], max_new_tokens=30, context=16, temperature=0) == [(4 + place) % 10 for place in range(31)]

@@ -12,7 +12,7 @@ from surefoot.models.gpt_layers import GPTConfig, Ngrams
 
 
 def test_every_pair_has_a_row_of_its_own_where_the_table_holds_them_all() -> None:
-    ngrams = Ngrams(longest=2, rows=1000, vocabulary=5, width=4)
+    ngrams = Ngrams(longest=2, rows=1000, vocab_size=5, width=4)
     pairs = torch.tensor(list(itertools.product(range(5), repeat=2)))
     rows = ngrams.rows(pairs, length=2)
     starts, ends = rows[:, 0].unique(), rows[:, 1].unique()
@@ -22,7 +22,7 @@ def test_every_pair_has_a_row_of_its_own_where_the_table_holds_them_all() -> Non
 
 
 def test_ngrams_that_share_rows_are_spread_evenly() -> None:
-    ngrams = Ngrams(longest=3, rows=512, vocabulary=40, width=4)
+    ngrams = Ngrams(longest=3, rows=512, vocab_size=40, width=4)
     triples = torch.tensor(list(itertools.product(range(40), repeat=3)))
     counts = torch.bincount(ngrams.rows(triples, length=3)[:, 2], minlength=512)
     # 125 n-grams a row; at random the deviation is the root of that
@@ -32,10 +32,10 @@ def test_ngrams_that_share_rows_are_spread_evenly() -> None:
 
 @pytest.mark.parametrize(("longest", "back"), [(2, 1), (3, 2), (4, 3)])
 def test_an_embedding_depends_on_as_many_tokens_as_it_says_and_no_more(longest: int, back: int) -> None:
-    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10, ngrams=longest, ngram_rows=64)
+    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, ngrams=longest, ngram_rows=64)
     assert shape.looks_back == back
     torch.manual_seed(0)
-    ngrams = Ngrams(longest=longest, rows=100_000, vocabulary=10, width=8)
+    ngrams = Ngrams(longest=longest, rows=100_000, vocab_size=10, width=8)
     tokens = torch.randint(10, (1, 12))
     changed = tokens.clone()
     changed[0, 5] = (changed[0, 5] + 1) % 10
@@ -44,7 +44,7 @@ def test_an_embedding_depends_on_as_many_tokens_as_it_says_and_no_more(longest: 
 
 
 def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
-    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10, ngrams=3, ngram_rows=64)
+    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, ngrams=3, ngram_rows=64)
     assert not any(table.weight.any() for table in GPT(shape).ngrams.tables)
 
 
@@ -64,11 +64,11 @@ def test_what_cannot_be_is_refused_and_all_that_is_foreign_to_a_gpt2_at_once(
     wrong: dict[str, object], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10, **wrong)  # type: ignore[arg-type]
+        GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, **wrong)  # type: ignore[arg-type]
 
 
 def test_tokens_of_32_bits_have_the_rows_of_those_of_64() -> None:
-    ngrams = Ngrams(longest=4, rows=97, vocabulary=50257, width=2)
+    ngrams = Ngrams(longest=4, rows=97, vocab_size=50257, width=2)
     tokens = torch.randint(50257, (2, 20), generator=torch.Generator().manual_seed(0))
     for length in (2, 3, 4):
         assert torch.equal(ngrams.rows(tokens.int(), length=length), ngrams.rows(tokens, length=length))

@@ -16,11 +16,11 @@ from surefoot.models.layers import waves
 from surefoot.models.seq2seq import Decoding, Seq2Seq
 from surefoot.models.seq2seq_layers import CrossAttention, DecoderBlock, SelfAttention, Seq2SeqConfig
 
-SMALL = Seq2SeqConfig(encoder_layers=2, decoder_layers=3, heads=2, width=32, hidden=48, vocabulary=50, context=32)
+SMALL = Seq2SeqConfig(encoder_layers=2, decoder_layers=3, heads=2, width=32, hidden=48, vocab_size=50, context=32)
 KINDS = {
     "pre": SMALL,
     "post": replace(SMALL, norm="post"),
-    "learned positions, own vocabulary": replace(SMALL, positions="learned", source_vocabulary=40),
+    "learned positions, own vocabulary": replace(SMALL, positions="learned", source_vocab_size=40),
     "untied, gelu": replace(SMALL, tied=False, activation="gelu"),
     "rotary, rms, normed queries and keys, relu2": replace(
         SMALL, positions="rotary", norm_kind="rms", query_key_norm=True, activation="relu2", zero_start=True
@@ -106,7 +106,7 @@ def test_the_order_of_the_source_matters(shape):
 
 
 def test_padding_gets_no_gradient_from_the_source_side():
-    model = seq2seq(replace(SMALL, source_vocabulary=40))
+    model = seq2seq(replace(SMALL, source_vocab_size=40))
     model(filled(tokens(2, 4), 3), tokens(2, 5)).sum().backward()
     gradient = model.source_embedding.weight.grad
     assert gradient is not None
@@ -236,7 +236,7 @@ def test_its_shape_knows_how_many_numbers_are_trained(shape):
 @pytest.mark.parametrize("width", [64, 256])
 def test_the_first_loss_is_close_to_ln_of_the_vocabulary(width, norm):
     torch.manual_seed(0)
-    model = Seq2Seq(replace(SMALL, width=width, vocabulary=1000, norm=norm))
+    model = Seq2Seq(replace(SMALL, width=width, vocab_size=1000, norm=norm))
     loss = cross_entropy(model(tokens(16, 9), tokens(16, 8)), tokens(16, 8).flip(0))
     # logits of unit variance add half a nat to ln V
     assert_close(loss.value.item(), math.log(1000) + 0.5, rtol=0, atol=0.3)
@@ -266,8 +266,8 @@ def test_waves_are_the_published_ones():
         ({"width": 31, "heads": 1}, "even"),
         ({"heads": 32, "positions": "rotary"}, "multiple of 2 x heads = 64"),
         ({"norm": "post", "zero_start": True}, "zero_start is for norm = 'pre'"),
-        ({"vocabulary": 0}, "1 or more"),
-        ({"source_vocabulary": 0}, "1 or more"),
+        ({"vocab_size": 0}, "1 or more"),
+        ({"source_vocab_size": 0}, "1 or more"),
         ({"attention_dropout": 1.0}, "attention_dropout = 1.0 must be a fraction"),
     ],
     ids=str,

@@ -61,7 +61,7 @@ def test_a_layer_decay_of_one_slows_nothing():
 
 def test_layer_decay_is_the_closed_form_of_beit():
     """Bao et al.'s code: values = [decay ** (num_layers + 1 - i) for i in range(num_layers + 2)]; embeddings 0, head last."""
-    model, decay, layers = GPT(GPTConfig(layers=3, heads=2, width=8, context=16, vocabulary=10)), 0.75, 3
+    model, decay, layers = GPT(GPTConfig(layers=3, heads=2, width=8, context=16, vocab_size=10)), 0.75, 3
     values = [decay ** (layers + 1 - i) for i in range(layers + 2)]
     found = sf.optim.layer_decay(decay).factors(model)
     expected = {}
@@ -74,7 +74,7 @@ def test_layer_decay_is_the_closed_form_of_beit():
 
 
 def test_a_tied_head_has_the_rate_of_the_embedding():
-    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10, tied=True))
+    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tied=True))
     assert sf.optim.layer_decay(0.5).factors(tied)["embedding.weight"] == 0.25
 
 
@@ -101,7 +101,7 @@ def test_width_scaling_is_table_3_of_tensor_programs_v(width):
 
 
 def test_in_a_gpt_embeddings_and_norms_keep_the_base_rate():
-    shape = GPTConfig(layers=2, heads=2, width=32, context=16, vocabulary=10, family="gpt2")
+    shape = GPTConfig(layers=2, heads=2, width=32, context=16, vocab_size=10, family="gpt2")
     for tied in (False, True):
         model = GPT(GPTConfig(**(vars(shape) | {"tied": tied})))
         found = sf.optim.width_scaling(base_width=8).factors(model)
@@ -166,7 +166,7 @@ def test_the_modern_gpt_does_what_else_width_scaling_takes():
     """Its residual stream and its logits are moved as far at four times the width, with heads of 16 channels at both."""
 
     def moved(width, rates):
-        shape = GPTConfig(layers=2, heads=width // 16, width=width, context=16, vocabulary=50)
+        shape = GPTConfig(layers=2, heads=width // 16, width=width, context=16, vocab_size=50)
         tokens = torch.randint(50, (16, 17), generator=torch.Generator().manual_seed(0))
         run = run_of(
             model=lambda: GPT(shape),
@@ -296,7 +296,7 @@ def test_a_frozen_parameter_never_changes_a_bit_and_has_no_state(optimizer):
 
 
 def test_freezing_one_name_of_a_tied_parameter_freezes_it():
-    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10, tied=True))
+    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tied=True))
     assert sf.optim.frozen("head.*").factors(tied) == {"embedding.weight": 0.0}
 
 

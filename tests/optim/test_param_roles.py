@@ -14,11 +14,11 @@ from surefoot.optim.param_groups import depths, final_layer, input_matrices, mat
 
 
 def gpt(**changes) -> GPT:
-    return GPT(GPTConfig(**{"layers": 3, "heads": 2, "width": 8, "context": 16, "vocabulary": 10} | changes))
+    return GPT(GPTConfig(**{"layers": 3, "heads": 2, "width": 8, "context": 16, "vocab_size": 10} | changes))
 
 
 def seq2seq(**changes) -> Seq2Seq:
-    sizes = {"encoder_layers": 2, "decoder_layers": 3, "heads": 2, "width": 8, "hidden": 16, "vocabulary": 10}
+    sizes = {"encoder_layers": 2, "decoder_layers": 3, "heads": 2, "width": 8, "hidden": 16, "vocab_size": 10}
     return Seq2Seq(Seq2SeqConfig(**sizes | changes))
 
 
@@ -36,7 +36,7 @@ def test_a_gpt_is_as_deep_as_its_blocks_between_embeddings_and_head(family):
 
 
 def test_the_decoder_stands_deeper_than_the_encoder():
-    model = seq2seq(source_vocabulary=12, tied=False, positions="learned")
+    model = seq2seq(source_vocab_size=12, tied=False, positions="learned")
     parts = ["embedding", "source_", "target_", "encoder.0", "encoder.1", "decoder.0", "decoder.1", "decoder.2", "head"]
     assert [depth_of(model, part) for part in parts] == [0, 0, 0, 1, 2, 3, 4, 5, 6]
 

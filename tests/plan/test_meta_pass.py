@@ -31,7 +31,7 @@ def of_gpt(*, again: Literal["off", "blocks", "selective"] = "off", **model: Any
 
 def of_translation() -> tuple[Any, Any]:
     shape = translation.Model(width=32, heads=2, hidden=64)
-    data = translation.Data(phrases=300, vocabulary=280)
+    data = translation.Data(phrases=300, vocab_size=280)
     return translation, translation.Config(data=data, model=shape, batch_size="400 tokens", ema=None, **PLAIN)
 
 
@@ -192,7 +192,7 @@ def test_a_loss_that_needs_numbers_is_refused_in_words(loss: Any) -> None:
 
 @pytest.mark.slow
 def test_a_run_on_paper_allocates_nothing_and_keeps_no_gradient() -> None:
-    shape = sf.models.GPTConfig(layers=32, heads=32, width=4096, context=64, vocabulary=50_257)
+    shape = sf.models.GPTConfig(layers=32, heads=32, width=4096, context=64, vocab_size=50_257)
     with on_paper(512):
         run = mlp_run(
             model=lambda: sf.models.GPT(shape),

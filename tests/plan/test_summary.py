@@ -60,7 +60,7 @@ def test_parameters_add_up_by_module_and_by_group() -> None:
 
 
 def test_the_split_between_muon_and_adamw_is_printed() -> None:
-    model = lambda: sf.models.GPT(sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocabulary=16))  # noqa: E731
+    model = lambda: sf.models.GPT(sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocab_size=16))  # noqa: E731
     run = run_of(model=model, optimizer=sf.optim.muon(1e-2, adamw_lr=1e-3), loss=None)
     lines = summary.parameters_by_group(run.parts)
 

@@ -188,11 +188,11 @@ def test_a_linear_layer_takes_two_operations_for_each_weight_and_row() -> None:
     assert flops(run) == Flops({"forward": once, "backward": once}, again=0)
 
 
-SHAPE = GPTConfig(layers=3, heads=2, width=16, context=32, vocabulary=50)
+SHAPE = GPTConfig(layers=3, heads=2, width=16, context=32, vocab_size=50)
 
 
 def gpt(shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
-    tokens = torch.randint(shape.vocabulary, (40, shape.context + 1), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(shape.vocab_size, (40, shape.context + 1), generator=torch.Generator().manual_seed(1))
     settings: dict[str, Any] = {
         "model": lambda: GPT(shape),
         "loss": lambda model, batch: model(

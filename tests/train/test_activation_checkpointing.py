@@ -80,11 +80,11 @@ def random_weights(model: nn.Module) -> nn.Module:
 
 
 def gpt() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocabulary=11, dropout=0.2)), (tokens(),)
+    return GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, dropout=0.2)), (tokens(),)
 
 
 def seq2seq() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    shape = Seq2SeqConfig(2, 2, heads=2, width=8, hidden=16, vocabulary=11, dropout=0.2, attention_dropout=0.2)
+    shape = Seq2SeqConfig(2, 2, heads=2, width=8, hidden=16, vocab_size=11, dropout=0.2, attention_dropout=0.2)
     return Seq2Seq(shape), (tokens(), tokens())
 
 

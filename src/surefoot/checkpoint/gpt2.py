@@ -98,8 +98,8 @@ def _turned(tensor: Tensor, turned: bool) -> Tensor:
     return tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
 
 
-def gpt2_settings(shape: GPTConfig, *, end: int | None) -> bytes:
-    """The config.json with which transformers builds the same model; `end` is the token between documents."""
+def gpt2_settings(shape: GPTConfig, *, eos_id: int | None) -> bytes:
+    """The config.json with which transformers builds the same model; `eos_id` is the token between documents."""
     settings = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -110,13 +110,13 @@ def gpt2_settings(shape: GPTConfig, *, end: int | None) -> bytes:
         "n_embd": shape.width,
         "n_positions": shape.context,
         "n_ctx": shape.context,
-        "vocab_size": shape.vocabulary,
+        "vocab_size": shape.vocab_size,
         "resid_pdrop": shape.dropout,
         "embd_pdrop": shape.dropout,
         "attn_pdrop": shape.dropout,
         "tie_word_embeddings": True,
-        "bos_token_id": end,
-        "eos_token_id": end,
+        "bos_token_id": eos_id,
+        "eos_token_id": eos_id,
     }
     return (json.dumps(settings, indent=2) + "\n").encode()
 
@@ -145,15 +145,15 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     return model
 
 
-def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
+def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
     """Write a model of the family gpt2 as transformers reads it: GPT2LMHeadModel.from_pretrained(directory).
 
-    `end` is the token between documents: `tokenizer.end`, or None. A model that is there already is replaced. Raises
-    `CheckpointError` for another family, a head that is not the embedding, and an `end` outside the vocabulary.
+    `eos_id` is the token between documents: `tokenizer.eos_id`, or None. A model that is there already is replaced. Raises
+    `CheckpointError` for another family, a head that is not the embedding, and an `eos_id` outside the vocabulary.
     """
     shape, directory = model.shape, local_path(directory, setting="directory")
-    if end is not None and not 0 <= end < shape.vocabulary:
-        raise CheckpointError(f"end = {end} is no token of this model, whose vocabulary has {shape.vocabulary}")
+    if eos_id is not None and not 0 <= eos_id < shape.vocab_size:
+        raise CheckpointError(f"eos_id = {eos_id} is no token of this model, whose vocabulary has {shape.vocab_size}")
     if shape.family != "gpt2" or not shape.tied:
         raise CheckpointError(
             f"a model of the family {shape.family}{'' if shape.tied else ' with a head of its own'} is no GPT-2\n"
@@ -163,7 +163,7 @@ def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / WEIGHTS, file_of(tensors, {"format": "pt"}))
-        write_whole(directory / SETTINGS, gpt2_settings(shape, end=end))
+        write_whole(directory / SETTINGS, gpt2_settings(shape, eos_id=eos_id))
     except OSError as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem}") from problem
 
@@ -176,11 +176,11 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> di
         raise CheckpointError(
             f"{place} is a GPT-2, this model is of the family {shape.family}, which has other parts\n  --model.family gpt2"
         )
-    sizes = ("layers", "heads", "width", "context", "vocabulary")
+    sizes = ("layers", "heads", "width", "context", "vocab_size")
     if wrong := [name for name in sizes if getattr(found, name) != getattr(shape, name)]:
         told = ", ".join(f"{name} {getattr(found, name)} (here {getattr(shape, name)})" for name in wrong)
-        flags = [f"--model.{name} {getattr(found, name)}" for name in wrong if name != "vocabulary"]
-        flags += ["--data.tokenizer with as many tokens (filled-up vocabularies are not cut)"] * ("vocabulary" in wrong)
+        flags = [f"--model.{name} {getattr(found, name)}" for name in wrong if name != "vocab_size"]
+        flags += ["--data.tokenizer with as many tokens (filled-up vocabularies are not cut)"] * ("vocab_size" in wrong)
         if "heads" in wrong and noted is None:
             told += f"; without {SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
         raise CheckpointError(f"{place} is a GPT-2 of another size: {told}\n  {' '.join(flags)}")
@@ -207,13 +207,13 @@ def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) ->
     """State and shape of a GPT-2. `heads` cannot be seen in it; absent: one for 64 channels, as published."""
     try:
         state = from_gpt2_layout(tensors)
-        vocabulary, width = state["embedding.weight"].shape
+        vocab_size, width = state["embedding.weight"].shape
         return state, GPTConfig(
             layers=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
             heads=max(1, width // 64) if heads is None else heads,
             width=width,
             context=len(state["positions.weight"]),
-            vocabulary=vocabulary,
+            vocab_size=vocab_size,
             family="gpt2",
             tied=True,
         )

@@ -147,7 +147,7 @@ def _settings_of_gpt2(found: Checkpoint, run: Path) -> bytes:
         )
     tokenizer = run / "tokenizer.json"
     try:
-        end = from_json(tokenizer.read_text(encoding="utf-8")).end if tokenizer.is_file() else None
+        eos_id = from_json(tokenizer.read_text(encoding="utf-8")).eos_id if tokenizer.is_file() else None
     except (DataError, OSError, ValueError) as problem:
         raise CheckpointError(f"{tokenizer} is damaged: {problem}") from problem
-    return gpt2_settings(shape, end=end)
+    return gpt2_settings(shape, eos_id=eos_id)

@@ -48,13 +48,13 @@ def penalty(length: int, alpha: float) -> float:
     return float(((5 + length) / 6) ** alpha)
 
 
-def searched(
+def beam_search(
     model: Seq2Seq,
     sources: Sequence[Sequence[int]],
     *,
-    beam: int = 5,
+    beam_size: int = 5,
     length_penalty: float = 0.6,
-    most: Callable[[int], int] = twice_and_ten,
+    max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
     batch_size: int = 64,
 ) -> list[Hypothesis]:
     """The best target found for each source (tokens, the end among them), in the order of the sources.
@@ -63,8 +63,8 @@ def searched(
     stay as they were. Waits for the device at every token.
 
     >>> from surefoot.models import Seq2SeqConfig
-    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10))
-    >>> len(searched(model, [[5, 6, 2], [7, 2]], beam=2))
+    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocab_size=10))
+    >>> len(beam_search(model, [[5, 6, 2], [7, 2]], beam_size=2))
     2
     """
     if batch_size < 1:
@@ -77,36 +77,39 @@ def searched(
         group = places[first : first + batch_size]
         rows = [torch.tensor(sources[place], device=model.embedding.weight.device) for place in group]
         source_BS = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
-        hypotheses = beam_search(model, source_BS, beam=beam, length_penalty=length_penalty, most=most)
+        hypotheses = _search_batch(
+            model, source_BS, beam_size=beam_size, length_penalty=length_penalty, max_new_tokens_fn=max_new_tokens_fn
+        )
         found |= zip(group, hypotheses, strict=True)
     return [found[place] for place in range(len(sources))]
 
 
-def beam_search(
+def _search_batch(
     model: Seq2Seq,
     source_BS: Tensor,
     *,
-    beam: int = 5,
+    beam_size: int = 5,
     length_penalty: float = 0.6,
-    most: Callable[[int], int] = twice_and_ten,
+    max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
 ) -> list[Hypothesis]:
     """The best target found for each row of a padded batch of sources, on the model's device.
 
-    The `beam` likeliest hypotheses of each source are kept open. At every token each of them is followed by all tokens; those of
-    the `beam` likeliest results that end are finished, the likeliest others stay open. A source is done when `beam` have ended,
+    The `beam_size` likeliest hypotheses of each source are kept open. At every token each of them is followed by all tokens; those of
+    the `beam_size` likeliest results that end are finished, the likeliest others stay open. A source is done when `beam_size` have ended,
     when no open one can win, or after `most(tokens of the source)` tokens: then the likeliest open one is taken if none has ended.
     """
-    if beam < 1:
-        raise ConfigError(f"beam = {beam}: at least 1 hypothesis is kept open; 1 is greedy search")
+    if beam_size < 1:
+        raise ConfigError(f"beam_size = {beam_size}: at least 1 hypothesis is kept open; 1 is greedy search")
     if not 0 <= length_penalty < math.inf:
         raise ConfigError(
             f"length_penalty = {length_penalty}: a number from 0 (none) on, such as 0.6; the larger, the longer"
         )
-    limits = [max(1, min(most(tokens), model.shape.context)) for tokens in (source_BS != PADDING).sum(dim=1).tolist()]
-    if not limits:
-        return []
+    limits = [
+        max(1, min(max_new_tokens_fn(tokens), model.shape.context))
+        for tokens in (source_BS != PADDING).sum(dim=1).tolist()
+    ]
     with torch.no_grad(), untouched(), evaluation_mode([model]):
-        search = _Search(model, source_BS, limits, beam=beam, alpha=length_penalty)
+        search = _Search(model, source_BS, limits, beam_size=beam_size, alpha=length_penalty)
         while search.alive:
             search.lengthen()
     return [best for best in search.best if best is not None]  # each has one: `lengthen` sees to it
@@ -115,8 +118,8 @@ def beam_search(
 class _Search:
     """Hypotheses of the sources that are not done; `alive` says which of all sources each row is."""
 
-    def __init__(self, model: Seq2Seq, source_BS: Tensor, limits: list[int], *, beam: int, alpha: float) -> None:
-        self.beam, self.alpha, self.limits = beam, alpha, limits
+    def __init__(self, model: Seq2Seq, source_BS: Tensor, limits: list[int], *, beam_size: int, alpha: float) -> None:
+        self.beam_size, self.alpha, self.limits = beam_size, alpha, limits
         self.decoding = Decoding(model, source_BS, hypotheses=1, most=max(limits))
         self.alive = list(range(len(limits)))
         self.tokens_BKT = torch.full((len(limits), 1, 1), BEGIN, device=source_BS.device)
@@ -129,9 +132,11 @@ class _Search:
         length = self.tokens_BKT.shape[2]  # with the new one, without the begin
         scores_BC, parents_BC, tokens_BC = self._candidates()
         ends_BC = tokens_BC == END
-        ending_BC = ends_BC & (torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam)
+        ending_BC = ends_BC & (torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam_size)
         self._end(length, scores_BC.masked_fill(~ending_BC, -math.inf), parents_BC)
-        self.scores_BK, chosen_BK = scores_BC.masked_fill(ends_BC, -math.inf).topk(min(self.beam, ends_BC.shape[1]))
+        self.scores_BK, chosen_BK = scores_BC.masked_fill(ends_BC, -math.inf).topk(
+            min(self.beam_size, ends_BC.shape[1])
+        )
         parents_BK, tokens_BK = parents_BC.gather(1, chosen_BK), tokens_BC.gather(1, chosen_BK)
         before_BKT = self.tokens_BKT.gather(1, parents_BK[:, :, None].expand(-1, -1, self.tokens_BKT.shape[2]))
         self.tokens_BKT = torch.cat([before_BKT, tokens_BK[:, :, None]], dim=2)
@@ -145,7 +150,7 @@ class _Search:
                 self.best[source] = Hypothesis(
                     self.tokens_BKT[row, 0, 1:].tolist(), open_score / penalty(length, self.alpha)
                 )
-            elif length < limit and self.ended[source] < self.beam and may_win:
+            elif length < limit and self.ended[source] < self.beam_size and may_win:
                 going_on.append(row)
         self.alive = [self.alive[row] for row in going_on]
         if going_on:
@@ -164,10 +169,10 @@ class _Search:
                 "  Translate with an earlier checkpoint, or train with a lower optimizer.lr"
             )
         logits_BKV[:, :, [PADDING, BEGIN]] = -math.inf
-        following = min(2 * self.beam, logits_BKV.shape[2])
+        following = min(2 * self.beam_size, logits_BKV.shape[2])
         top_BKN, tokens_BKN = logits_BKV.topk(following)
         scores_BKN = top_BKN - total_BK1 + self.scores_BK[:, :, None]
-        scores_BC, places_BC = scores_BKN.flatten(1).topk(min(2 * self.beam, scores_BKN[0].numel()))
+        scores_BC, places_BC = scores_BKN.flatten(1).topk(min(2 * self.beam_size, scores_BKN[0].numel()))
         return scores_BC, places_BC // following, tokens_BKN.flatten(1).gather(1, places_BC)
 
     def _end(self, length: int, scores_BC: Tensor, parents_BC: Tensor) -> None:

@@ -21,25 +21,27 @@ def sample(
     model: nn.Module,
     tokens: Sequence[int] | Tensor,
     *,
-    count: int,
+    max_new_tokens: int,
     context: int,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    end: int | None = None,
-    caching: bool = False,
+    eos_id: int | None = None,
+    use_cache: bool = False,
 ) -> list[int]:
-    """`tokens` (T, at least one) and up to `count` more after them; all that `stream` yields, in one list.
+    """`tokens` (T, at least one) and up to `max_new_tokens` more after them; all that `stream` yields, in one list.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
     ...         return nn.functional.one_hot((tokens_BT + 1) % 10, 10).float()
-    >>> sample(Counting(), [7], count=4, context=8, temperature=0)
+    >>> sample(Counting(), [7], max_new_tokens=4, context=8, temperature=0)
     [7, 8, 9, 0, 1]
     """
     chosen: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    drawn = stream(model, tokens, count=count, context=context, end=end, caching=caching, **chosen)
+    drawn = stream(
+        model, tokens, max_new_tokens=max_new_tokens, context=context, eos_id=eos_id, use_cache=use_cache, **chosen
+    )
     return [*(int(token) for token in tokens), *drawn]
 
 
@@ -47,30 +49,30 @@ def stream(
     model: nn.Module,
     tokens: Sequence[int] | Tensor,
     *,
-    count: int,
+    max_new_tokens: int,
     context: int,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    end: int | None = None,
-    caching: bool = False,
+    eos_id: int | None = None,
+    use_cache: bool = False,
 ) -> Iterator[int]:
-    """Up to `count` tokens after `tokens` (T, at least one), one after the other; none after `end`, which is not yielded.
+    """Up to `max_new_tokens` tokens after `tokens` (T, at least one), one after the other; none after `eos_id`, which is not yielded.
 
     model: (1, T) to logits (1, T, V), on its own device, in evaluation mode; at most `context` tokens at once, then it goes on
-    from the last half of them. `caching`: the model takes a cache, made by its `new_cache(batch)`, and then only the new tokens.
+    from the last half of them. `use_cache`: the model takes a cache, made by its `new_cache(batch)`, and then only the new tokens.
     Temperature 0 takes the likeliest token. `top_k` leaves only k to choose from; `top_p` the likeliest that together have this
     probability (Holtzman et al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The same seed gives the same text; the
     modes of the modules and the global generators stay as they were. Waits for the device at every token.
     """
-    draw = _Draw(count, context, temperature, top_k, top_p, seed)
+    draw = _Draw(max_new_tokens, context, temperature, top_k, top_p, seed)
     draw.check_prompt(tokens)
 
     def drawn() -> Iterator[int]:
         row = [int(token) for token in tokens]
-        for _ in draw.lengthened(model, [row], [torch.Generator().manual_seed(seed)], caching=caching):
-            if row[-1] == end:
+        for _ in draw.lengthened(model, [row], [torch.Generator().manual_seed(seed)], use_cache=use_cache):
+            if row[-1] == eos_id:
                 return
             yield row[-1]
 
@@ -81,24 +83,24 @@ def sample_batch(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
     *,
-    count: int,
+    max_new_tokens: int,
     context: int,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    end: int | None = None,
-    caching: bool = False,
+    eos_id: int | None = None,
+    use_cache: bool = False,
     batch_size: int = 16,
 ) -> list[list[int]]:
-    """Each prompt with up to `count` tokens after it, in the order of the prompts; those of one length go together.
+    """Each prompt with up to `max_new_tokens` tokens after it, in the order of the prompts; those of one length go together.
 
     Every prompt draws by (seed, its place), so its text depends neither on the others nor on `batch_size` (but for the rounding
     of larger matrices). The settings are those of `stream`.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: at least one prompt is continued at a time")
-    draw = _Draw(count, context, temperature, top_k, top_p, seed)
+    draw = _Draw(max_new_tokens, context, temperature, top_k, top_p, seed)
     for prompt in prompts:
         draw.check_prompt(prompt)
     texts = [[int(token) for token in prompt] for prompt in prompts]
@@ -110,12 +112,12 @@ def sample_batch(
         rows = [texts[place] for place in group]
         generators = [torch.Generator().manual_seed(fold(seed, place)) for place in group]
         ended: set[int] = set()
-        for _ in draw.lengthened(model, rows, generators, caching=caching):
-            ended |= {nth for nth, row in enumerate(rows) if row[-1] == end}
+        for _ in draw.lengthened(model, rows, generators, use_cache=use_cache):
+            ended |= {nth for nth, row in enumerate(rows) if row[-1] == eos_id}
             if len(ended) == len(rows):
                 break
         for nth in ended:  # it goes on after its end, so that all stay of one length
-            del rows[nth][rows[nth].index(cast("int", end), length) :]
+            del rows[nth][rows[nth].index(cast("int", eos_id), length) :]
     return texts
 
 
@@ -123,7 +125,7 @@ def sample_batch(
 class _Draw:
     """How tokens are drawn; the settings of `stream`."""
 
-    count: int
+    max_new_tokens: int
     context: int
     temperature: float
     top_k: int | None
@@ -135,7 +137,8 @@ class _Draw:
         needs = {
             f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < 1 << 64,
             "no token to start from: give at least one, for example that of a line break": len(tokens) > 0,
-            f"count = {self.count}: give the number of tokens to add, 0 or more": self.count >= 0,
+            f"max_new_tokens = {self.max_new_tokens}: give the number of tokens to add, 0 or more": self.max_new_tokens
+            >= 0,
             f"context = {self.context}: give the number of tokens the model sees at once, 1 or more": self.context >= 1,
             f"temperature = {self.temperature}: give 0 for the likeliest token, or a positive number such as 0.8": (
                 0 <= self.temperature < float("inf")
@@ -151,11 +154,11 @@ class _Draw:
             raise ConfigError("cannot sample: " + "\n  ".join(problems))
 
     def lengthened(
-        self, model: nn.Module, rows: list[list[int]], generators: Sequence[torch.Generator], *, caching: bool
+        self, model: nn.Module, rows: list[list[int]], generators: Sequence[torch.Generator], *, use_cache: bool
     ) -> Iterator[None]:
-        """Add a token to each of some rows of one length, `count` times; the model is as it was at every `yield`."""
-        step = _Steps(model, context=self.context, caching=caching)
-        for _ in range(self.count):
+        """Add a token to each of some rows of one length, `max_new_tokens` times; the model is as it was at every `yield`."""
+        step = _Steps(model, context=self.context, use_cache=use_cache)
+        for _ in range(self.max_new_tokens):
             with torch.no_grad(), untouched(), evaluation_mode([model]):
                 logits_BV = step.next_logits(rows)
             for row, logits_V, generator in zip(rows, logits_BV, generators, strict=True):
@@ -180,8 +183,8 @@ class _Draw:
 class _Steps:
     """The logits after rows of tokens that grow by one at a time, with a cache where the model has one."""
 
-    def __init__(self, model: nn.Module, *, context: int, caching: bool) -> None:
-        self.model, self.context, self.caching = model, context, caching
+    def __init__(self, model: nn.Module, *, context: int, use_cache: bool) -> None:
+        self.model, self.context, self.use_cache = model, context, use_cache
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.first = self.seen = 0  # where the tokens begin that the model is shown; up to where the cache holds them
         self.cache: Any = None
@@ -196,10 +199,10 @@ class _Steps:
             self.first = length - max(1, self.context // 2)
             self.cache = None
         start = self.first if self.cache is None else self.seen
-        if self.caching and self.cache is None:
+        if self.use_cache and self.cache is None:
             self.cache = cast("Any", self.model).new_cache(len(rows))
         tokens_BT = torch.tensor([row[start:] for row in rows], device=self.device)
-        logits_BTV = self.model(tokens_BT, self.cache) if self.caching else self.model(tokens_BT)
+        logits_BTV = self.model(tokens_BT, self.cache) if self.use_cache else self.model(tokens_BT)
         self.seen = length
         logits_BV: Tensor = logits_BTV[:, -1].float().cpu()
         if not logits_BV.isfinite().all():

@@ -20,7 +20,7 @@ from surefoot.models.layers import Dropout, HeadLoss, check_context
 class GPT(nn.Module):
     """Tokens (B, T) of whole numbers, T up to `shape.context`, to logits (B, T, V) of the token after each.
 
-    >>> model = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocabulary=10))
+    >>> model = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10))
     >>> model(torch.zeros(3, 16, dtype=torch.long)).shape
     torch.Size([3, 16, 10])
     """
@@ -30,18 +30,18 @@ class GPT(nn.Module):
     def __init__(self, shape: GPTConfig) -> None:
         super().__init__()
         self.shape = shape
-        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
         self.smear = nn.Parameter(torch.zeros(shape.width)) if shape.smear else None
         self.ngrams = (
-            Ngrams(longest=shape.ngrams, rows=shape.ngram_rows, vocabulary=shape.vocabulary, width=shape.width)
+            Ngrams(longest=shape.ngrams, rows=shape.ngram_rows, vocab_size=shape.vocab_size, width=shape.width)
             if shape.ngrams > 1
             else None
         )
         self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
         self.norm = norm(shape)
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
         if self.positions is None:
             self.register_buffer(
                 "turns", torch.stack(rotations(shape.context, shape.width // shape.heads)), persistent=False

@@ -23,15 +23,15 @@ class Ngrams(nn.Module):
     Each length has a table of at most `rows`, in which n-grams share a row where these are too few (Svenstrup et al. 2017,
     section 3: https://arxiv.org/abs/1709.03933). Before the first token stands one that is not in the vocabulary.
 
-    >>> ngrams = Ngrams(longest=2, rows=30, vocabulary=4, width=8)
+    >>> ngrams = Ngrams(longest=2, rows=30, vocab_size=4, width=8)
     >>> ngrams.rows(torch.tensor([[3, 1, 2]]), length=2).tolist()
     [[19, 8, 11]]
     """
 
-    def __init__(self, *, longest: int, rows: int, vocabulary: int, width: int) -> None:
+    def __init__(self, *, longest: int, rows: int, vocab_size: int, width: int) -> None:
         super().__init__()
-        self.vocabulary = vocabulary
-        self.sizes = table_sizes(longest=longest, rows=rows, vocabulary=vocabulary)
+        self.vocab_size = vocab_size
+        self.sizes = table_sizes(longest=longest, rows=rows, vocab_size=vocab_size)
         self.tables = nn.ModuleList(nn.Embedding(size, width) for size in self.sizes)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -41,22 +41,22 @@ class Ngrams(nn.Module):
 
     def rows(self, tokens_BT: Tensor, *, length: int) -> Tensor:
         """Which row of its table (B, T) the n-gram of this length has that ends at each place."""
-        size, symbols = self.sizes[length - 2], self.vocabulary + 1
+        size, symbols = self.sizes[length - 2], self.vocab_size + 1
         keys_BT = tokens_BT.long()  # of 32 bits they would overflow, and give other rows
         for back in range(1, length):
-            earlier_BT = torch.full_like(tokens_BT, self.vocabulary)
+            earlier_BT = torch.full_like(tokens_BT, self.vocab_size)
             earlier_BT[:, back:] = tokens_BT[:, :-back]
             keys_BT = keys_BT * symbols + earlier_BT
         return keys_BT if size == symbols**length else (keys_BT * _FACTOR >> 16) % size
 
 
-def table_sizes(*, longest: int, rows: int, vocabulary: int) -> list[int]:
+def table_sizes(*, longest: int, rows: int, vocab_size: int) -> list[int]:
     """How many rows the table of each length has, from two tokens on.
 
-    >>> table_sizes(longest=3, rows=32768, vocabulary=65)
+    >>> table_sizes(longest=3, rows=32768, vocab_size=65)
     [4356, 32768]
     """
-    return [min(rows, (vocabulary + 1) ** length) for length in range(2, longest + 1)]
+    return [min(rows, (vocab_size + 1) ** length) for length in range(2, longest + 1)]
 
 
 LAYER_EPSILON = 1e-5  # of GPT-2's layer norms
@@ -67,9 +67,9 @@ _OF_GPT2 = {"activation": "gelu", "smear": False, "ngrams": 1}
 class GPTConfig:
     """The size and family of a GPT. `width` is a multiple of the `heads`, of twice the heads where positions are rotary.
 
-    >>> GPTConfig(layers=4, heads=4, width=128, context=64, vocabulary=65).parameters
+    >>> GPTConfig(layers=4, heads=4, width=128, context=64, vocab_size=65).parameters
     803200
-    >>> GPTConfig(layers=12, heads=12, width=768, context=1024, vocabulary=50257, family="gpt2", tied=True).parameters
+    >>> GPTConfig(layers=12, heads=12, width=768, context=1024, vocab_size=50257, family="gpt2", tied=True).parameters
     124439808
     """
 
@@ -77,7 +77,7 @@ class GPTConfig:
     heads: int
     width: int
     context: int
-    vocabulary: int
+    vocab_size: int
     dropout: float = 0.0  # fraction of units, of attention weights too
     family: Literal["modern", "gpt2"] = "modern"
     activation: Literal["relu2", "swiglu", "gelu"] | None = None  # None: gelu for gpt2, else relu2
@@ -87,7 +87,7 @@ class GPTConfig:
     ngram_rows: int = 32768  # of each table, at most
 
     def __post_init__(self) -> None:
-        sizes = (self.layers, self.heads, self.width, self.context, self.vocabulary)
+        sizes = (self.layers, self.heads, self.width, self.context, self.vocab_size)
         check_shape((min(sizes) >= 1, f"every size must be 1 or more: {self}"))
         asked = {"activation": self.activation or "gelu", "smear": self.smear, "ngrams": self.ngrams}
         foreign = ", ".join(f"{name} = {value!r}" for name, value in asked.items() if value != _OF_GPT2[name])
@@ -121,9 +121,9 @@ class GPTConfig:
             block = matrices + (4 * width + hidden + width) + 4 * width  # biases; gains and biases of two norms
             outside = self.context * width + 2 * width
         else:
-            rows = sum(table_sizes(longest=self.ngrams, rows=self.ngram_rows, vocabulary=self.vocabulary))
+            rows = sum(table_sizes(longest=self.ngrams, rows=self.ngram_rows, vocab_size=self.vocab_size))
             block, outside = matrices, width * (1 + self.smear + rows)
-        return (1 if self.tied else 2) * self.vocabulary * width + self.layers * block + outside
+        return (1 if self.tied else 2) * self.vocab_size * width + self.layers * block + outside
 
 
 class Block(nn.Module):

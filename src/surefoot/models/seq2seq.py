@@ -29,7 +29,7 @@ class Seq2Seq(nn.Module):
 
     Each row of the source needs one token that is not padding.
 
-    >>> shape = Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10)
+    >>> shape = Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocab_size=10)
     >>> Seq2Seq(shape)(torch.ones(3, 5, dtype=torch.long), torch.ones(3, 4, dtype=torch.long)).shape
     torch.Size([3, 4, 10])
     """
@@ -39,8 +39,8 @@ class Seq2Seq(nn.Module):
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
         self.shape = shape
-        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
-        own = shape.source_vocabulary
+        self.embedding = nn.Embedding(shape.vocab_size, shape.width)
+        own = shape.source_vocab_size
         self.source_embedding = self.embedding if own is None else nn.Embedding(own, shape.width)
         rotary = shape.positions == "rotary"
         self.source_positions, self.target_positions = (
@@ -57,7 +57,7 @@ class Seq2Seq(nn.Module):
         self.encoder_norm, self.decoder_norm = (
             norm_of(shape) if shape.norm == "pre" else nn.Identity() for _ in range(2)
         )
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
         self._initialise()
 
     def forward(self, source_BS: Tensor, target_BT: Tensor, *, loss: HeadLoss | None = None) -> Any:
@@ -133,7 +133,7 @@ class Decoding:
 
     >>> import torch
     >>> from surefoot.models.seq2seq import Seq2SeqConfig
-    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocabulary=10))
+    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocab_size=10))
     >>> decoding = Decoding(model, torch.ones(3, 5, dtype=torch.long), hypotheses=2, most=7)
     >>> decoding.logits(torch.ones(3, 2, dtype=torch.long)).shape
     torch.Size([3, 2, 10])

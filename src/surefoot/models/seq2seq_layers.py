@@ -31,9 +31,9 @@ class Seq2SeqConfig:
     what writes into the residual stream starts at zero, so that each block starts as identity (Goyal et al. 2017, section
     5.1: https://arxiv.org/abs/1706.02677); for norm "pre".
 
-    >>> Seq2SeqConfig(encoder_layers=3, decoder_layers=3, heads=4, width=256, hidden=1024, vocabulary=8000).parameters
+    >>> Seq2SeqConfig(encoder_layers=3, decoder_layers=3, heads=4, width=256, hidden=1024, vocab_size=8000).parameters
     7578624
-    >>> base = Seq2SeqConfig(encoder_layers=6, decoder_layers=6, heads=8, width=512, hidden=2048, vocabulary=37000, norm="post")
+    >>> base = Seq2SeqConfig(encoder_layers=6, decoder_layers=6, heads=8, width=512, hidden=2048, vocab_size=37000, norm="post")
     >>> base.parameters  # "65 x 10^6" in table 3 there
     63082496
     """
@@ -43,8 +43,8 @@ class Seq2SeqConfig:
     heads: int
     width: int
     hidden: int  # units between the two layers of an MLP
-    vocabulary: int  # of the target, and of the source where `source_vocabulary` is None
-    source_vocabulary: int | None = None  # None: one vocabulary and one embedding for both sides
+    vocab_size: int  # of the target, and of the source where `source_vocab_size` is None
+    source_vocab_size: int | None = None  # None: one vocabulary and one embedding for both sides
     context: int = 512  # the most places of either side
     dropout: float = 0.0  # fraction of units of the embeddings and of what each part adds
     attention_dropout: float = 0.0  # fraction of attention weights; slow on the CPU
@@ -58,9 +58,9 @@ class Seq2SeqConfig:
     tied: bool = True  # the head's matrix is the target's embedding
 
     def __post_init__(self) -> None:
-        own = self.vocabulary if self.source_vocabulary is None else self.source_vocabulary
+        own = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
         sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.hidden, self.context, own)
-        check_shape((min(*sizes, self.vocabulary) >= 1, f"every size must be 1 or more: {self}"))
+        check_shape((min(*sizes, self.vocab_size) >= 1, f"every size must be 1 or more: {self}"))
         fractions = {name: getattr(self, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
         width, heads, positions = self.width, self.heads, self.positions
         check_shape(
@@ -91,7 +91,7 @@ class Seq2SeqConfig:
         decoder = self.decoder_layers * (2 * attention + mlp + 3 * norm)
         ends = 2 * norm if self.norm == "pre" else 0
         places = 2 * self.context * width if self.positions == "learned" else 0
-        tables = (self.source_vocabulary or 0) + (1 if self.tied else 2) * self.vocabulary
+        tables = (self.source_vocab_size or 0) + (1 if self.tied else 2) * self.vocab_size
         return encoder + decoder + ends + places + tables * width
 
 

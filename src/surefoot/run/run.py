@@ -27,7 +27,7 @@ from surefoot.train.scratch import preserved
 from surefoot.train.state_dict import Kept, Whole
 
 if TYPE_CHECKING:
-    from surefoot.tracking.panels import Panels
+    from surefoot.tracking.panels_file import Panels
 
 
 @ordered

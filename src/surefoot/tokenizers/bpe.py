@@ -69,27 +69,27 @@ def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
 class BPETokenizer:
     """One token per byte or frequent row of bytes; the library `tokenizers` does the work.
 
-    >>> tokenizer = BPETokenizer.trained(["low lower lowest"] * 9, vocabulary=264)
+    >>> tokenizer = BPETokenizer.train(["low lower lowest"] * 9, vocab_size=264)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
     ('lower', True)
     """
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
         self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold END is text
-        self.vocabulary: int = tokenizer.get_vocab_size()
-        self.end: int | None = tokenizer.token_to_id(END)
-        self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
+        self.vocab_size: int = tokenizer.get_vocab_size()
+        self.eos_id: int | None = tokenizer.token_to_id(END)
+        self.dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
         self.by_word = splits_into_words(tokenizer)
 
     @classmethod
-    def trained(cls, texts: Iterable[str], *, vocabulary: int) -> Self:
-        """The tokenizer of `vocabulary` tokens that a text calls for; the same for the same text."""
+    def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
+        """The tokenizer of `vocab_size` tokens that a text calls for; the same for the same text."""
         from tokenizers import pre_tokenizers, trainers
 
-        if vocabulary < 257:
-            raise DataError(f"vocabulary = {vocabulary}: byte pairs need 257 tokens at least, the bytes and an end")
+        if vocab_size < 257:
+            raise DataError(f"vocab_size = {vocab_size}: byte pairs need 257 tokens at least, the bytes and an end")
         trainer = trainers.BpeTrainer(
-            vocab_size=vocabulary,
+            vocab_size=vocab_size,
             special_tokens=[END],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -102,10 +102,10 @@ class BPETokenizer:
     def load(cls, path: Path | str) -> Self:
         """From a file that `to_json` or the library wrote, or a directory with GPT-2's (encoder.json and vocab.bpe)."""
         path = local_path(path, setting="path")
-        for vocabulary, merges in _GPT2_FILES:
-            if (path / vocabulary).is_file() and (path / merges).is_file():
+        for vocab, merges in _GPT2_FILES:
+            if (path / vocab).is_file() and (path / merges).is_file():
                 try:
-                    return cls(_byte_level(str(path / vocabulary), str(path / merges)))
+                    return cls(_byte_level(str(path / vocab), str(path / merges)))
                 except Exception as problem:  # the library raises nothing narrower
                     raise DataError(f"{path} holds no tokenizer of GPT-2: {problem}") from problem
         if not path.is_file():
@@ -127,14 +127,14 @@ class BPETokenizer:
 
     @property
     def byte_counts(self) -> NDArray[Any]:
-        """The bytes that each token stands for; 0 for `end`."""
-        found = np.zeros(self.vocabulary, dtype=np.int64)
+        """The bytes that each token stands for; 0 for `eos_id`."""
+        found = np.zeros(self.vocab_size, dtype=np.int64)
         for token, one in self.tokenizer.get_vocab().items():
             found[one] = len(token)  # of bytes as letters: one letter is one byte
         for one, added in self.tokenizer.get_added_tokens_decoder().items():
             found[one] = len(added.content.encode())  # written as they are
-        if self.end is not None:  # which is an ordinary token in GPT-2's files
-            found[self.end] = 0
+        if self.eos_id is not None:  # which is an ordinary token in GPT-2's files
+            found[self.eos_id] = 0
         return found
 
     def encode(self, text: str) -> NDArray[Any]:
@@ -153,8 +153,8 @@ class BPETokenizer:
         return [np.array(one.ids, dtype=self.dtype) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these tokens; what is no UTF-8 (a sample may end inside a character) becomes U+FFFD, `end` nothing."""
-        return self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one != self.end])
+        """The text of these tokens; what is no UTF-8 (a sample may end inside a character) becomes U+FFFD, `eos_id` nothing."""
+        return self.tokenizer.decode([one for one in listed(ids, self.vocab_size) if one != self.eos_id])
 
 
 def from_json(text: str) -> Tokenizer:

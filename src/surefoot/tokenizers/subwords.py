@@ -25,9 +25,9 @@ _SPECIAL = ["<padding>", "<begin>", "<end>"]
 
 
 class SubwordTokenizer:
-    """Text <-> tokens from 3 to `vocabulary` - 1; 0, 1 and 2 are for padding, begin and end. `tokenizers` does the work.
+    """Text <-> tokens from 3 to `vocab_size` - 1; 0, 1 and 2 are for padding, begin and end. `tokenizers` does the work.
 
-    >>> tokenizer = SubwordTokenizer.trained(["low lower lowest"] * 9, vocabulary=270)
+    >>> tokenizer = SubwordTokenizer.train(["low lower lowest"] * 9, vocab_size=270)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
     ('lower', True)
     """
@@ -37,23 +37,23 @@ class SubwordTokenizer:
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
         self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold <end> is text
-        self.vocabulary: int = tokenizer.get_vocab_size()
+        self.vocab_size: int = tokenizer.get_vocab_size()
         self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
 
     @classmethod
-    def trained(cls, texts: Iterable[str], *, vocabulary: int, kind: Kind = "bpe") -> Self:
-        """The tokenizer of up to `vocabulary` tokens that the texts call for; fewer where they hold no more different ones.
+    def train(cls, texts: Iterable[str], *, vocab_size: int, kind: Kind = "bpe") -> Self:
+        """The tokenizer of up to `vocab_size` tokens that the texts call for; fewer where they hold no more different ones.
 
         bpe: Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909); unigram: Kudo 2018 (https://arxiv.org/abs/1804.10959).
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        if vocabulary < cls.least:
+        if vocab_size < cls.least:
             raise DataError(
-                f"vocabulary = {vocabulary}: subwords need {cls.least} tokens at least, the bytes, and padding, begin and end"
+                f"vocab_size = {vocab_size}: subwords need {cls.least} tokens at least, the bytes, and padding, begin and end"
             )
         common: dict[str, Any] = {
-            "vocab_size": vocabulary,
+            "vocab_size": vocab_size,
             "special_tokens": _SPECIAL,
             "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
             "show_progress": False,
@@ -108,7 +108,7 @@ class SubwordTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens; padding, begin and end are nothing, and what is no UTF-8 becomes U+FFFD."""
-        return self.tokenizer.decode([one for one in listed(ids, self.vocabulary) if one > END]).removeprefix(" ")
+        return self.tokenizer.decode([one for one in listed(ids, self.vocab_size) if one > END]).removeprefix(" ")
 
 
 def _repeatable(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":

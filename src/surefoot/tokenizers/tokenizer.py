@@ -12,19 +12,19 @@ from surefoot.errors import DataError
 
 
 class Tokenizer(Protocol):
-    """Text <-> numbers from 0 to `vocabulary` - 1."""
+    """Text <-> numbers from 0 to `vocab_size` - 1."""
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """How many different tokens there are."""
 
     @property
-    def end(self) -> int | None:
+    def eos_id(self) -> int | None:
         """The token that stands after a document; None where there is none."""
 
     @property
     def byte_counts(self) -> NDArray[Any]:
-        """For each token how many bytes of UTF-8 it stands for; 0 for `end`."""
+        """For each token how many bytes of UTF-8 it stands for; 0 for `eos_id`."""
 
     def encode(self, text: str) -> NDArray[Any]:
         """The tokens of a text, 1-dimensional and unsigned."""
@@ -46,8 +46,8 @@ class ByteTokenizer:
     [104, 195, 169]
     """
 
-    vocabulary = 257
-    end = 256
+    vocab_size = 257
+    eos_id = 256
 
     @property
     def byte_counts(self) -> NDArray[Any]:
@@ -63,8 +63,8 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD, `end` nothing."""
-        return bytes(one for one in listed(ids, self.vocabulary) if one != self.end).decode(errors="replace")
+        """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD, `eos_id` nothing."""
+        return bytes(one for one in listed(ids, self.vocab_size) if one != self.eos_id).decode(errors="replace")
 
     def to_json(self) -> str:
         """Only its name: there is nothing to remember."""
@@ -79,28 +79,28 @@ class ByteTokenizer:
 class CharacterTokenizer:
     """One token per character of a given set, numbered in its order.
 
-    >>> tokenizer = CharacterTokenizer.of("banana")
+    >>> tokenizer = CharacterTokenizer.from_text("banana")
     >>> tokenizer.characters, tokenizer.encode("nab").tolist(), tokenizer.decode([2, 0])
     ('abn', [2, 0, 1], 'na')
     """
 
-    end = None
+    eos_id = None
 
     def __init__(self, characters: str) -> None:
         if not characters:
-            raise DataError("a tokenizer of no characters: give the text it is for, CharacterTokenizer.of(text)")
+            raise DataError("a tokenizer of no characters: give the text it is for, CharacterTokenizer.from_text(text)")
         if len(set(characters)) < len(characters):
             twice = next(one for place, one in enumerate(characters) if one in characters[:place])
             raise DataError(
-                f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.of(text) sorts them out"
+                f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.from_text(text) sorts them out"
             )
-        self.characters, self.vocabulary = characters, len(characters)
+        self.characters, self.vocab_size = characters, len(characters)
         codes = _codes(characters)
         self.numbers = np.full(int(codes.max()) + 1, -1, dtype=np.int32)
         self.numbers[codes] = np.arange(len(codes))
 
     @classmethod
-    def of(cls, text: str) -> Self:
+    def from_text(cls, text: str) -> Self:
         """The tokenizer of all characters that a text holds, sorted."""
         return cls("".join(sorted(set(text))))
 
@@ -116,10 +116,10 @@ class CharacterTokenizer:
         if (ids < 0).any():
             place = int((ids < 0).argmax())
             raise DataError(
-                f"character {text[place]!r} at position {place} is not one of the {self.vocabulary} this tokenizer knows\n"
+                f"character {text[place]!r} at position {place} is not one of the {self.vocab_size} this tokenizer knows\n"
                 "  make the tokenizer from all the text, or use ByteTokenizer(), which knows everything"
             )
-        return ids.astype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
+        return ids.astype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """The tokens of many texts."""
@@ -127,7 +127,7 @@ class CharacterTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens."""
-        return "".join(self.characters[one] for one in listed(ids, self.vocabulary))
+        return "".join(self.characters[one] for one in listed(ids, self.vocab_size))
 
     def to_json(self) -> str:
         """The characters in their order."""
@@ -163,16 +163,16 @@ def _codes(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 
-def listed(ids: Any, vocabulary: int) -> list[int]:
+def listed(ids: Any, vocab_size: int) -> list[int]:
     """Tokens as plain integers; `DataError` for one outside the vocabulary."""
     # not above: the processes that prepare token shards start in a tenth of the time without torch
     from torch import Tensor
 
     found = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(one) for one in ids]
     for one in found:
-        if not 0 <= one < vocabulary:
+        if not 0 <= one < vocab_size:
             raise DataError(
-                f"token {one} is outside this tokenizer's vocabulary of {vocabulary}: was it trained with another one?"
+                f"token {one} is outside this tokenizer's vocabulary of {vocab_size}: was it trained with another one?"
             )
     return found
 

@@ -76,14 +76,14 @@ def test_shards_hold_the_tokens_of_every_document_and_its_end(inputs: list[Path]
     expected = sf.data.encode_documents(json.loads((tmp_path / "expected.json").read_text()), BYTES)
     assert np.array_equal(np.concatenate(list(shards.arrays)), expected)
     assert {len(array) for array in shards.arrays[:-1]} == {1000}
-    assert shards.vocabulary == 257
+    assert shards.vocab_size == 257
     shards.refuse_damaged()
     assert sf.tokenizers.load(tmp_path / "out").to_json() == BYTES.to_json()
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_the_number_of_processes_changes_no_byte(kind: str, inputs: list[Path], tmp_path: Path) -> None:
-    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.trained(documents(), vocabulary=300)
+    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
     for processes in (1, 2):
         prepared(tmp_path / str(processes), inputs, tokenizer=tokenizer, processes=processes)
     assert whole(tmp_path / "1") == whole(tmp_path / "2")
@@ -96,11 +96,11 @@ def test_what_was_given_up_after_any_shard_ends_in_the_same_bytes(
     class GivenUpError(Exception):
         pass
 
-    def given_up(pieces: Any, directory: Path, *, number: int, vocabulary: int) -> Any:
+    def given_up(pieces: Any, directory: Path, *, number: int, vocab_size: int) -> Any:
         if number == shards:
             (directory / f"shard-{number:05d}.bin").write_bytes(b"half of it")
             raise GivenUpError
-        return write(pieces, directory, number=number, vocabulary=vocabulary)
+        return write(pieces, directory, number=number, vocab_size=vocab_size)
 
     prepared(tmp_path / "whole", inputs)
     write = prepare.write_shard
@@ -163,7 +163,10 @@ def test_a_finished_directory_is_checked_and_what_is_damaged_is_made_again(input
     [
         ({"shard_tokens": 999}, "shard_tokens was 1000, now 999"),
         ({"column": "body"}, "column was 'text', now 'body'"),
-        ({"tokenizer": sf.tokenizers.CharacterTokenizer.of("abcdefghijklmnopqrstuvwxyz")}, "made by another tokenizer"),
+        (
+            {"tokenizer": sf.tokenizers.CharacterTokenizer.from_text("abcdefghijklmnopqrstuvwxyz")},
+            "made by another tokenizer",
+        ),
         ({"inputs": 2}, r"of 3 files, now 2, such as c\.jsonl"),
     ],
 )
@@ -194,7 +197,7 @@ def test_a_file_that_has_changed_since_is_refused(inputs: list[Path], tmp_path: 
 
 
 def test_shards_of_someone_else_are_not_touched(inputs: list[Path], tmp_path: Path) -> None:
-    sf.data.write_shards(np.arange(9), tmp_path / "out", vocabulary=9)
+    sf.data.write_shards(np.arange(9), tmp_path / "out", vocab_size=9)
     before = whole(tmp_path / "out")
     with pytest.raises(DataError, match="not prepared here"):
         prepared(tmp_path / "out", inputs)
@@ -217,7 +220,7 @@ def test_a_text_that_is_none_is_told_with_file_and_document(
 ) -> None:
     lines = inputs[2].read_text().splitlines(keepends=True)
     inputs[2].write_text("".join([*lines[:17], '{"text": "bad \\ud83d here"}\n', *lines[17:]]))
-    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.trained(documents(), vocabulary=300)
+    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
     with pytest.raises(DataError, match=r"c\.jsonl, document 18 \(the first is 1\): character 4 .* half a surrogate"):
         prepared(tmp_path / "out", inputs, tokenizer=tokenizer, processes=processes)
 

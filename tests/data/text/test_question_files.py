@@ -123,7 +123,7 @@ def test_a_file_that_is_not_there_and_no_questions_of_one_are_refused(tmp_path):
 
 def test_a_character_that_the_tokenizer_does_not_know_is_told_with_its_line(tmp_path):
     path = written(tmp_path / "a.jsonl", ARC, ARC | {"query": "Qué"})
-    tokenizer = CharacterTokenizer.of(json.dumps(ARC) + "\n")
+    tokenizer = CharacterTokenizer.from_text(json.dumps(ARC) + "\n")
     with pytest.raises(DataError, match=r"line 2: character 'é'"):
         load_questions(path, tokenizer)
 
@@ -155,7 +155,7 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
     tokenizer = sf.tokenizers.load(DATA / "gpt2-bpe")
     torch.manual_seed(0)
     shape = sf.models.GPTConfig(
-        layers=2, heads=2, width=16, context=256, vocabulary=tokenizer.vocabulary, family="gpt2", tied=True
+        layers=2, heads=2, width=16, context=256, vocab_size=tokenizer.vocab_size, family="gpt2", tied=True
     )
     model = sf.models.GPT(shape)
     for parameter in model.parameters():

@@ -12,37 +12,37 @@ from surefoot.errors import DataError
 
 def test_what_was_written_is_read(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 50_257, 1000)
-    write_shards(tokens, tmp_path / "new" / "folder", vocabulary=50_257, shard_tokens=300)
+    write_shards(tokens, tmp_path / "new" / "folder", vocab_size=50_257, shard_tokens=300)
     shards = TokenShards.open(tmp_path / "new" / "folder")
     assert np.array_equal(np.concatenate(shards.arrays), tokens)
     assert [len(array) for array in shards.arrays] == [300, 300, 300, 100]
-    assert (len(shards), shards.vocabulary) == (1000, 50_257)
+    assert (len(shards), shards.vocab_size) == (1000, 50_257)
     shards.refuse_damaged()
 
 
 def test_documents_are_written_one_after_the_other(tmp_path):
     documents = (np.arange(length) for length in (5, 0, 17, 3, 2))
-    shards = write_shards(documents, tmp_path, vocabulary=20, shard_tokens=9)
+    shards = write_shards(documents, tmp_path, vocab_size=20, shard_tokens=9)
     expected = np.concatenate([np.arange(length) for length in (5, 17, 3, 2)])
     assert np.array_equal(np.concatenate(shards.arrays), expected)
     assert [len(array) for array in shards.arrays] == [9, 9, 9]
 
 
-@pytest.mark.parametrize(("vocabulary", "size"), [(65_536, 2), (65_537, 4)])
-def test_tokens_take_two_bytes_where_they_fit(tmp_path, vocabulary, size):
-    shards = write_shards(np.array([0, vocabulary - 1]), tmp_path, vocabulary=vocabulary)
+@pytest.mark.parametrize(("vocab_size", "size"), [(65_536, 2), (65_537, 4)])
+def test_tokens_take_two_bytes_where_they_fit(tmp_path, vocab_size, size):
+    shards = write_shards(np.array([0, vocab_size - 1]), tmp_path, vocab_size=vocab_size)
     assert (tmp_path / "shard-00000.bin").stat().st_size == 2 * size
-    assert shards.arrays[0].tolist() == [0, vocabulary - 1]
+    assert shards.arrays[0].tolist() == [0, vocab_size - 1]
 
 
 def test_files_are_little_endian_arrays_without_a_header(tmp_path):
-    write_shards(np.array([1, 258]), tmp_path, vocabulary=300)
+    write_shards(np.array([1, 258]), tmp_path, vocab_size=300)
     assert (tmp_path / "shard-00000.bin").read_bytes() == b"\x01\x00\x02\x01"
 
 
 def test_a_token_outside_the_vocabulary_is_named_with_its_position(tmp_path):
     with pytest.raises(DataError, match="token 9 at position 6 is outside the vocabulary of 9"):
-        write_shards([np.arange(5), np.array([0, 9])], tmp_path, vocabulary=9)
+        write_shards([np.arange(5), np.array([0, 9])], tmp_path, vocab_size=9)
     with pytest.raises(DataError, match=r"no tokens\.json"):
         TokenShards.open(tmp_path)
 
@@ -50,23 +50,23 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_position(tmp_path):
 @pytest.mark.parametrize("tokens", [[], np.empty(0, int), [np.empty(0, int)]])
 def test_writing_no_tokens_is_refused(tmp_path, tokens):
     with pytest.raises(DataError, match="no tokens"):
-        write_shards(tokens, tmp_path, vocabulary=9)
+        write_shards(tokens, tmp_path, vocab_size=9)
 
 
 @pytest.mark.parametrize("tokens", [np.zeros(3), np.zeros((2, 2), int), [np.array([0.5])]])
 def test_what_is_no_row_of_whole_numbers_is_refused(tmp_path, tokens):
     with pytest.raises(DataError, match="1-dimensional arrays of whole numbers"):
-        write_shards(tokens, tmp_path, vocabulary=9)
+        write_shards(tokens, tmp_path, vocab_size=9)
 
 
 def test_shards_that_exist_are_not_overwritten(tmp_path):
-    write_shards(np.arange(5), tmp_path, vocabulary=9)
+    write_shards(np.arange(5), tmp_path, vocab_size=9)
     with pytest.raises(DataError, match="already"):
-        write_shards(np.arange(6), tmp_path, vocabulary=9)
+        write_shards(np.arange(6), tmp_path, vocab_size=9)
 
 
 def spoiled(tmp_path, change):
-    write_shards(np.arange(50), tmp_path, vocabulary=50, shard_tokens=20)
+    write_shards(np.arange(50), tmp_path, vocab_size=50, shard_tokens=20)
     change(tmp_path / "shard-00001.bin")
 
 
@@ -93,7 +93,7 @@ def test_a_flipped_bit_is_found_by_reading_everything(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no file here whose reading is an I/O error")
 def test_bytes_that_the_disk_does_not_give_are_damaged(tmp_path):
-    shards = write_shards(np.arange(9), tmp_path, vocabulary=9)
+    shards = write_shards(np.arange(9), tmp_path, vocab_size=9)
     (tmp_path / "shard-00000.bin").unlink()
     (tmp_path / "shard-00000.bin").symlink_to("/proc/self/mem")  # no page lies at its beginning
     with pytest.raises(DataError, match=r"shard-00000\.bin is damaged"):
@@ -137,14 +137,14 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path, name):
 
 def test_fingerprint_follows_the_contents(tmp_path):
     one, same, other = (
-        write_shards(np.arange(9) + add, tmp_path / name, vocabulary=20) for name, add in (("a", 0), ("b", 0), ("c", 1))
+        write_shards(np.arange(9) + add, tmp_path / name, vocab_size=20) for name, add in (("a", 0), ("b", 0), ("c", 1))
     )
     assert one.fingerprint() == same.fingerprint() != other.fingerprint()
 
 
 def test_one_flipped_byte_is_found_and_the_shard_named(tmp_path: Path) -> None:
     """Sizes are as they were: trained on, nobody would notice."""
-    shards = write_shards(np.arange(4000) % 256, tmp_path, vocabulary=256, shard_tokens=1000)
+    shards = write_shards(np.arange(4000) % 256, tmp_path, vocab_size=256, shard_tokens=1000)
     assert shards.refuse_damaged() == 4
     place = tmp_path / "shard-00002.bin"
     data = bytearray(place.read_bytes())
@@ -155,5 +155,5 @@ def test_one_flipped_byte_is_found_and_the_shard_named(tmp_path: Path) -> None:
 
 
 def test_of_a_large_set_so_many_bytes_are_read(tmp_path: Path) -> None:
-    shards = write_shards(np.arange(4000) % 256, tmp_path, vocabulary=256, shard_tokens=1000)
+    shards = write_shards(np.arange(4000) % 256, tmp_path, vocab_size=256, shard_tokens=1000)
     assert shards.refuse_damaged(most_bytes=4000) == 2  # of 8,000

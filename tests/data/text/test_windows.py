@@ -67,7 +67,7 @@ def test_a_batch_across_two_epochs_takes_each_windows_own_offset():
 
 
 def test_windows_never_cross_shards(tmp_path):
-    shards = write_shards(np.arange(100), tmp_path, vocabulary=100, shard_tokens=30)
+    shards = write_shards(np.arange(100), tmp_path, vocab_size=100, shard_tokens=30)
     inputs, targets = gathered(TrainWindows(shards, context=4, seed=0), 5)
     assert (inputs // 30 == targets // 30).all()
     assert torch.equal(inputs + 1, targets)
@@ -76,7 +76,7 @@ def test_windows_never_cross_shards(tmp_path):
 
 def test_windows_of_one_shard_are_those_of_the_array(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 70_000, 500)
-    shards = write_shards(tokens, tmp_path, vocabulary=70_000)
+    shards = write_shards(tokens, tmp_path, vocab_size=70_000)
     for of_shards, of_array in zip(
         gathered(TrainWindows(shards, context=9, seed=4), 2),
         gathered(TrainWindows(tokens, context=9, seed=4), 2),
@@ -101,7 +101,7 @@ def test_held_out_counts_every_target_once(length, context):
 
 
 def test_held_out_over_shards_counts_every_target_but_each_shards_first_token(tmp_path):
-    shards = write_shards(np.arange(100), tmp_path, vocabulary=100, shard_tokens=33)
+    shards = write_shards(np.arange(100), tmp_path, vocab_size=100, shard_tokens=33)
     assert sorted(counted(EvalWindows(shards, context=7))[1]) == [token for token in range(100) if token % 33]
 
 
@@ -143,7 +143,7 @@ def test_too_few_tokens_for_the_context_are_refused(length):
 
 
 def test_the_longest_piece_is_told_where_none_holds_a_window(tmp_path):
-    shards = write_shards(np.arange(20) % 9, tmp_path, vocabulary=9, shard_tokens=8)
+    shards = write_shards(np.arange(20) % 9, tmp_path, vocab_size=9, shard_tokens=8)
     with pytest.raises(DataError, match="into 8 tokens in one piece: at least 14"):
         TrainWindows(shards, context=7, seed=0)
 
@@ -168,8 +168,8 @@ def test_a_context_of_nothing_is_refused():
 @needs("tinyshakespeare")
 def test_tiny_shakespeare_is_covered_whole():
     training, held_out = split_sequence(load_documents(DATA / "tinyshakespeare")["input.txt"])
-    tokenizer = CharacterTokenizer.of(training)
-    assert tokenizer.vocabulary == 65
+    tokenizer = CharacterTokenizer.from_text(training)
+    assert tokenizer.vocab_size == 65
     windows = TrainWindows(tokenizer.encode(training), context=256, seed=0)
     first = int(windows.offsets(4)[0])
     assert tokenizer.decode(gathered(windows, 4)[0].flatten()) == training[first : first + len(windows) * 256]

@@ -75,7 +75,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
     scores = run.scores()
 
     held_out = text()[-round(0.05 * len(text())) :]
-    corpus = read_corpus(gpt.Data(path=str(path), tokenizer=tokenizer, vocabulary=300))
+    corpus = read_corpus(gpt.Data(path=str(path), tokenizer=tokenizer, vocab_size=300))
     tokens = torch.from_numpy(corpus.held_out.astype(np.int64))
     nats = 0.0
     model = run.state.models["model"].eval()
@@ -144,7 +144,7 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
     trained(asked)
     saved = tmp_path / "run" / "tokenizer.json"
     before = saved.read_text()
-    other = sf.tokenizers.BPETokenizer.trained(["something else entirely " * 9], vocabulary=270)
+    other = sf.tokenizers.BPETokenizer.train(["something else entirely " * 9], vocab_size=270)
     saved.write_text(other.to_json())
     with pytest.raises(sf.CheckpointError, match="cannot resume"):
         trained(dataclasses.replace(asked, stop_after=None))
@@ -177,7 +177,7 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
     assert (tmp_path / "second" / "tokenizer.json").read_text() == held
     shutil.rmtree(tmp_path / "first")  # a run goes on without the one it began from
     trained(asked)
-    own = dataclasses.replace(asked.data, tokenizer="bpe", vocabulary=300)
+    own = dataclasses.replace(asked.data, tokenizer="bpe", vocab_size=300)
     assert gpt.build(dataclasses.replace(asked, data=own, out=None)).parts.files["tokenizer.json"] != held
 
 
@@ -189,10 +189,10 @@ def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path:
 
 def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_noticed(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "characters.json"
-    file.write_text(sf.tokenizers.CharacterTokenizer.of(text() + "!").to_json())
+    file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "!").to_json())
     asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
     assert trained(asked).parts.files["tokenizer.json"] == file.read_text()
-    file.write_text(sf.tokenizers.CharacterTokenizer.of(text() + "?").to_json())
+    file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "?").to_json())
     with pytest.raises(sf.CheckpointError, match=r"data\.tokenizer was"):
         trained(dataclasses.replace(asked, stop_after=None))
 
@@ -200,7 +200,7 @@ def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_notic
 def test_a_run_goes_on_where_the_tokenizer_s_file_is_gone(path: Path, tmp_path: Path) -> None:
     """Its own copy is what it uses."""
     file = tmp_path / "characters.json"
-    file.write_text(sf.tokenizers.CharacterTokenizer.of(text() + "!").to_json())
+    file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "!").to_json())
     asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
     trained(asked)
     file.unlink()
@@ -215,7 +215,7 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
     Path("deep/weights").mkdir(parents=True)
     weights_file = Path("first/checkpoints/step-00000006/model.safetensors")
     shutil.copy(weights_file, "deep/weights/x.safetensors")
-    Path("tokenizer.json").write_text(sf.tokenizers.CharacterTokenizer.of("abc").to_json())  # of something else
+    Path("tokenizer.json").write_text(sf.tokenizers.CharacterTokenizer.from_text("abc").to_json())  # of something else
     changes = {"data.tokenizer": None, "data.vocabulary": None}
     built = gpt.build(config(path, init="deep/weights/x.safetensors", **changes))
     assert '"kind": "bpe"' in built.parts.files["tokenizer.json"]
@@ -281,7 +281,7 @@ def test_the_last_step_is_saved_before_a_sample_is_tried(
 
 def test_a_tokenizer_left_by_a_run_that_never_began_is_not_taken_over(path: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    other = sf.tokenizers.BPETokenizer.trained(["something else entirely " * 9], vocabulary=270)
+    other = sf.tokenizers.BPETokenizer.train(["something else entirely " * 9], vocab_size=270)
     (tmp_path / "run" / "tokenizer.json").write_text(other.to_json())
     run = trained(config(path, out=str(tmp_path / "run")))
     assert (tmp_path / "run" / "tokenizer.json").read_text() == run.parts.files["tokenizer.json"] != other.to_json()
@@ -295,7 +295,7 @@ def test_the_tokenizer_is_made_from_what_is_trained_on_alone(path: Path) -> None
 
 def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp_path: Path) -> None:
     sf.data.write_shards(
-        sf.tokenizers.ByteTokenizer().encode(text()), tmp_path / "shards", vocabulary=257, shard_tokens=7000
+        sf.tokenizers.ByteTokenizer().encode(text()), tmp_path / "shards", vocab_size=257, shard_tokens=7000
     )
     shards = config(tmp_path / "shards", **{"data.tokenizer": "bytes"})
     whole = config(path, **{"data.tokenizer": "bytes"})
@@ -307,11 +307,11 @@ def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp
 
 
 def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(path: Path, tmp_path: Path) -> None:
-    trained_here = sf.tokenizers.BPETokenizer.trained([text()], vocabulary=300)
+    trained_here = sf.tokenizers.BPETokenizer.train([text()], vocab_size=300)
     sf.data.prepare_shards(tmp_path / "shards", [path], tokenizer=trained_here, processes=1)
     weights = tmp_path / "weights"
     weights.mkdir()
-    (weights / "tokenizer.json").write_text(sf.tokenizers.BPETokenizer.trained([text()], vocabulary=310).to_json())
+    (weights / "tokenizer.json").write_text(sf.tokenizers.BPETokenizer.train([text()], vocab_size=310).to_json())
     plain = {"data.vocabulary": None, "cloze_questions": 0}
     for other in ({"data.tokenizer": str(weights)}, {"init": str(weights)}):
         with pytest.raises(sf.ConfigError, match="is another\n") as caught:
@@ -386,7 +386,7 @@ def test_a_run_whose_tokenizer_is_gone_is_not_resumed_with_another(path: Path, t
 @pytest.mark.parametrize("name", gpt.PRESETS)
 def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str) -> None:
     asked = layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0]
-    shape = gpt.network_shape(asked, vocabulary=50257)
+    shape = gpt.network_shape(asked, vocab_size=50257)
     with torch.device("meta"):
         model = sf.models.GPT(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
@@ -406,7 +406,7 @@ def test_a_preset_for_other_text_does_not_train_on_the_standard_library(name: st
     [("gpt2-124m", 124.4), ("gpt2-350m", 354.8), ("gpt2-774m", 774.0), ("gpt2-1558m", 1557.6), ("modern-124m", 123.5)],
 )
 def test_presets_have_the_sizes_they_are_called_after(name: str, millions: float) -> None:
-    shape = gpt.network_shape(layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0], vocabulary=50257)
+    shape = gpt.network_shape(layered(gpt.Config, [("preset", gpt.PRESETS[name])])[0], vocab_size=50257)
     assert shape.parameters / 1e6 == pytest.approx(millions, abs=0.06)
 
 
@@ -420,4 +420,4 @@ def test_rows_of_tables_that_are_not_there_are_refused() -> None:
         sf.ConfigError, match=r"model.ngram_rows = 100 is of tables that are not there\n  --model.ngrams 2"
     ):
         gpt.check(gpt.Config(model=gpt.Model(ngram_rows=100)))
-    assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocabulary=500).ngram_rows == 32768
+    assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocab_size=500).ngram_rows == 32768

@@ -154,7 +154,7 @@ def test_how_many_questions_are_cut_is_told(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_scores_of_a_gpt_need_no_other_logits_than_those_of_endings() -> None:
     torch.manual_seed(0)
-    shape = sf.models.GPTConfig(layers=1, heads=2, width=16, context=64, vocabulary=257, family="gpt2")
+    shape = sf.models.GPTConfig(layers=1, heads=2, width=16, context=64, vocab_size=257, family="gpt2")
     model = sf.models.GPT(shape)
     for name, score in (("swag", sf.metrics.multiple_choice_accuracy), ("last", sf.metrics.continuation_accuracy)):
         split = question_split(name, Path(f"{name}.jsonl"), tokenizer=sf.tokenizers.ByteTokenizer(), context=64)

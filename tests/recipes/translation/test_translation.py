@@ -87,7 +87,7 @@ def weights(run: sf.Run) -> dict[str, torch.Tensor]:
 def a_batch(*, longer: int = 0) -> tuple[Any, Any, Any]:
     """A model in float64, and a padded batch; `longer`: padded further."""
     torch.manual_seed(3)
-    shape = sf.models.Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=16, hidden=32, vocabulary=40)
+    shape = sf.models.Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=16, hidden=32, vocab_size=40)
     pairs = sf.data.TokenPairs([[5, 6, 7], [9], [4, 4]], [[8], [7, 6, 5, 4], [3, 9]])
     source_BS, target_BT = pairs.gather(torch.arange(3).numpy(), torch.zeros(3).numpy())
     source_BS, target_BT = F.pad(source_BS, (0, longer)), F.pad(target_BT, (0, longer))

@@ -162,7 +162,7 @@ def split_documents(documents: Mapping[str, str], *, held_out_fraction: float) -
 
 def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
     """The tokens of all documents in one row, each followed by the tokenizer's end of a document, where it has one."""
-    end = [] if tokenizer.end is None else [tokenizer.end]
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     parts = [part for tokens in tokenizer.encode_all(documents) for part in (tokens, np.array(end, dtype=tokens.dtype))]
     return np.concatenate(parts)
 

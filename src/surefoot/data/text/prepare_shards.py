@@ -103,13 +103,13 @@ def prepare_shards(
     documents = _encoded(files, begins, tokenizer=tokenizer, column=column, processes=processes)
     for pieces, place, token in cut_shards(_told(documents, files, say), shard_tokens, skip=begins.token):
         with _writing(directory):
-            shard = write_shard(pieces, directory, number=len(made), vocabulary=tokenizer.vocabulary)
+            shard = write_shard(pieces, directory, number=len(made), vocab_size=tokenizer.vocab_size)
             made.append(Made(shard, place._replace(token=token)))
             _note(directory, settings, made)
     if not made:
         raise DataError(f"no text in {', '.join(map(str, inputs))}: all documents are empty")
     with _writing(directory):
-        shards = write_index([one.shard for one in made], directory, vocabulary=tokenizer.vocabulary)
+        shards = write_index([one.shard for one in made], directory, vocab_size=tokenizer.vocab_size)
     say(f"{len(shards):,} tokens in {_shards(len(made))} in {directory}")
     return shards
 

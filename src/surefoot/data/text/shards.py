@@ -41,7 +41,7 @@ class TokenShards:
     """Tokens in files, mapped into memory: `arrays` holds one per shard, and nothing is read before it is used."""
 
     directory: Path
-    vocabulary: int
+    vocab_size: int
     shards: Sequence[Shard]
     arrays: Sequence[Tokens]
 
@@ -52,8 +52,8 @@ class TokenShards:
         Sizes are compared, contents are not: `refuse_damaged()` reads them.
         """
         directory = local_path(directory, setting="directory")
-        vocabulary, dtype, shards = _index(directory)
-        return cls(directory, vocabulary, shards, [_mapped(directory / shard.name, shard, dtype) for shard in shards])
+        vocab_size, dtype, shards = _index(directory)
+        return cls(directory, vocab_size, shards, [_mapped(directory / shard.name, shard, dtype) for shard in shards])
 
     def __len__(self) -> int:
         return sum(len(array) for array in self.arrays)
@@ -95,52 +95,52 @@ class TokenShards:
     def fingerprint(self) -> dict[str, Any]:
         """The hashes noted when the shards were written."""
         whole = sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
-        return {"tokens": len(self), "vocabulary": self.vocabulary, "sha256": whole}
+        return {"tokens": len(self), "vocabulary": self.vocab_size, "sha256": whole}
 
 
 def write_shards(
-    tokens: Tokens | Iterable[Tokens], directory: Path | str, *, vocabulary: int, shard_tokens: int = 100_000_000
+    tokens: Tokens | Iterable[Tokens], directory: Path | str, *, vocab_size: int, shard_tokens: int = 100_000_000
 ) -> TokenShards:
     """Write one array of tokens, or many one after the other, as shards of `shard_tokens` each, and open them.
 
-    `vocabulary` is the number of different tokens; up to 65,536 they take two bytes each, otherwise four. Raises `DataError`
+    `vocab_size` is the number of different tokens; up to 65,536 they take two bytes each, otherwise four. Raises `DataError`
     for a token outside the vocabulary, for no tokens, and for a directory that holds shards already.
     """
     directory = local_path(directory, setting="directory")
     if (directory / INDEX).exists():
         raise DataError(f"{directory} holds token shards already: choose another directory, or delete this one first")
-    if vocabulary < 1 or shard_tokens < 1:
-        raise DataError(f"vocabulary = {vocabulary} and shard_tokens = {shard_tokens} must both be at least 1")
+    if vocab_size < 1 or shard_tokens < 1:
+        raise DataError(f"vocab_size = {vocab_size} and shard_tokens = {shard_tokens} must both be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
     parts = [tokens] if isinstance(tokens, np.ndarray) else tokens
-    filled = enumerate(cut_shards(enumerate(_checked(parts, vocabulary)), shard_tokens))
-    shards = [write_shard(pieces, directory, number=number, vocabulary=vocabulary) for number, (pieces, *_) in filled]
+    filled = enumerate(cut_shards(enumerate(_checked(parts, vocab_size)), shard_tokens))
+    shards = [write_shard(pieces, directory, number=number, vocab_size=vocab_size) for number, (pieces, *_) in filled]
     if not shards:
         raise DataError(f"no tokens to write into {directory}: every array that was given is empty")
-    return write_index(shards, directory, vocabulary=vocabulary)
+    return write_index(shards, directory, vocab_size=vocab_size)
 
 
-def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocabulary: int) -> Shard:
+def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab_size: int) -> Shard:
     """Write one shard and return what is to be noted of it; on the disk when this returns."""
-    path, dtype = directory / f"shard-{number:05d}.bin", _DTYPES[_dtype_name(vocabulary)]
+    path, dtype = directory / f"shard-{number:05d}.bin", _DTYPES[_dtype_name(vocab_size)]
     data = np.concatenate(pieces).astype(dtype).tobytes()
     write_whole(path, data)
     return Shard(path.name, len(data) // dtype.itemsize, sha256(data).hexdigest())
 
 
-def write_index(shards: Sequence[Shard], directory: Path, *, vocabulary: int) -> TokenShards:
+def write_index(shards: Sequence[Shard], directory: Path, *, vocab_size: int) -> TokenShards:
     """Write the `tokens.json` that makes shards a whole, and open them."""
     noted = [vars(shard) for shard in shards]
-    index = {"format_version": 1, "dtype": _dtype_name(vocabulary), "vocabulary": vocabulary, "shards": noted}
+    index = {"format_version": 1, "dtype": _dtype_name(vocab_size), "vocabulary": vocab_size, "shards": noted}
     write_whole(directory / INDEX, json.dumps(index, indent=1).encode())
     return TokenShards.open(directory)
 
 
-def _dtype_name(vocabulary: int) -> str:
-    return "uint16" if vocabulary <= 1 << 16 else "uint32"
+def _dtype_name(vocab_size: int) -> str:
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def _checked(parts: Iterable[Tokens], vocabulary: int) -> Iterator[Tokens]:
+def _checked(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
     before = 0
     for part in parts:
         array = np.asarray(part)
@@ -148,9 +148,9 @@ def _checked(parts: Iterable[Tokens], vocabulary: int) -> Iterator[Tokens]:
             raise DataError(
                 f"tokens must be 1-dimensional arrays of whole numbers, found {array.dtype} of shape {array.shape}"
             )
-        if (wrong := np.flatnonzero((array < 0) | (array >= vocabulary))).size:
+        if (wrong := np.flatnonzero((array < 0) | (array >= vocab_size))).size:
             raise DataError(
-                f"token {array[wrong[0]]} at position {before + wrong[0]} is outside the vocabulary of {vocabulary}\n"
+                f"token {array[wrong[0]]} at position {before + wrong[0]} is outside the vocabulary of {vocab_size}\n"
                 "  was the text encoded with another tokenizer?"
             )
         before += len(array)
@@ -187,7 +187,7 @@ def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
     try:
         found = json.loads(path.read_bytes())
         shards = [Shard(str(one["name"]), int(one["count"]), str(one["sha256"])) for one in found["shards"]]
-        vocabulary, dtype, version = int(found["vocabulary"]), _DTYPES[found["dtype"]], found["format_version"]
+        vocab_size, dtype, version = int(found["vocabulary"]), _DTYPES[found["dtype"]], found["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise DataError(
             f"{path} is no index of token shards ({type(problem).__name__}: {problem}): write them again"
@@ -201,7 +201,7 @@ def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
             raise DataError(f"{path} names {shard.name!r}, which is no plain file name: refused")
     if sum(shard.count for shard in shards) == 0:
         raise DataError(f"{path} lists no tokens: write the shards again")
-    return vocabulary, dtype, shards
+    return vocab_size, dtype, shards
 
 
 def _mapped(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:

@@ -38,7 +38,7 @@ class Corpus:
         return [
             *self.about,
             f"{len(self.training):,} tokens to train on, {len(self.held_out):,} held out;"
-            f" {self.tokenizer.vocabulary:,} different ones in the vocabulary",
+            f" {self.tokenizer.vocab_size:,} different ones in the vocabulary",
         ]
 
     @property
@@ -66,7 +66,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     path, tokenizer = data.path, data.tokenizer
     made = None if saved is None else saved_tokenizer(saved)
     if made is None and tokenizer is None and init is not None:
-        made = _of_weights(local_path(init, setting="init"), vocabulary=data.vocabulary)
+        made = _of_weights(local_path(init, setting="init"), vocab_size=data.vocabulary)
     if path is not None:
         if (Path(path) / "tokens.json").is_file():
             return _of_shards(Path(path), data, made)
@@ -80,10 +80,10 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     match tokenizer:
         case None | "bpe":
             size = _VOCABULARY if data.vocabulary is None else data.vocabulary
-            made = made or sf.tokenizers.BPETokenizer.trained(training, vocabulary=size)
+            made = made or sf.tokenizers.BPETokenizer.train(training, vocab_size=size)
             chosen = f"bpe, {size} tokens" if init is None or tokenizer else f"that of init, or bpe, {size} tokens"
         case "characters":
-            made, chosen = made or sf.tokenizers.CharacterTokenizer.of("".join(documents.values())), tokenizer
+            made, chosen = made or sf.tokenizers.CharacterTokenizer.from_text("".join(documents.values())), tokenizer
         case "bytes":
             made, chosen = made or sf.tokenizers.ByteTokenizer(), tokenizer
         case _:  # read for a resume too, to see that it is the same: a place may hold another one now
@@ -91,17 +91,17 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
             there = named_tokenizer(tokenizer) if made is None or is_there else made
             made, chosen = (
                 made or there,
-                f"{there.vocabulary} tokens, {sha256(there.to_json().encode()).hexdigest()[:16]}",
+                f"{there.vocab_size} tokens, {sha256(there.to_json().encode()).hexdigest()[:16]}",
             )
     origin = "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
     tokens = sf.data.encode_documents(training, made), sf.data.encode_documents(held_out, made)
     return Corpus(*tokens, made, chosen, about=(origin, _parted(documents, held_out)))
 
 
-def promised_vocabulary(data: Data) -> int | None:
+def promised_vocab_size(data: Data) -> int | None:
     """How many different tokens the settings alone promise; None where a file has to be read for that.
 
-    >>> promised_vocabulary(Data(tokenizer="gpt2")), promised_vocabulary(Data(path="a/", tokenizer="a/"))
+    >>> promised_vocab_size(Data(tokenizer="gpt2")), promised_vocab_size(Data(path="a/", tokenizer="a/"))
     (50257, None)
     """
     if data.tokenizer is None and data.path is not None and not Path(data.path).is_file():
@@ -126,14 +126,14 @@ def saved(out: str | Path | None) -> Path | None:
 
 def refuse_foreign_vocabulary(data: Data) -> None:
     """Raise `ConfigError` where a size is given that the tokenizer has itself, or one that is too small."""
-    tokenizer, vocabulary = data.tokenizer or "bpe", data.vocabulary
-    if vocabulary is not None and tokenizer != "bpe":
+    tokenizer, vocab_size = data.tokenizer or "bpe", data.vocabulary
+    if vocab_size is not None and tokenizer != "bpe":
         raise sf.ConfigError(
-            f"data.vocabulary = {vocabulary} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"
+            f"data.vocabulary = {vocab_size} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"
             "  leave it out (--data.vocabulary None, where a preset has one), or: --data.tokenizer bpe"
         )
-    if vocabulary is not None and vocabulary < _LEAST_VOCABULARY:
-        raise sf.ConfigError(f"data.vocabulary = {vocabulary}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
+    if vocab_size is not None and vocab_size < _LEAST_VOCABULARY:
+        raise sf.ConfigError(f"data.vocabulary = {vocab_size}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
 
 
 def saved_tokenizer(path: Path) -> Any:
@@ -157,11 +157,11 @@ def beside(weights: Path) -> Path | None:
     return next((place / TOKENIZER for place in places if (place / TOKENIZER).is_file()), None)
 
 
-def _of_weights(weights: Path, *, vocabulary: int | None) -> Any:
+def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
     found = beside(weights)
-    if found is not None and vocabulary is not None:
+    if found is not None and vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocabulary = {vocabulary}: the weights of --init have a tokenizer of their own, {found}\n"
+            f"data.vocabulary = {vocab_size}: the weights of --init have a tokenizer of their own, {found}\n"
             "  leave it out (--data.vocabulary None, where a preset has one), or train another tokenizer, whose tokens those\n"
             "  weights do not know: --data.tokenizer bpe"
         )
@@ -215,9 +215,9 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
             f"  for that of the shards: --data.tokenizer {path}\n"
             "  for the other one, shards of its own: surefoot data prepare OUT INPUT... --tokenizer NAME"
         )
-    if made.vocabulary < shards.vocabulary:
+    if made.vocab_size < shards.vocab_size:
         raise sf.ConfigError(
-            f"{path} was written for {shards.vocabulary} different tokens, --data.tokenizer {tokenizer} has {made.vocabulary}"
+            f"{path} was written for {shards.vocab_size} different tokens, --data.tokenizer {tokenizer} has {made.vocab_size}"
         )
     training, held_out = shards.divided(data.held_out_fraction)
     return Corpus(

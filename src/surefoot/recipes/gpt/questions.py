@@ -52,15 +52,15 @@ def question_split(
         scores=choice_accuracy
         if several
         else lambda model, batch: sf.metrics.continuation_accuracy(model, batch, logits=_logits_at),
-        batch_size=questions_at_once(dataset, vocabulary=tokenizer.vocabulary),
+        batch_size=questions_at_once(dataset, vocab_size=tokenizer.vocab_size),
         loss=False,
         derived={} if several else {"perplexity": sf.metrics.perplexity},
     )
 
 
-def questions_at_once(dataset: Any, *, vocabulary: int) -> int:
+def questions_at_once(dataset: Any, *, vocab_size: int) -> int:
     """How many questions are scored together, so that their logits fit into memory; changes no score."""
-    return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // int(dataset.most_targets * vocabulary)))
+    return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // int(dataset.most_targets * vocab_size)))
 
 
 def choice_accuracy(model: Any, batch: Any) -> "dict[str, sf.Mean]":

@@ -30,7 +30,7 @@ def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.rep
     losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
     real = targets_BT.flatten() >= 0  # the last window is filled up
     tokens = [int(inputs_BT[0, 0]), *targets_BT.flatten()[real].tolist()]
-    return sf.report.tinted_by_loss(
+    return sf.report.TextHeatmap.from_losses(
         "held-out text",
         tokens,
         losses[real].tolist(),
@@ -42,7 +42,7 @@ def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.rep
 def check(config: Config) -> list[Any]:
     """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
     return checked(
-        lambda: network_shape(config, vocabulary=257),  # the size of the vocabulary is known once the text is read
+        lambda: network_shape(config, vocab_size=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,
         config.schedule.spec,
         config.check,
@@ -58,7 +58,7 @@ def build(config: Config) -> "sf.Run":
     _, optimizer, schedule, *_ = check(config)
     found = texts.corpus(config.data, saved=texts.saved(config.out), init=config.init)
     tokenizer = found.tokenizer
-    network = network_shape(config, vocabulary=tokenizer.vocabulary)
+    network = network_shape(config, vocab_size=tokenizer.vocab_size)
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
     if config.sample_tokens and not prompt:
         raise sf.ConfigError("sample_prompt is empty: give at least one character to go on from, or --sample-tokens 0")
@@ -67,12 +67,12 @@ def build(config: Config) -> "sf.Run":
         drawn = sf.generate.sample(
             model,
             prompt,
-            count=config.sample_tokens,
+            max_new_tokens=config.sample_tokens,
             context=context,
             temperature=0.7,
             seed=config.seed,
-            end=tokenizer.end,
-            caching=True,
+            eos_id=tokenizer.eos_id,
+            use_cache=True,
         )
         return str(tokenizer.decode(drawn))
 
@@ -118,11 +118,11 @@ def build(config: Config) -> "sf.Run":
 
 def outline(config: Config) -> "sf.Run | None":
     """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
-    vocabulary, context = texts.promised_vocabulary(config.data), config.model.context
-    if vocabulary is None or config.init is not None:
+    vocab_size, context = texts.promised_vocab_size(config.data), config.model.context
+    if vocab_size is None or config.init is not None:
         return None
     _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
-    network = network_shape(config, vocabulary=vocabulary)
+    network = network_shape(config, vocab_size=vocab_size)
     import numpy as np
 
     return sf.Run(
@@ -131,7 +131,7 @@ def outline(config: Config) -> "sf.Run | None":
         train_data=sf.data.TrainWindows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
-        about_data=[f"none were read: {vocabulary:,} different tokens, as the settings say"],
+        about_data=[f"none were read: {vocab_size:,} different tokens, as the settings say"],
         **config.run_settings(None),
     )
 
@@ -141,7 +141,7 @@ def _loss(model: Any, batch: Any) -> Any:
     return model(inputs_BT, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets_BT))
 
 
-def network_shape(config: Config, *, vocabulary: int) -> Any:
+def network_shape(config: Config, *, vocab_size: int) -> Any:
     """The network's shape; `ConfigError` where it cannot be built."""
     shape = config.model
     if shape.ngram_rows is not None and shape.ngrams == 1:
@@ -150,7 +150,7 @@ def network_shape(config: Config, *, vocabulary: int) -> Any:
         )
     own = {name: value for name, value in vars(shape).items() if value is not None}
     try:
-        return sf.models.GPTConfig(**{"vocabulary": vocabulary, "tied": shape.family == "gpt2"} | own)
+        return sf.models.GPTConfig(**{"vocab_size": vocab_size, "tied": shape.family == "gpt2"} | own)
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem
 
@@ -185,7 +185,7 @@ def _cloze(config: Config, found: texts.Corpus) -> "sf.Split | None":
     return sf.Split(
         rows,  # whose endings are all of one length
         scores=lambda model, batch: {"accuracy": asked_questions.choice_accuracy(model, batch)["acc"]},
-        batch_size=asked_questions.questions_at_once(rows, vocabulary=found.tokenizer.vocabulary),
+        batch_size=asked_questions.questions_at_once(rows, vocab_size=found.tokenizer.vocab_size),
         loss=False,
     )
 
@@ -212,5 +212,5 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
 def _trained(config: Config, tokenizer: Any, checkpoint: Any, *, device: str) -> Any:
     from surefoot.train.model_weights import load_weights  # imports torch
 
-    network = network_shape(config, vocabulary=tokenizer.vocabulary)
+    network = network_shape(config, vocab_size=tokenizer.vocab_size)
     return load_weights(sf.models.GPT(network), checkpoint, device=device)

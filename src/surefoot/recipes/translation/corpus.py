@@ -36,7 +36,7 @@ class Bilingual:
         """Lines that say which pairs these are, how many are for what, and how many subwords there are."""
         test = "no test part" if self.test is None else f"{len(self.test):,} to test at the end"
         tokenizers = (self.source,) if self.source is self.target else (self.source, self.target)
-        sizes = [f"{tokenizer.vocabulary:,}" for tokenizer in tokenizers]
+        sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in tokenizers]
         return [
             self.about,
             f"{len(self.training):,} pairs to train on, {len(self.held_out):,} held out, {test}",
@@ -90,7 +90,7 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         )
     held_out = _within(context, parts.held_out, made, origin=parts.held_out_origin)
     test = None if parts.test is None else _within(context, parts.test, made, origin=parts.test_origin)
-    chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocabulary)} tokens{'' if data.shared else ' for each side'}"
+    chosen = f"{data.tokenizer}, {promised_vocab_size(data.vocabulary)} tokens{'' if data.shared else ' for each side'}"
     return Bilingual(pairs, held_out, test, *made, chosen if init is None else f"that of init, or {chosen}", about)
 
 
@@ -142,19 +142,19 @@ def saved_tokenizers(run: Path) -> tuple[Any, Any]:
         raise sf.CheckpointError(f"a tokenizer in {run} is damaged: {problem}") from problem
 
 
-def promised_vocabulary(vocabulary: int | None) -> int:
+def promised_vocab_size(vocab_size: int | None) -> int:
     """How many subwords of a side the settings promise.
 
-    >>> promised_vocabulary(None)
+    >>> promised_vocab_size(None)
     1024
     """
-    return _VOCABULARY if vocabulary is None else vocabulary
+    return _VOCABULARY if vocab_size is None else vocab_size
 
 
 def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     """The tokenizers of both sides, trained on what is trained on."""
     trained = partial(
-        sf.tokenizers.SubwordTokenizer.trained, vocabulary=promised_vocabulary(data.vocabulary), kind=data.tokenizer
+        sf.tokenizers.SubwordTokenizer.train, vocab_size=promised_vocab_size(data.vocabulary), kind=data.tokenizer
     )
     sources, targets = [one for one, _ in pairs], [other for _, other in pairs]
     return (trained(sources + targets),) * 2 if data.shared else (trained(sources), trained(targets))

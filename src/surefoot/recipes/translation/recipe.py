@@ -32,8 +32,8 @@ def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     _, optimizer, schedule, *_ = check(config)
     found = texts.bilingual(config, saved=saved(config.out))
-    own = None if found.source is found.target else found.source.vocabulary
-    network = network_shape(config, source=own, target=found.target.vocabulary)
+    own = None if found.source is found.target else found.source.vocab_size
+    network = network_shape(config, source=own, target=found.target.vocab_size)
     at_end = Search(found.source, found.target, config.beam, config.length_penalty)
     while_training = replace(at_end, beam=config.validation_beam)
     scored = found.held_out[: config.validation_pairs]
@@ -44,7 +44,7 @@ def build(config: Config) -> "sf.Run":
 
         def outputs(model: Any, batch: Any) -> list[str]:
             rows = [[token for token in row if token != texts.PADDING] for row in batch[0].tolist()]
-            said = sf.generate.searched(model, rows, beam=search.beam, length_penalty=search.length_penalty)
+            said = sf.generate.beam_search(model, rows, beam_size=search.beam, length_penalty=search.length_penalty)
             return [found.target.decode(one.tokens) for one in said]
 
         return sf.Split(
@@ -104,8 +104,8 @@ def outline(config: Config) -> "sf.Run | None":
     if config.init is not None:
         return None
     _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
-    vocabulary = texts.promised_vocabulary(config.data.vocabulary)
-    network = network_shape(config, source=None if config.data.shared else vocabulary, target=vocabulary)
+    vocab_size = texts.promised_vocab_size(config.data.vocabulary)
+    network = network_shape(config, source=None if config.data.shared else vocab_size, target=vocab_size)
     length = min(_USUAL, config.data.max_source, config.data.max_target)
     row = [0] * (length - 1)  # and its end
     return sf.Run(
@@ -115,7 +115,7 @@ def outline(config: Config) -> "sf.Run | None":
         optimizer=optimizer,
         schedule=schedule,
         about_data=[
-            f"none were read: {vocabulary:,} subwords{'' if config.data.shared else ' for each language'}, as the settings say,",
+            f"none were read: {vocab_size:,} subwords{'' if config.data.shared else ' for each language'}, as the settings say,",
             f"and sentences of {length} tokens",
         ],
         **config.run_settings(None),
@@ -125,7 +125,7 @@ def outline(config: Config) -> "sf.Run | None":
 def network_shape(config: Config, *, source: int | None, target: int) -> Any:
     """The network's shape for vocabularies of these sizes (source None: one for both); `ConfigError` where it cannot be."""
     try:
-        return sf.models.Seq2SeqConfig(vocabulary=target, source_vocabulary=source, **asdict(config.model))
+        return sf.models.Seq2SeqConfig(vocab_size=target, source_vocab_size=source, **asdict(config.model))
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem
 
@@ -135,7 +135,7 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
     from surefoot.train.model_weights import load_weights  # imports torch
 
     source, target = texts.saved_tokenizers(run)
-    network = network_shape(config, source=(None if source is target else source.vocabulary), target=target.vocabulary)
+    network = network_shape(config, source=(None if source is target else source.vocab_size), target=target.vocab_size)
     model = load_weights(sf.models.Seq2Seq(network), checkpoint, device=asked.device)
     return answers(model, inputs, asked, Search(source, target, config.beam, config.length_penalty))
 
