@@ -36,7 +36,7 @@ IMAGES: dict[str, Changes] = {
     "width 32, rate 1e-2": {**_32, "optimizer.lr": 1e-2},
     "width 32, rate 4e-2": {**_32, "optimizer.lr": 4e-2},
     "width 32, cosine": {**_32, "schedule.name": "cosine"},
-    "width 32, no smoothing": {**_32, "augmentation.label_smoothing": 0.0},
+    "width 32, no smoothing": {**_32, "label_smoothing": 0.0},
     "width 32, no crop, no flip": {**_32, "augmentation.crop_padding": 0, "augmentation.flip": False},
 }
 _SMOOTHED: Changes = {"label_smoothing": 0.1}
@@ -55,9 +55,9 @@ TRANSLATION: dict[str, Changes] = {
     "smoothing 0.1, rate 1e-2, squared relu": {**_SLOW, "model.activation": "relu2"},
     "smoothing 0.1, rate 1e-2, rotary positions": {**_SLOW, "model.positions": "rotary"},
     "rate 3e-2": {"optimizer.lr": 3e-2},
-    "blocks start at zero": {"model.zero_start": True},
-    "rms norms": {"model.norm_kind": "rms"},
-    "queries and keys normed": {"model.query_key_norm": True},
+    "blocks start at zero": {"model.zero_init_residual": True},
+    "rms norms": {"model.norm": "rms"},
+    "queries and keys normed": {"model.qk_norm": True},
 }
 
 
@@ -74,7 +74,7 @@ def of_images(data: str, changes: Changes, *, steps: int) -> str:
 def of_translation(data: str, changes: Changes, *, steps: int) -> str:
     """The preset with changes after so many steps of 2,048 tokens, as a row; `data` has a training part only."""
     asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "out": None}
-    asked |= {"precision": "bf16", "validation_pairs": 300}
+    asked |= {"precision": "bf16", "val_pairs": 300}
     layers = [("preset", translation.PRESETS["multi30k-fast"]), ("ablation", asked | changes)]
     spent_s, run = trained(translation.build(layered(translation.Config, layers)[0]), steps=steps)
     scores = run.scores("validation")

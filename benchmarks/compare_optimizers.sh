@@ -7,7 +7,7 @@ set -euo pipefail
 text="$1"
 out="$2"
 jobs="${3:-1}"
-shape=(gpt --data.path "$text" --data.tokenizer characters --data.held-out-fraction 0.1 --model.layers 4 --model.heads 4
+shape=(gpt --data.path "$text" --data.tokenizer characters --data.val-fraction 0.1 --model.layers 4 --model.heads 4
   --model.width 128 --model.context 64 --model.dropout 0 --batch-size 12 --schedule.min-lr-ratio 0.1 --precision fp32
   --cloze-questions 0 --sample-tokens 0 --schedule.warmup "5%" --threads 1 --jobs "$jobs")
 

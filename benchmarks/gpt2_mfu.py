@@ -110,7 +110,7 @@ def of_all_logits(model: Any, held: Any) -> Tensor:
 def surefoot(shape: Shape, rows: Tensor, loss: Callable[[Any, Any], Any], *, compiles: bool, device: str) -> sf.Run:
     """The same training by surefoot."""
     network = sf.models.GPTConfig(
-        shape.layers, shape.heads, shape.width, shape.context, shape.vocab_size, family="gpt2", tied=True
+        shape.layers, shape.heads, shape.width, shape.context, shape.vocab_size, family="gpt2", tie_embeddings=True
     )
     return sf.Run(
         model=lambda: sf.models.GPT(network),

@@ -97,7 +97,7 @@ def gpt(*, layers: int, heads: int, width: int, context: int, batch: int, **more
         return model(rows[:, :-1], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, rows[:, 1:]))
 
     def run(**settings: Any) -> sf.Run:
-        network = sf.models.GPTConfig(layers, heads, width, context, 65, family="gpt2", tied=True)
+        network = sf.models.GPTConfig(layers, heads, width, context, 65, family="gpt2", tie_embeddings=True)
         return sf.Run(
             model=lambda: sf.models.GPT(network),
             loss=ours,
@@ -130,9 +130,9 @@ def translation(*, width: int, layers: int, vocab_size: int, **more: int) -> Cas
             decoder_layers=layers,
             heads=4,
             width=width,
-            hidden=4 * width,
+            mlp_width=4 * width,
             vocab_size=vocab_size,
-            norm="post",
+            norm_placement="post",
         )
         return sf.Run(
             model=lambda: sf.models.Seq2Seq(network),

@@ -42,8 +42,8 @@ from surefoot.recipes import translation as recipe
 from surefoot.tokenizers.subwords import BEGIN, END, PADDING
 
 PRESET = layered(recipe.Config, [("preset", recipe.PRESETS["multi30k"])])[0]
-HEADS, WIDTH, HIDDEN = PRESET.model.heads, PRESET.model.width, PRESET.model.hidden
-LAYERS, LONGEST = (PRESET.model.encoder_layers, PRESET.model.decoder_layers), PRESET.data.max_target
+HEADS, WIDTH, HIDDEN = PRESET.model.heads, PRESET.model.width, PRESET.model.mlp_width
+LAYERS, LONGEST = (PRESET.model.encoder_layers, PRESET.model.decoder_layers), PRESET.data.max_target_tokens
 Rows = tuple[Tensor, Tensor]  # a source and a target
 PACE_STEPS, SPARE = 40, 0.98  # steps to measure the pace with, after ten that are not; how much of the time is planned
 
@@ -177,7 +177,7 @@ def plain(
     """Seconds of training that the plain script takes to a validation loss, or to `most_s`; its loss then, and the model."""
     torch.manual_seed(asked.seed)
     found = sf.data.load_pairs(asked.data)
-    vocab_size = PRESET.data.vocabulary or 0
+    vocab_size = PRESET.data.vocab_size or 0
     tokenizer = sf.tokenizers.SubwordTokenizer.train(
         [one for pair in found.training for one in pair], vocab_size=vocab_size
     )
@@ -224,7 +224,7 @@ def in_minutes(asked: argparse.Namespace) -> None:
         scores = run.scores("validation", "test")
         told = (
             f"validation loss {scores['validation/loss']:.4f}, BLEU {scores['validation/bleu']:.2f} (greedy); "
-            f"test BLEU {scores['test/bleu']:.2f}, chrF {scores['test/chrf']:.2f} (beam {PRESET.beam})"
+            f"test BLEU {scores['test/bleu']:.2f}, chrF {scores['test/chrf']:.2f} (beam {PRESET.beam_size})"
         )
         print(f"surefoot {ours_s:.0f} s of training, {steps:,} steps: {told}", flush=True)
     if asked.only != "surefoot":

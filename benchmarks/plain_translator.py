@@ -9,11 +9,11 @@ from torch import Tensor, nn
 class Translator(nn.Module):
     """Tokens of both sides (B, S) and (B, T), 0 where they are filled up, to logits (B, T, vocabulary)."""
 
-    def __init__(self, vocabulary: int, width: int, layers: int) -> None:
+    def __init__(self, vocab_size: int, width: int, layers: int) -> None:
         super().__init__()
-        self.embedding, self.places = nn.Embedding(vocabulary, width), nn.Embedding(128, width)
+        self.embedding, self.places = nn.Embedding(vocab_size, width), nn.Embedding(128, width)
         self.transformer = nn.Transformer(width, 4, layers, layers, 4 * width, 0.0, batch_first=True)
-        self.head = nn.Linear(width, vocabulary)
+        self.head = nn.Linear(width, vocab_size)
         self.head.weight = self.embedding.weight
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def translation(layers: int, width: int, vocab_size: int, *, tokens: int, longes
     rows = [[draw.integers(4, vocab_size, size=size).tolist() for size in pair] for pair in lengths]
     pairs = sf.data.TokenPairs([one for one, _ in rows], [other for _, other in rows])
     both: dict[str, Any] = {"encoder_layers": layers, "decoder_layers": layers, "heads": 4, "vocab_size": vocab_size}
-    network = sf.models.Seq2SeqConfig(width=width, hidden=4 * width, **both, **shape)
+    network = sf.models.Seq2SeqConfig(width=width, mlp_width=4 * width, **both, **shape)
     return lambda **settings: sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=smoothed(0.1),
@@ -141,38 +141,42 @@ SHAPES: dict[str, Callable[[], Build]] = {
         layers_of(1024, 2048, 2048, 10), (1024,), batch=1024
     ),
     "GPT 2 x 64, context 64, batch 8": lambda: gpt(2, 2, 64, 64, 65, batch=8),
-    "GPT-2 4 x 128, context 64, batch 12": lambda: gpt(4, 4, 128, 64, 65, batch=12, family="gpt2", tied=True),
+    "GPT-2 4 x 128, context 64, batch 12": lambda: gpt(4, 4, 128, 64, 65, batch=12, family="gpt2", tie_embeddings=True),
     "GPT 4 x 128, context 128, batch 8, 2,048 tokens": lambda: gpt(4, 4, 128, 128, 2048, batch=8),
     "GPT-2 4 x 128, context 128, batch 8, 50,304 tokens": lambda: gpt(
-        4, 4, 128, 128, 50304, batch=8, family="gpt2", tied=True
+        4, 4, 128, 128, 50304, batch=8, family="gpt2", tie_embeddings=True
     ),
     "GPT 4 x 128, SwiGLU, 2 heads, context 256, batch 8": lambda: gpt(
         4, 2, 128, 256, 65, batch=8, activation="swiglu", smear=True
     ),
     "GPT 4 x 256, context 128, batch 8, 2,048 tokens": lambda: gpt(4, 4, 256, 128, 2048, batch=8),
-    "GPT-2 6 x 384, context 256, batch 4": lambda: gpt(6, 6, 384, 256, 65, batch=4, family="gpt2", tied=True),
+    "GPT-2 6 x 384, context 256, batch 4": lambda: gpt(6, 6, 384, 256, 65, batch=4, family="gpt2", tie_embeddings=True),
     "GPT-2 6 x 384, dropout 0.2, context 256, batch 4": lambda: gpt(
-        6, 6, 384, 256, 65, batch=4, family="gpt2", tied=True, dropout=0.2
+        6, 6, 384, 256, 65, batch=4, family="gpt2", tie_embeddings=True, dropout=0.2
     ),
     "GPT 4 x 512, context 512, batch 2, 8,192 tokens": lambda: gpt(4, 8, 512, 512, 8192, batch=2),
     "GPT-2 2 x 768, context 1024, batch 1, 8,192 tokens": lambda: gpt(
-        2, 12, 768, 1024, 8192, batch=1, family="gpt2", tied=True
+        2, 12, 768, 1024, 8192, batch=1, family="gpt2", tie_embeddings=True
     ),
     "GPT 2 x 768, context 256, batch 16, 8,192 tokens": lambda: gpt(2, 12, 768, 256, 8192, batch=16),
     "encoder-decoder 2+2 x 128, 1,024 tokens": lambda: translation(2, 128, 2000, tokens=1024, longest=40),
     "encoder-decoder 4+4 x 128, 4,096 tokens, dropout": lambda: translation(
         4, 128, 5000, tokens=4096, longest=60, dropout=0.25, activation="relu2"
     ),
-    "encoder-decoder 3+3 x 256, 2,048 tokens": lambda: translation(3, 256, 8000, tokens=2048, longest=60, norm="post"),
-    "encoder-decoder 3+3 x 256, 4,096 tokens": lambda: translation(3, 256, 8000, tokens=4096, longest=60, norm="post"),
+    "encoder-decoder 3+3 x 256, 2,048 tokens": lambda: translation(
+        3, 256, 8000, tokens=2048, longest=60, norm_placement="post"
+    ),
+    "encoder-decoder 3+3 x 256, 4,096 tokens": lambda: translation(
+        3, 256, 8000, tokens=4096, longest=60, norm_placement="post"
+    ),
     "encoder-decoder 3+3 x 256, 2,048 tokens, short pairs": lambda: translation(
-        3, 256, 8000, tokens=2048, longest=16, norm="post"
+        3, 256, 8000, tokens=2048, longest=16, norm_placement="post"
     ),
     "encoder-decoder 2+2 x 512, 2,048 tokens, short pairs": lambda: translation(
-        2, 512, 8000, tokens=2048, longest=16, norm="post", dropout=0.1
+        2, 512, 8000, tokens=2048, longest=16, norm_placement="post", dropout=0.1
     ),
     "encoder-decoder 2+2 x 512, 2,048 tokens": lambda: translation(
-        2, 512, 8000, tokens=2048, longest=60, norm="post", dropout=0.1
+        2, 512, 8000, tokens=2048, longest=60, norm_placement="post", dropout=0.1
     ),
     "SimpleCNN of width 32, 1 x 8 x 8, batch 64": lambda: classifier(
         lambda: sf.models.SimpleCNN(channels=1, classes=10, channels_last=True), (1, 8, 8), batch=64

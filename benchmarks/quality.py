@@ -69,7 +69,7 @@ SETTINGS = {
         loss=1.88,
         part=12,
     ),
-    "b": Setting(f"{_SMALL} --model.ngram-rows 3600 --length '150 steps'", loss=1.88, part=30),
+    "b": Setting(f"{_SMALL} --model.ngram-buckets 3600 --length '150 steps'", loss=1.88, part=30),
     "n": Setting(f"{_SMALL} --length '100 steps'", loss=1.88, part=30),
     "c": Setting("--length '700 steps'", loss=1.55, part=1),
     "d": Setting("", loss=GPU_LOSS, seconds=300),

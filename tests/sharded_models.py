@@ -57,7 +57,7 @@ class Counting(nn.Module):
 
 
 def gpt(family: Any = "modern") -> GPT:
-    model = GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, family=family, tied=True))
+    model = GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, family=family, tie_embeddings=True))
     for held in model.parameters():
         nn.init.normal_(held, std=0.3)
     return model

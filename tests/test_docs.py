@@ -21,8 +21,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN_ELSEWHERE = {"README.md", "your-own-model.md", "evaluating-gpt.md", "token-shards.md"}
 SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
 SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
-OF_TRANSLATION = ["--model.encoder-layers=1", "--model.decoder-layers=1", "--model.width=16", "--model.hidden=16"]
-OF_TRANSLATION += ["--length=6 steps", "--data.phrases=300", "--data.vocabulary=280", "--save-every=2 steps"]
+OF_TRANSLATION = ["--model.encoder-layers=1", "--model.decoder-layers=1", "--model.width=16", "--model.mlp-width=16"]
+OF_TRANSLATION += ["--length=6 steps", "--data.phrase-count=300", "--data.vocab-size=280", "--save-every=2 steps"]
 OF_IMAGES = ["--length=2 steps", "--batch-size=8", "--micro-batch-size=4", "--precision=fp32"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "birds", "sang", "in", "old", "trees"]
 
@@ -90,7 +90,7 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
             small = ["--model.layers=2"]
         if command[1] == "find-lr":  # of so small batches it would suggest nothing, and fail
             small = ["--length=2 steps", "--precision=fp32"]
-        main([*command[1:], *small, *(["--data.vocabulary=280"] if trained_here else [])])
+        main([*command[1:], *small, *(["--data.vocab-size=280"] if trained_here else [])])
 
 
 def write_images() -> None:

@@ -35,7 +35,9 @@ def token_loss(model: Any, batch: Any) -> Tensor:
 def gpt_run(device: str, *, dropout: float = 0.0, **changes: Any) -> sf.Run:
     """A GPT in two micro-batches per step."""
     layers, heads, width, context = (2, 2, 32, 16) if is_tiny(device) else (4, 4, 256, 128)
-    shape = sf.models.GPTConfig(layers, heads, width, context, VOCABULARY, dropout=dropout, family="gpt2", tied=True)
+    shape = sf.models.GPTConfig(
+        layers, heads, width, context, VOCABULARY, dropout=dropout, family="gpt2", tie_embeddings=True
+    )
     settings: dict[str, Any] = {
         "model": lambda: sf.models.GPT(shape),
         "loss": token_loss,

@@ -42,7 +42,7 @@ def test_the_plain_gpt_and_surefoots_have_as_many_numbers_that_are_multiplied_wi
 
     shape = {"layers": 2, "heads": 2, "width": 16, "context": 8, "vocab_size": 32}
     plain = benchmark("plain_gpt")["PlainGPT"](**shape)
-    ours = sf.models.GPT(sf.models.GPTConfig(2, 2, 16, 8, 32, family="gpt2", tied=True))
+    ours = sf.models.GPT(sf.models.GPTConfig(2, 2, 16, 8, 32, family="gpt2", tie_embeddings=True))
     numbers = [sum(held.numel() for held in model.parameters() if held.ndim == 2) for model in (plain, ours)]
     assert numbers[0] == numbers[1]
 

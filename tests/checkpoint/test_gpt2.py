@@ -21,7 +21,7 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 
 ALONE = World(torch.device("cpu"))
-SHAPE = GPTConfig(layers=2, heads=2, width=32, context=16, vocab_size=50, family="gpt2", tied=True)
+SHAPE = GPTConfig(layers=2, heads=2, width=32, context=16, vocab_size=50, family="gpt2", tie_embeddings=True)
 TOKENS = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(9))
 
 
@@ -170,7 +170,7 @@ def test_weights_of_which_a_part_is_missing_or_foreign_are_refused_whole(tmp_pat
 
 
 def test_a_head_of_its_own_goes_into_a_model_that_has_one(tmp_path: Path) -> None:
-    head, model = torch.ones(50, 32), gpt(replace(SHAPE, tied=False))
+    head, model = torch.ones(50, 32), gpt(replace(SHAPE, tie_embeddings=False))
     (tmp_path / "config.json").write_text('{"n_head": 2}')
     load_initial_weights(
         {"model": model},
@@ -212,7 +212,7 @@ def test_a_config_of_another_network_is_refused(settings: dict[str, Any], says: 
         sf.checkpoint.load_gpt2(tmp_path, heads=2)
 
 
-@pytest.mark.parametrize("here", [{"family": "modern"}, {"tied": False}])
+@pytest.mark.parametrize("here", [{"family": "modern"}, {"tie_embeddings": False}])
 def test_a_model_that_transformers_has_no_room_for_is_not_written(here: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(sf.CheckpointError, match="is no GPT-2"):
         sf.checkpoint.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a", eos_id=None)

@@ -30,8 +30,8 @@ SETTINGS = {
         *("--model.heads=2", "--model.context=16", "--cloze-questions=0", "--sample-tokens=4"),
     ],
     "translation": [
-        *("--data.phrases=600", "--data.vocabulary=280", "--model.encoder-layers=1", "--model.decoder-layers=1"),
-        *("--model.width=16", "--model.hidden=16", "--data.held-out-fraction=0.1", "--evaluate-every=3 steps"),
+        *("--data.phrase-count=600", "--data.vocab-size=280", "--model.encoder-layers=1", "--model.decoder-layers=1"),
+        *("--model.width=16", "--model.mlp-width=16", "--data.val-fraction=0.1", "--evaluate-every=3 steps"),
     ],
     "images": ["--model.width=4", "--batch-size=8"],
 }
@@ -162,8 +162,8 @@ def test_translation_shows_sentences_of_the_validation_part_with_their_bleu(ther
     assert groups == ["best"] * 5 + ["worst"] * 5 + ["random"] * 5
     run = translation.build(layered(translation.Config, [("test", config("translation"))])[0])
     settings = layered(translation.Config, [("test", config("translation"))])[0]
-    phrases = sf.data.cldr_phrases("en", "de", count=settings.data.phrases, seed=0)
-    _, held_out = sf.data.split_pairs(phrases, held_out_fraction=0.1)
+    phrases = sf.data.cldr_phrases("en", "de", count=settings.data.phrase_count, seed=0)
+    _, held_out = sf.data.split_pairs(phrases, val_fraction=0.1)
     assert all((one.source, one.reference) in held_out for one in found.examples)
     assert run.parts.settings.panels_fn is not None
     for one in found.examples:

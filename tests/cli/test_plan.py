@@ -135,7 +135,7 @@ def test_recipes_are_computed_without_data(recipe: str, capsys: pytest.CaptureFi
 
 
 def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--data.vocabulary", "280"]
+    small = ["--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--data.vocab-size", "280"]
     Path("text.txt").write_text("the cat sat on a mat while birds sang in old trees\n" * 200)
     of_run = said(capsys, "gpt", *small, "--data.path", "text.txt", "--sample-tokens", "0", "--cloze-questions", "0")
     on_paper = said(capsys, "gpt", *small, "--data.path", "text.txt", "--world", "8")

@@ -13,7 +13,7 @@ import pytest
 
 from surefoot.cli.main import main
 
-SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--data.vocabulary=280"]
+SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--data.vocab-size=280"]
 TEXT = "the cat sat on the mat, café au lait; " * 300
 
 

@@ -16,16 +16,16 @@ SMALL = [
     "--model.decoder-layers=1",
     "--model.width=16",
     "--model.heads=2",
-    "--model.hidden=32",
+    "--model.mlp-width=32",
 ]
 SMALL += [
-    "--data.vocabulary=300",
+    "--data.vocab-size=300",
     "--length=20 steps",
     "--evaluate-every=20 steps",
     "--report=false",
     "--batch-size=16",
     "--precision=fp32",
-    "--beam=2",
+    "--beam-size=2",
 ]
 SENTENCES = ["cat 12", "cat", "12 cat 7", "dog 4"]
 
@@ -35,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("translate")
     (place / "pairs.tsv").write_text("".join(f"cat {number}\tKatze {number}\n" for number in range(400)))
     out = ["--out", str(place / "run"), "--data.path", str(place / "pairs.tsv")]
-    main(["train", "translation", *out, *SMALL, "--data.shared", "False"])
+    main(["train", "translation", *out, *SMALL, "--data.shared-vocab", "False"])
     (place / "pairs.tsv").unlink()  # nothing but the run's directory is needed from here on
     return place / "run"
 
@@ -135,7 +135,7 @@ def test_the_beam_and_the_length_penalty_are_the_run_s_where_none_are_given(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = said(capsys, str(trained), *SENTENCES)
-    assert said(capsys, str(trained), *SENTENCES, "--beam", "2", "--length-penalty", "1.0") == own
+    assert said(capsys, str(trained), *SENTENCES, "--beam-size", "2", "--length-penalty", "1.0") == own
     assert said(capsys, str(trained), *SENTENCES, "--batch-size", "1") == own
     assert said(capsys, str(trained), *SENTENCES, "--checkpoint", "0") != own
 
@@ -143,11 +143,11 @@ def test_the_beam_and_the_length_penalty_are_the_run_s_where_none_are_given(
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["x", "--beam", "0"], 2, "beam = 0"),
+        (["x", "--beam-size", "0"], 2, "beam_size = 0"),
         (["x", "--length-penalty", "-1"], 2, "length_penalty = -1.0"),
         (["cat " * 600], 3, "input 1 has 600 tokens, and the model takes 511"),
         (["--file", "no such file"], 3, "no such file cannot be read"),
-        (["x", "--bean", "2"], 2, "did you mean --beam?"),
+        (["x", "--bean-size", "2"], 2, "did you mean --beam-size?"),
     ],
     ids=str,
 )
@@ -182,4 +182,4 @@ def test_the_recipe_s_help_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "--data.max-source" in done.stdout
+    assert "--data.max-source-tokens" in done.stdout

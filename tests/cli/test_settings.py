@@ -11,7 +11,7 @@ import pytest
 from surefoot.cli.main import main
 
 SMALL = ["--data.path=text.txt", "--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2"]
-SMALL += ["--data.vocabulary=280", "--cloze-questions=0", "--sample-tokens=0", "--length=4 steps", "--out=runs/a"]
+SMALL += ["--data.vocab-size=280", "--cloze-questions=0", "--sample-tokens=0", "--length=4 steps", "--out=runs/a"]
 
 
 @pytest.fixture(autouse=True)

@@ -111,10 +111,10 @@ def test_a_function_with_settings_is_trained_and_every_setting_is_written_with_i
 @pytest.mark.parametrize(
     ("flags", "tied", "deterministic"),
     [
-        (["--deterministic", "--model.tied=true"], True, True),
-        (["--model.tied", "true", "--deterministic"], True, True),
-        (["--model.tied", "--deterministic", "false"], True, False),
-        (["--model.tied=False", "--deterministic=TRUE"], False, True),
+        (["--deterministic", "--model.tie-embeddings=true"], True, True),
+        (["--model.tie-embeddings", "true", "--deterministic"], True, True),
+        (["--model.tie-embeddings", "--deterministic", "false"], True, False),
+        (["--model.tie-embeddings=False", "--deterministic=TRUE"], False, True),
     ],
 )
 def test_what_is_true_or_false_may_be_written_in_any_way(flags: list[str], tied: bool, deterministic: bool) -> None:
@@ -122,7 +122,7 @@ def test_what_is_true_or_false_may_be_written_in_any_way(flags: list[str], tied:
     from surefoot.recipes.gpt.config import Config
 
     config, _ = configured(Config, [], flags, verb="train gpt")
-    assert (config.model.tied, config.deterministic) == (tied, deterministic)
+    assert (config.model.tie_embeddings, config.deterministic) == (tied, deterministic)
 
 
 def test_a_setting_without_default_may_come_from_a_flag_alone(program: Path) -> None:

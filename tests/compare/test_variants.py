@@ -73,7 +73,7 @@ def test_the_label_of_a_repeat_has_its_seed() -> None:
 
 
 def plan(**changes: Any) -> Planned:
-    settings: dict[str, Any] = {"optimizer.name": "adamw", "optimizer.betas": (0.9, 0.95), "model.tied": None}
+    settings: dict[str, Any] = {"optimizer.name": "adamw", "optimizer.betas": (0.9, 0.95), "model.tie_embeddings": None}
     variants = [
         Variant("name=adamw", "name=adamw", {"optimizer.name": "adamw"}, settings),
         Variant("name=sgd", "name=sgd", {"optimizer.name": "sgd"}, {**settings, "optimizer.name": "sgd"}),
@@ -98,7 +98,7 @@ def test_a_plan_is_read_back_as_it_was() -> None:
     before, after = plan(found={"precision": "fp32"}), again(plan(found={"precision": "fp32"}))
     tuples = {"optimizer.betas": (0.9, 0.95), "sharding.blocks": ()}
     assert after.settings("name=sgd") | tuples == before.settings("name=sgd")
-    assert after.settings("name=sgd")["model.tied"] is None
+    assert after.settings("name=sgd")["model.tie_embeddings"] is None
     assert (after.threads, after.target, after.origins["seed"]) == (2, 1.9, "flag")
     assert after.found == before.found
     assert after.names == before.names

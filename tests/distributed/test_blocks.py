@@ -47,7 +47,7 @@ def test_blocks_of_a_gpt_are_its_layers() -> None:
 
 
 def test_encoder_and_decoder_are_both_found() -> None:
-    shape = Seq2SeqConfig(encoder_layers=2, decoder_layers=3, heads=2, width=8, hidden=8, vocab_size=10)
+    shape = Seq2SeqConfig(encoder_layers=2, decoder_layers=3, heads=2, width=8, mlp_width=8, vocab_size=10)
     assert list(blocks_of(Seq2Seq(shape))) == ["encoder.0", "encoder.1", "decoder.0", "decoder.1", "decoder.2"]
 
 
@@ -87,7 +87,7 @@ def test_pairs_of_two_classes_in_lists_without_forward_are_all_blocks() -> None:
 
 
 def test_a_list_of_modules_may_hold_one_block() -> None:
-    shape = Seq2SeqConfig(encoder_layers=3, decoder_layers=1, heads=2, width=8, hidden=8, vocab_size=10)
+    shape = Seq2SeqConfig(encoder_layers=3, decoder_layers=1, heads=2, width=8, mlp_width=8, vocab_size=10)
     assert list(blocks_of(Seq2Seq(shape))) == ["encoder.0", "encoder.1", "encoder.2", "decoder.0"]
     assert list(blocks_of(GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10)))) == ["blocks.0"]
 

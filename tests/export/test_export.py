@@ -26,7 +26,7 @@ from surefoot.memory import peak
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 
-SHAPE = GPTConfig(layers=2, heads=2, width=16, context=12, vocab_size=257, family="gpt2", tied=True)
+SHAPE = GPTConfig(layers=2, heads=2, width=16, context=12, vocab_size=257, family="gpt2", tie_embeddings=True)
 
 
 class Tied(nn.Module):
@@ -202,7 +202,7 @@ def test_files_of_an_earlier_export_do_not_stay(tmp_path: Path) -> None:
 def test_no_more_than_one_tensor_is_in_memory(
     layout: Any, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = GPTConfig(layers=6, heads=2, width=64, context=12, vocab_size=4096, family="gpt2", tied=True)
+    large = GPTConfig(layers=6, heads=2, width=64, context=12, vocab_size=4096, family="gpt2", tie_embeddings=True)
     gpt_run(tmp_path / "run", large, length="1 steps")
     if count > 1:
         resharded(tmp_path / "run", count=count)

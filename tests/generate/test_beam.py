@@ -19,7 +19,7 @@ def seq2seq(vocab_size: int = 14, *, seed: int = 5, std: float = 0.4) -> Seq2Seq
     """A model at random in float64, so that ties and rounding decide nothing."""
     torch.manual_seed(seed)
     shape = Seq2SeqConfig(
-        encoder_layers=1, decoder_layers=2, heads=2, width=16, hidden=24, vocab_size=vocab_size, context=40
+        encoder_layers=1, decoder_layers=2, heads=2, width=16, mlp_width=24, vocab_size=vocab_size, context=40
     )
     model = Seq2Seq(shape).double()
     for parameter in model.parameters():
@@ -37,7 +37,9 @@ def sources(count: int, *, vocab_size: int = 14) -> list[list[int]]:
 def undecided() -> Seq2Seq:
     """A model that has begun to learn to leave out about every third token: it ends, and is never sure."""
     torch.manual_seed(0)
-    shape = Seq2SeqConfig(encoder_layers=1, decoder_layers=2, heads=2, width=16, hidden=24, vocab_size=14, context=40)
+    shape = Seq2SeqConfig(
+        encoder_layers=1, decoder_layers=2, heads=2, width=16, mlp_width=24, vocab_size=14, context=40
+    )
     model, rows = Seq2Seq(shape).double(), sources(512)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(50):

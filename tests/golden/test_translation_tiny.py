@@ -33,15 +33,15 @@ def test_the_first_losses_are_what_they_were(norm: str, tmp_path: Path) -> None:
         (tmp_path / f"numbers.{language}").write_text("".join(f"{line}.\n" for line in lines))
     changes = {
         "data.path": str(tmp_path / "numbers"),
-        "data.vocabulary": 300,
-        "model.norm": norm,
+        "data.vocab_size": 300,
+        "model.norm_placement": norm,
         "out": str(tmp_path / "run"),
         "length": "12 steps",
         "batch_size": "1024 tokens",
         "log_every": "4 steps",
         "evaluate_every": "100 steps",
         "precision": "fp32",
-        "beam": 1,
+        "beam_size": 1,
     }
     config = layered(translation.Config, [("preset", translation.PRESETS["tiny"]), ("test", changes)])[0]
     translation.build(config).train()

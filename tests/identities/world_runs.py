@@ -373,14 +373,14 @@ def written_for(recipe: str, place: Path) -> dict[str, Any]:
         case "translation":
             return {
                 "data.path": str(place / "numbers"),
-                "data.vocabulary": 300,
-                "data.held_out_fraction": 0.05,
+                "data.vocab_size": 300,
+                "data.val_fraction": 0.05,
                 "model.width": 32,
-                "model.hidden": 64,
+                "model.mlp_width": 64,
                 "model.dropout": 0.1,
                 "batch_size": "512 tokens",
                 "micro_batch_size": "128 tokens",
-                "beam": 1,
+                "beam_size": 1,
             }
     return {"model.name": "simple_cnn", "model.width": 4, "batch_size": 16, "micro_batch_size": 4}
 

@@ -21,9 +21,9 @@ from surefoot.train.activation_checkpointing import compute_again
 SMALL = GPTConfig(layers=2, heads=2, width=32, context=16, vocab_size=50)
 KINDS = {
     "modern": SMALL,
-    "modern that knows the tokens before": replace(SMALL, smear=True, ngrams=3, ngram_rows=70),
-    "modern with SwiGLU, tied": replace(SMALL, activation="swiglu", tied=True),
-    "gpt2": replace(SMALL, family="gpt2", tied=True),
+    "modern that knows the tokens before": replace(SMALL, smear=True, ngrams=3, ngram_buckets=70),
+    "modern with SwiGLU, tied": replace(SMALL, activation="swiglu", tie_embeddings=True),
+    "gpt2": replace(SMALL, family="gpt2", tie_embeddings=True),
     "gpt2, untied": replace(SMALL, family="gpt2"),
 }
 every_kind = pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS.keys())
@@ -107,7 +107,7 @@ def test_first_loss_is_ln_of_the_vocabulary():
 @pytest.mark.parametrize("family", ["modern", "gpt2"])
 @pytest.mark.parametrize("width", [32, 128, 512])
 def test_first_loss_of_a_tied_model_is_close_to_ln_of_the_vocabulary(width, family):
-    shape = replace(SMALL, width=width, vocab_size=1000, tied=True, family=family)
+    shape = replace(SMALL, width=width, vocab_size=1000, tie_embeddings=True, family=family)
     inputs = tokens(16, 16, vocab_size=1000)
     loss = cross_entropy(gpt(shape)(inputs), inputs.flip(0))
     assert_close(loss.value.item(), math.log(1000), rtol=0, atol=0.1)
@@ -187,14 +187,14 @@ def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun
     [
         {"family": "modern"},
         {"family": "modern", "activation": "swiglu", "smear": True},
-        {"family": "modern", "activation": "gelu", "ngrams": 3, "ngram_rows": 150},
+        {"family": "modern", "activation": "gelu", "ngrams": 3, "ngram_buckets": 150},
         {"family": "gpt2"},
     ],
 )
 @pytest.mark.parametrize("size", [(1, 1, 8, 10), (3, 4, 64, 257), (12, 12, 768, 100)])
 def test_parameter_count_is_the_closed_form(size, tied, parts):
     layers, heads, width, vocab_size = size
-    parts = {"tied": tied, **parts}
+    parts = {"tie_embeddings": tied, **parts}
     shape = GPTConfig(layers=layers, heads=heads, width=width, context=8, vocab_size=vocab_size, **parts)
     with torch.device("meta"):
         model = GPT(shape)
@@ -202,7 +202,7 @@ def test_parameter_count_is_the_closed_form(size, tied, parts):
 
 
 def test_tied_head_is_the_embedding_and_gets_both_gradients():
-    model = gpt(replace(SMALL, tied=True))
+    model = gpt(replace(SMALL, tie_embeddings=True))
     cross_entropy(model(tokens(2, 16)), tokens(2, 16).flip(0)).value.backward()
     assert model.head.weight is model.embedding.weight
     assert [name for name, _ in model.named_parameters() if "head" in name] == []

@@ -32,7 +32,7 @@ def test_ngrams_that_share_rows_are_spread_evenly() -> None:
 
 @pytest.mark.parametrize(("longest", "back"), [(2, 1), (3, 2), (4, 3)])
 def test_an_embedding_depends_on_as_many_tokens_as_it_says_and_no_more(longest: int, back: int) -> None:
-    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, ngrams=longest, ngram_rows=64)
+    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, ngrams=longest, ngram_buckets=64)
     assert shape.looks_back == back
     torch.manual_seed(0)
     ngrams = Ngrams(longest=longest, rows=100_000, vocab_size=10, width=8)
@@ -44,7 +44,7 @@ def test_an_embedding_depends_on_as_many_tokens_as_it_says_and_no_more(longest: 
 
 
 def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
-    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, ngrams=3, ngram_rows=64)
+    shape = GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, ngrams=3, ngram_buckets=64)
     assert not any(table.weight.any() for table in GPT(shape).ngrams.tables)
 
 
@@ -52,7 +52,7 @@ def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
     ("wrong", "said"),
     [
         ({"ngrams": 0}, "^ngrams = 0 must be 1 to 4$"),
-        ({"ngrams": 2, "ngram_rows": 0}, "^ngram_rows = 0 must be 1 or more$"),
+        ({"ngrams": 2, "ngram_buckets": 0}, "^ngram_buckets = 0 must be 1 or more$"),
         ({"ngrams": 2, "family": "gpt2"}, "^ngrams = 2: not in a gpt2, which has"),
         (
             {"activation": "swiglu", "smear": True, "family": "gpt2"},

@@ -124,7 +124,7 @@ class ByHand:
     ],
 )
 def test_outputs_gradients_and_statistics_are_those_of_the_network_written_by_hand(layers, stem, training):
-    model = scrambled(network(layers, stem=stem, zero_last_gain=False).double()).train(training)
+    model = scrambled(network(layers, stem=stem, zero_init_residual=False).double()).train(training)
     inputs = images(side=48 if stem == "imagenet" else 10).double().requires_grad_()
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     names = [name for name, _ in model.named_parameters()]
@@ -191,7 +191,7 @@ def test_every_block_starts_as_identity_where_the_last_gain_is_zero(layers):
     model = network(layers).eval()
     x = torch.rand(2, 64 if layers == 18 else 256, 8, 8)
     assert_close(model.layer1[1](x), x, rtol=0, atol=0)
-    assert not torch.equal(network(layers, zero_last_gain=False).eval().layer1[1](x), x)
+    assert not torch.equal(network(layers, zero_init_residual=False).eval().layer1[1](x), x)
 
 
 def test_channels_last_changes_the_layout_and_nothing_else():

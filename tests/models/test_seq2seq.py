@@ -16,14 +16,14 @@ from surefoot.models.layers import waves
 from surefoot.models.seq2seq import Decoding, Seq2Seq
 from surefoot.models.seq2seq_layers import CrossAttention, DecoderBlock, SelfAttention, Seq2SeqConfig
 
-SMALL = Seq2SeqConfig(encoder_layers=2, decoder_layers=3, heads=2, width=32, hidden=48, vocab_size=50, context=32)
+SMALL = Seq2SeqConfig(encoder_layers=2, decoder_layers=3, heads=2, width=32, mlp_width=48, vocab_size=50, context=32)
 KINDS = {
     "pre": SMALL,
-    "post": replace(SMALL, norm="post"),
+    "post": replace(SMALL, norm_placement="post"),
     "learned positions, own vocabulary": replace(SMALL, positions="learned", source_vocab_size=40),
-    "untied, gelu": replace(SMALL, tied=False, activation="gelu"),
+    "untied, gelu": replace(SMALL, tie_embeddings=False, activation="gelu"),
     "rotary, rms, normed queries and keys, relu2": replace(
-        SMALL, positions="rotary", norm_kind="rms", query_key_norm=True, activation="relu2", zero_start=True
+        SMALL, positions="rotary", norm="rms", qk_norm=True, activation="relu2", zero_init_residual=True
     ),
 }
 every_kind = pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS.keys())
@@ -120,16 +120,16 @@ def test_padding_gets_no_gradient_from_the_source_side():
 def of_torch(model: Seq2Seq) -> nn.Transformer:
     """torch's transformer with the weights of ours."""
     shape = model.shape
-    pre = shape.norm == "pre"
+    pre = shape.norm_placement == "pre"
     settings = {"norm_first": pre, "batch_first": True, "dropout": 0.0, "activation": shape.activation}
     encoder = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(shape.width, shape.heads, shape.hidden, **settings),
+        nn.TransformerEncoderLayer(shape.width, shape.heads, shape.mlp_width, **settings),
         shape.encoder_layers,
         norm=nn.LayerNorm(shape.width) if pre else None,
         enable_nested_tensor=False,
     )
     decoder = nn.TransformerDecoder(
-        nn.TransformerDecoderLayer(shape.width, shape.heads, shape.hidden, **settings),
+        nn.TransformerDecoderLayer(shape.width, shape.heads, shape.mlp_width, **settings),
         shape.decoder_layers,
         norm=nn.LayerNorm(shape.width) if pre else None,
     )
@@ -265,7 +265,7 @@ def test_waves_are_the_published_ones():
         ({"heads": 3}, "multiple of heads"),
         ({"width": 31, "heads": 1}, "even"),
         ({"heads": 32, "positions": "rotary"}, "multiple of 2 x heads = 64"),
-        ({"norm": "post", "zero_start": True}, "zero_start is for norm = 'pre'"),
+        ({"norm_placement": "post", "zero_init_residual": True}, "zero_init_residual is for norm_placement = 'pre'"),
         ({"vocab_size": 0}, "1 or more"),
         ({"source_vocab_size": 0}, "1 or more"),
         ({"attention_dropout": 1.0}, "attention_dropout = 1.0 must be a fraction"),
@@ -295,7 +295,7 @@ def test_rotary_positions_know_distances_only():
 
 def test_queries_and_keys_that_are_normed_have_a_size_of_their_own():
     """Ten times as large a stream changes values only: Henry et al. 2020, section 3."""
-    shape = replace(SMALL, query_key_norm=True)
+    shape = replace(SMALL, qk_norm=True)
     cross, x_BTC = seq2seq(shape).decoder[0].cross, torch.randn(2, 5, 32, dtype=torch.float64)
     nn.init.zeros_(cross.key_value.bias)
     keys, values = cross.keys_values(x_BTC)
@@ -307,7 +307,7 @@ def test_queries_and_keys_that_are_normed_have_a_size_of_their_own():
 def test_blocks_that_start_at_zero_start_as_identity():
     """Then a tied head sees a token's own embedding, through a norm with a gain of width**-0.5."""
     torch.manual_seed(0)
-    model = Seq2Seq(replace(SMALL, zero_start=True, positions="rotary", norm_kind="rms"))
+    model = Seq2Seq(replace(SMALL, zero_init_residual=True, positions="rotary", norm="rms"))
     target = tokens(2, 5)
     own = model.embedding.weight[target]
     expected = own / own.square().mean(-1, keepdim=True).add(1e-6 / 32).sqrt() / 32**0.5 @ model.embedding.weight.T

@@ -74,7 +74,7 @@ def test_layer_decay_is_the_closed_form_of_beit():
 
 
 def test_a_tied_head_has_the_rate_of_the_embedding():
-    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tied=True))
+    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tie_embeddings=True))
     assert sf.optim.layer_decay(0.5).factors(tied)["embedding.weight"] == 0.25
 
 
@@ -103,7 +103,7 @@ def test_width_scaling_is_table_3_of_tensor_programs_v(width):
 def test_in_a_gpt_embeddings_and_norms_keep_the_base_rate():
     shape = GPTConfig(layers=2, heads=2, width=32, context=16, vocab_size=10, family="gpt2")
     for tied in (False, True):
-        model = GPT(GPTConfig(**(vars(shape) | {"tied": tied})))
+        model = GPT(GPTConfig(**(vars(shape) | {"tie_embeddings": tied})))
         found = sf.optim.width_scaling(base_width=8).factors(model)
         blocks = {
             f"blocks.{block}.{part}.weight"
@@ -296,7 +296,7 @@ def test_a_frozen_parameter_never_changes_a_bit_and_has_no_state(optimizer):
 
 
 def test_freezing_one_name_of_a_tied_parameter_freezes_it():
-    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tied=True))
+    tied = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, tie_embeddings=True))
     assert sf.optim.frozen("head.*").factors(tied) == {"embedding.weight": 0.0}
 
 

@@ -18,7 +18,7 @@ def gpt(**changes) -> GPT:
 
 
 def seq2seq(**changes) -> Seq2Seq:
-    sizes = {"encoder_layers": 2, "decoder_layers": 3, "heads": 2, "width": 8, "hidden": 16, "vocab_size": 10}
+    sizes = {"encoder_layers": 2, "decoder_layers": 3, "heads": 2, "width": 8, "mlp_width": 16, "vocab_size": 10}
     return Seq2Seq(Seq2SeqConfig(**sizes | changes))
 
 
@@ -36,7 +36,7 @@ def test_a_gpt_is_as_deep_as_its_blocks_between_embeddings_and_head(family):
 
 
 def test_the_decoder_stands_deeper_than_the_encoder():
-    model = seq2seq(source_vocab_size=12, tied=False, positions="learned")
+    model = seq2seq(source_vocab_size=12, tie_embeddings=False, positions="learned")
     parts = ["embedding", "source_", "target_", "encoder.0", "encoder.1", "decoder.0", "decoder.1", "decoder.2", "head"]
     assert [depth_of(model, part) for part in parts] == [0, 0, 0, 1, 2, 3, 4, 5, 6]
 
@@ -105,7 +105,7 @@ def test_where_lists_hold_single_layers_each_with_a_matrix_is_one_deeper():
 
 
 def test_every_parameter_has_one_depth_and_a_tied_one_that_of_its_first_place():
-    model = gpt(family="gpt2", tied=True)
+    model = gpt(family="gpt2", tie_embeddings=True)
     found = depths(model)
     assert list(found) == [name for name, _ in model.named_parameters()]
     assert found["embedding.weight"] == 0
@@ -120,7 +120,7 @@ def test_a_model_without_lists_has_no_depth(model):
     ("model", "last"),
     [
         (gpt(), "head"),
-        (gpt(family="gpt2", tied=True), "head"),
+        (gpt(family="gpt2", tie_embeddings=True), "head"),
         (seq2seq(), "head"),
         (sf.models.ResNet(18, channels=3, classes=10), "fc"),
         (sf.models.SimpleCNN(channels=1, classes=10, width=4), "head"),
@@ -142,7 +142,7 @@ def test_what_is_no_matrix_is_no_final_layer():
         (gpt(), ["embedding.weight"]),
         (gpt(family="gpt2"), ["embedding.weight", "positions.weight"]),
         (
-            seq2seq(positions="learned", tied=False),
+            seq2seq(positions="learned", tie_embeddings=False),
             ["embedding.weight", "source_positions.table", "target_positions.table"],
         ),
         (sf.models.ResNet(18, channels=3, classes=10), ["conv1.weight"]),

@@ -30,7 +30,9 @@ from surefoot.plan.workload import Spread, Weight, Workload, units, workload
 
 CONTEXT, ROWS = 8, 2
 # nothing divides evenly by 2 and by 4
-SHAPE = sf.models.GPTConfig(layers=3, heads=2, width=14, context=CONTEXT, vocab_size=37, family="gpt2", tied=True)
+SHAPE = sf.models.GPTConfig(
+    layers=3, heads=2, width=14, context=CONTEXT, vocab_size=37, family="gpt2", tie_embeddings=True
+)
 SPECS: dict[str, Any] = {
     "adamw": sf.optim.adamw(1e-3),
     "sgd": sf.optim.sgd(1e-3, momentum=0.9),

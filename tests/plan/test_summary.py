@@ -388,7 +388,7 @@ def test_a_broken_contract_ends_with_2_and_says_what_to_write(here: Path, capsys
 def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 400)
     Path("mine.toml").write_text('length = "7 steps"\n')
-    flags = ["--data.path=text.txt", "--data.held-out-fraction=0.2", "--model.context=32", "--preset=shakespeare"]
+    flags = ["--data.path=text.txt", "--data.val-fraction=0.2", "--model.context=32", "--preset=shakespeare"]
     main(["plan", "gpt", "--config", "mine.toml", *flags])
     lines = capsys.readouterr().out.splitlines()
     assert "  length = '7 steps'  [file]" in lines

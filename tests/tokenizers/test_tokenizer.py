@@ -182,10 +182,10 @@ def changed(**changes):
 def without_letters():
     """No letter of its alphabet stands for the bytes of capital letters."""
     text = json.loads(changed())
-    vocab_size = {
+    vocabulary = {
         token: one for token, one in text["model"]["vocab"].items() if not (len(token) == 1 and token.isupper())
     }
-    text["model"] |= {"vocab": {token: place for place, token in enumerate(vocab_size)}, "merges": []}
+    text["model"] |= {"vocab": {token: place for place, token in enumerate(vocabulary)}, "merges": []}
     text["added_tokens"] = []
     return json.dumps(text)
 
@@ -244,8 +244,8 @@ def test_what_a_tokenizer_would_cut_or_fill_is_left_whole(tmp_path):
 
 def test_the_end_of_a_document_of_gpt2_s_files_is_no_text_either(tmp_path):
     """There it is an ordinary token, which nobody added."""
-    vocab_size = json.loads(BPE.to_json())["tokenizer"]["model"]["vocab"]
-    (tmp_path / "encoder.json").write_text(json.dumps(vocab_size))
+    vocabulary = json.loads(BPE.to_json())["tokenizer"]["model"]["vocab"]
+    (tmp_path / "encoder.json").write_text(json.dumps(vocabulary))
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
     tokenizer = load(tmp_path)
     assert tokenizer.eos_id is not None

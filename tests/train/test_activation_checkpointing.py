@@ -84,7 +84,7 @@ def gpt() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def seq2seq() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    shape = Seq2SeqConfig(2, 2, heads=2, width=8, hidden=16, vocab_size=11, dropout=0.2, attention_dropout=0.2)
+    shape = Seq2SeqConfig(2, 2, heads=2, width=8, mlp_width=16, vocab_size=11, dropout=0.2, attention_dropout=0.2)
     return Seq2Seq(shape), (tokens(), tokens())
 
 

@@ -199,7 +199,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[str, int] | None]] = {
     "perceptron": (Net, ("linear", 40)),
     "GPT": (lambda: sf.models.GPT(sf.models.GPTConfig(2, 2, 16, 8, 32)), ("attention", 16)),
     "encoder-decoder": (
-        lambda: sf.models.Seq2Seq(sf.models.Seq2SeqConfig(1, 1, heads=2, width=16, hidden=64, vocab_size=40)),
+        lambda: sf.models.Seq2Seq(sf.models.Seq2SeqConfig(1, 1, heads=2, width=16, mlp_width=64, vocab_size=40)),
         ("encoder-decoder", 16),
     ),
     "images as they come": (lambda: sf.models.SimpleCNN(channels=3, classes=4, width=4), ("convolution", 16)),
@@ -234,7 +234,7 @@ def test_several_models_and_loops_of_ones_own_are_fp32(table: Table) -> None:
 def test_batches_by_tokens_are_told_by_the_plan_whatever_the_seed(table: Table) -> None:
     draw = np.random.default_rng(0)
     rows = [[int(token) for token in draw.integers(4, 40, size=size)] for size in draw.integers(4, 30, size=200)]
-    network = sf.models.Seq2SeqConfig(1, 1, heads=2, width=16, hidden=64, vocab_size=40)
+    network = sf.models.Seq2SeqConfig(1, 1, heads=2, width=16, mlp_width=64, vocab_size=40)
 
     def facts(seed: int) -> Facts | str:
         run = built(

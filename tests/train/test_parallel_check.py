@@ -178,7 +178,7 @@ def test_blocks_that_a_loss_has_computed_again_are_no_use_beside_the_call() -> N
 
 
 def test_a_loss_inside_of_forward_passes() -> None:
-    model = GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, tied=True))
+    model = GPT(GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, tie_embeddings=True))
     tokens = torch.randint(11, (ROWS, 8))
 
     def loss(model: Any, batch: Any) -> Any:

@@ -154,9 +154,9 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
     shape, directory = model.shape, local_path(directory, setting="directory")
     if eos_id is not None and not 0 <= eos_id < shape.vocab_size:
         raise CheckpointError(f"eos_id = {eos_id} is no token of this model, whose vocabulary has {shape.vocab_size}")
-    if shape.family != "gpt2" or not shape.tied:
+    if shape.family != "gpt2" or not shape.tie_embeddings:
         raise CheckpointError(
-            f"a model of the family {shape.family}{'' if shape.tied else ' with a head of its own'} is no GPT-2\n"
+            f"a model of the family {shape.family}{'' if shape.tie_embeddings else ' with a head of its own'} is no GPT-2\n"
             "  one is trained with --model.family gpt2"
         )
     tensors = {name: held.detach().cpu() for name, held in to_gpt2_layout(model.state_dict()).items()}
@@ -199,7 +199,7 @@ def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> No
         was, here = list(state[unlike[0]].shape), list(own[unlike[0]].shape)
         raise CheckpointError(f"{where}: its {unlike[0]} is {was}, here {here}")
     head, embedding = state["head.weight"], state["embedding.weight"]
-    if model.shape.tied and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
+    if model.shape.tie_embeddings and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
         raise CheckpointError(f"{where}: its head is not its embedding, as GPT-2's is")
 
 
@@ -215,7 +215,7 @@ def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) ->
             context=len(state["positions.weight"]),
             vocab_size=vocab_size,
             family="gpt2",
-            tied=True,
+            tie_embeddings=True,
         )
     except ValueError as problem:
         raise CheckpointError(f"{file} is no GPT-2: {problem}") from problem

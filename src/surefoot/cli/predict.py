@@ -24,7 +24,7 @@ class Predict(SavedRunOptions):
 
       surefoot predict runs/mine "def " --tokens 100 --temperature 0.7
       surefoot predict runs/mine --file prompts.txt
-      surefoot predict runs/translation "July 8, 2055" --beam 5
+      surefoot predict runs/translation "July 8, 2055" --beam-size 5
       surefoot predict runs/images picture.png --top 3
     """
 

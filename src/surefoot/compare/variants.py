@@ -107,8 +107,8 @@ def short_names(settings: Iterable[str]) -> dict[str, str]:
 def flags(settings: Mapping[str, Any]) -> str:
     """Settings as they are typed.
 
-    >>> flags({"optimizer.lr": 0.003, "schedule.warmup": "100 steps", "model.tied": None})
-    "--optimizer.lr 0.003 --schedule.warmup '100 steps' --model.tied None"
+    >>> flags({"optimizer.lr": 0.003, "schedule.warmup": "100 steps", "model.tie_embeddings": None})
+    "--optimizer.lr 0.003 --schedule.warmup '100 steps' --model.tie-embeddings None"
     """
     words = []
     for setting, value in settings.items():

@@ -140,9 +140,9 @@ def _settings_of_gpt2(found: Checkpoint, run: Path) -> bytes:
         raise ConfigError(
             f"layout = gpt2: {run} is no run of surefoot train gpt, so it has no network that transformers would call so"
         ) from problem
-    if shape.family != "gpt2" or not shape.tied:
+    if shape.family != "gpt2" or not shape.tie_embeddings:
         raise ConfigError(
-            f"layout = gpt2: a model of the family {shape.family}{'' if shape.tied else ' with a head of its own'} is no GPT-2\n"
+            f"layout = gpt2: a model of the family {shape.family}{'' if shape.tie_embeddings else ' with a head of its own'} is no GPT-2\n"
             "  one is trained with --model.family gpt2; this one: --layout own"
         )
     tokenizer = run / "tokenizer.json"

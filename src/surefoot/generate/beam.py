@@ -57,13 +57,14 @@ def beam_search(
     max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
     batch_size: int = 64,
 ) -> list[Hypothesis]:
-    """The best target found for each source (tokens, the end among them), in the order of the sources.
+    """Search the likeliest target of each source (tokens, the end among them), in the order of the sources.
 
-    Up to `batch_size` sources of about one length are searched together. The modes of the model's parts and the global generators
-    stay as they were. Waits for the device at every token.
+    A beam of 1 is greedy search. Up to `batch_size` sources of about one length are searched together. A source of n tokens gets at
+    most `max_new_tokens_fn(n)` tokens, by default 2 n + 10. The modes of the model's parts and the global generators stay as they
+    were. Waits for the device at every token.
 
     >>> from surefoot.models import Seq2SeqConfig
-    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocab_size=10))
+    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10))
     >>> len(beam_search(model, [[5, 6, 2], [7, 2]], beam_size=2))
     2
     """
@@ -92,11 +93,12 @@ def _search_batch(
     length_penalty: float = 0.6,
     max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
 ) -> list[Hypothesis]:
-    """The best target found for each row of a padded batch of sources, on the model's device.
+    """The best target for each row of a padded batch of sources, on the model's device.
 
-    The `beam_size` likeliest hypotheses of each source are kept open. At every token each of them is followed by all tokens; those of
-    the `beam_size` likeliest results that end are finished, the likeliest others stay open. A source is done when `beam_size` have ended,
-    when no open one can win, or after `most(tokens of the source)` tokens: then the likeliest open one is taken if none has ended.
+    The `beam_size` likeliest hypotheses of each source stay open. At each token every one of them is followed by all tokens. Of the
+    `beam_size` likeliest results, those that end are finished; the likeliest others stay open. The search of a source ends if
+    `beam_size` have ended, if no open one can win, or after `max_new_tokens_fn(tokens of the source)` tokens: then the likeliest
+    open one is taken if none has ended.
     """
     if beam_size < 1:
         raise ConfigError(f"beam_size = {beam_size}: at least 1 hypothesis is kept open; 1 is greedy search")

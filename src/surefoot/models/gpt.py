@@ -34,7 +34,7 @@ class GPT(nn.Module):
         self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
         self.smear = nn.Parameter(torch.zeros(shape.width)) if shape.smear else None
         self.ngrams = (
-            Ngrams(longest=shape.ngrams, rows=shape.ngram_rows, vocab_size=shape.vocab_size, width=shape.width)
+            Ngrams(longest=shape.ngrams, rows=shape.ngram_buckets, vocab_size=shape.vocab_size, width=shape.width)
             if shape.ngrams > 1
             else None
         )
@@ -50,7 +50,7 @@ class GPT(nn.Module):
             self._initialise_gpt2()
         else:
             self._initialise_modern()
-        if shape.tied:
+        if shape.tie_embeddings:
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None) -> Any:
@@ -105,7 +105,7 @@ class GPT(nn.Module):
             elif isinstance(module, Ngrams):
                 for vectors_NC in module.tables.parameters():
                     nn.init.zeros_(vectors_NC)
-        if not self.shape.tied:
+        if not self.shape.tie_embeddings:
             nn.init.normal_(self.embedding.weight)
             nn.init.zeros_(self.head.weight)
             return

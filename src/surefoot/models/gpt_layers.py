@@ -69,7 +69,7 @@ class GPTConfig:
 
     >>> GPTConfig(layers=4, heads=4, width=128, context=64, vocab_size=65).parameters
     803200
-    >>> GPTConfig(layers=12, heads=12, width=768, context=1024, vocab_size=50257, family="gpt2", tied=True).parameters
+    >>> GPTConfig(layers=12, heads=12, width=768, context=1024, vocab_size=50257, family="gpt2", tie_embeddings=True).parameters
     124439808
     """
 
@@ -81,10 +81,10 @@ class GPTConfig:
     dropout: float = 0.0  # fraction of units, of attention weights too
     family: Literal["modern", "gpt2"] = "modern"
     activation: Literal["relu2", "swiglu", "gelu"] | None = None  # None: gelu for gpt2, else relu2
-    tied: bool = False  # the head's matrix is the embedding's
+    tie_embeddings: bool = False  # the head's matrix is the embedding's
     smear: bool = False  # a learned share of the embedding of the token before
     ngrams: int = 1  # at most so many tokens have a vector together, from a table; 1: each has its embedding alone
-    ngram_rows: int = 32768  # of each table, at most
+    ngram_buckets: int = 32768  # of each table, at most
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.heads, self.width, self.context, self.vocab_size)
@@ -98,7 +98,7 @@ class GPTConfig:
             (self.width % self.heads == 0, f"width = {self.width} must be a multiple of heads = {self.heads}"),
             (modern or not foreign, f"{foreign}: not in a gpt2, which has {only}"),
             (1 <= self.ngrams <= 4, f"ngrams = {self.ngrams} must be 1 to 4"),
-            (self.ngram_rows >= 1, f"ngram_rows = {self.ngram_rows} must be 1 or more"),
+            (self.ngram_buckets >= 1, f"ngram_buckets = {self.ngram_buckets} must be 1 or more"),
             (0.0 <= self.dropout < 1.0, f"dropout = {self.dropout} must be a fraction, at least 0 and below 1"),
         )
 
@@ -121,9 +121,9 @@ class GPTConfig:
             block = matrices + (4 * width + hidden + width) + 4 * width  # biases; gains and biases of two norms
             outside = self.context * width + 2 * width
         else:
-            rows = sum(table_sizes(longest=self.ngrams, rows=self.ngram_rows, vocab_size=self.vocab_size))
+            rows = sum(table_sizes(longest=self.ngrams, rows=self.ngram_buckets, vocab_size=self.vocab_size))
             block, outside = matrices, width * (1 + self.smear + rows)
-        return (1 if self.tied else 2) * self.vocab_size * width + self.layers * block + outside
+        return (1 if self.tie_embeddings else 2) * self.vocab_size * width + self.layers * block + outside
 
 
 class Block(nn.Module):

@@ -22,7 +22,7 @@ class ResNet(nn.Module):
     """Images (B, C, H, W) to logits (B, K).
 
     stem: "imagenet" divides height and width by 4 at once (7 x 7 convolution, pooling); "cifar" keeps them (3 x 3), for images of
-    about 32 pixels. `zero_last_gain` starts every block as identity (Goyal et al. 2017, section 5.1:
+    about 32 pixels. `zero_init_residual` starts every block as identity (Goyal et al. 2017, section 5.1:
     https://arxiv.org/abs/1706.02677). `channels_last` puts the channels of a pixel side by side, which only changes the rounding.
 
     >>> sum(parameter.numel() for parameter in ResNet(18, channels=3, classes=1000).parameters())
@@ -36,7 +36,7 @@ class ResNet(nn.Module):
         channels: int,
         classes: int,
         stem: Stem = "imagenet",
-        zero_last_gain: bool = True,
+        zero_init_residual: bool = True,
         channels_last: bool = False,
     ) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_last_gain and isinstance(module, Block):
+            elif zero_init_residual and isinstance(module, Block):
                 nn.init.zeros_(getattr(module, f"bn{module.convolutions}").weight)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:

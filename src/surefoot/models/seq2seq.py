@@ -29,7 +29,7 @@ class Seq2Seq(nn.Module):
 
     Each row of the source needs one token that is not padding.
 
-    >>> shape = Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocab_size=10)
+    >>> shape = Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10)
     >>> Seq2Seq(shape)(torch.ones(3, 5, dtype=torch.long), torch.ones(3, 4, dtype=torch.long)).shape
     torch.Size([3, 4, 10])
     """
@@ -55,7 +55,7 @@ class Seq2Seq(nn.Module):
         self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(shape.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(shape, layer) for layer in range(shape.decoder_layers))
         self.encoder_norm, self.decoder_norm = (
-            norm_of(shape) if shape.norm == "pre" else nn.Identity() for _ in range(2)
+            norm_of(shape) if shape.norm_placement == "pre" else nn.Identity() for _ in range(2)
         )
         self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
         self._initialise()
@@ -115,13 +115,13 @@ class Seq2Seq(nn.Module):
                 for matrix in torch.split(stacked.weight, self.shape.width):
                     nn.init.xavier_uniform_(matrix)
         nn.init.normal_(self.head.weight, std=self.shape.width**-0.5)
-        if self.shape.zero_start:
+        if self.shape.zero_init_residual:
             for name, matrix in self.named_parameters():
                 if name.endswith((".down.weight", ".out.weight")):
                     nn.init.zeros_(matrix)
-            if self.shape.tied:  # the head is handed a token's own embedding: this gain makes its logit 1
+            if self.shape.tie_embeddings:  # the head is handed a token's own embedding: this gain makes its logit 1
                 nn.init.constant_(self.get_parameter("decoder_norm.weight"), self.shape.width**-0.5)
-        if self.shape.tied:
+        if self.shape.tie_embeddings:
             self.head.weight = self.embedding.weight
 
 
@@ -133,7 +133,7 @@ class Decoding:
 
     >>> import torch
     >>> from surefoot.models.seq2seq import Seq2SeqConfig
-    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, hidden=16, vocab_size=10))
+    >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10))
     >>> decoding = Decoding(model, torch.ones(3, 5, dtype=torch.long), hypotheses=2, most=7)
     >>> decoding.logits(torch.ones(3, 2, dtype=torch.long)).shape
     torch.Size([3, 2, 10])

@@ -18,22 +18,23 @@ from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_
 class Seq2SeqConfig:
     """The size of an encoder-decoder and what it is made of. `width` is a multiple of the `heads`.
 
-    norm: where the norms stand: "pre", before each part, which trains without a long warm-up (Xiong et al. 2020,
+    norm_placement: where the norms stand: "pre", before each part, which trains without a long warm-up (Xiong et al. 2020,
     section 4: https://arxiv.org/abs/2002.04745), or "post", after it, as in Vaswani et al. 2017, section 3.1
-    (https://arxiv.org/abs/1706.03762). norm_kind: "layer", or "rms", which takes no mean away and adds no bias (Zhang and
+    (https://arxiv.org/abs/1706.03762). norm: "layer", or "rms", which takes no mean away and adds no bias (Zhang and
     Sennrich 2019, section 4: https://arxiv.org/abs/1910.07467).
 
     positions: "sinusoidal" (section 3.5 of Vaswani et al.), "learned", or "rotary": each side's attention to itself turns its
     queries and keys (Su et al. 2021, section 3.2.2: https://arxiv.org/abs/2104.09864).
 
-    activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668). query_key_norm:
-    RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245). zero_start:
+    activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668). qk_norm:
+    RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245). zero_init_residual:
     what writes into the residual stream starts at zero, so that each block starts as identity (Goyal et al. 2017, section
-    5.1: https://arxiv.org/abs/1706.02677); for norm "pre".
+    5.1: https://arxiv.org/abs/1706.02677); for norm_placement "pre".
 
-    >>> Seq2SeqConfig(encoder_layers=3, decoder_layers=3, heads=4, width=256, hidden=1024, vocab_size=8000).parameters
+    >>> Seq2SeqConfig(encoder_layers=3, decoder_layers=3, heads=4, width=256, mlp_width=1024, vocab_size=8000).parameters
     7578624
-    >>> base = Seq2SeqConfig(encoder_layers=6, decoder_layers=6, heads=8, width=512, hidden=2048, vocab_size=37000, norm="post")
+    >>> sizes = {"heads": 8, "width": 512, "mlp_width": 2048, "vocab_size": 37000}
+    >>> base = Seq2SeqConfig(encoder_layers=6, decoder_layers=6, **sizes, norm_placement="post")
     >>> base.parameters  # "65 x 10^6" in table 3 there
     63082496
     """
@@ -42,24 +43,24 @@ class Seq2SeqConfig:
     decoder_layers: int
     heads: int
     width: int
-    hidden: int  # units between the two layers of an MLP
+    mlp_width: int  # units between the two layers of an MLP
     vocab_size: int  # of the target, and of the source where `source_vocab_size` is None
     source_vocab_size: int | None = None  # None: one vocabulary and one embedding for both sides
     context: int = 512  # the most places of either side
     dropout: float = 0.0  # fraction of units of the embeddings and of what each part adds
     attention_dropout: float = 0.0  # fraction of attention weights; slow on the CPU
     activation_dropout: float = 0.0  # fraction of units between the layers of an MLP
-    norm: Literal["pre", "post"] = "pre"
-    norm_kind: Literal["layer", "rms"] = "layer"
-    query_key_norm: bool = False
+    norm_placement: Literal["pre", "post"] = "pre"
+    norm: Literal["layer", "rms"] = "layer"
+    qk_norm: bool = False
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     activation: Literal["relu", "gelu", "relu2"] = "relu"
-    zero_start: bool = False
-    tied: bool = True  # the head's matrix is the target's embedding
+    zero_init_residual: bool = False
+    tie_embeddings: bool = True  # the head's matrix is the target's embedding
 
     def __post_init__(self) -> None:
         own = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
-        sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.hidden, self.context, own)
+        sizes = (self.encoder_layers, self.decoder_layers, self.heads, self.width, self.mlp_width, self.context, own)
         check_shape((min(*sizes, self.vocab_size) >= 1, f"every size must be 1 or more: {self}"))
         fractions = {name: getattr(self, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
         width, heads, positions = self.width, self.heads, self.positions
@@ -71,8 +72,8 @@ class Seq2SeqConfig:
             ),
             (width % (2 * heads) == 0 or positions != "rotary", rotary_problem(width, heads)),
             (
-                not self.zero_start or self.norm == "pre",
-                "zero_start is for norm = 'pre': with a norm after each sum no block starts as identity",
+                not self.zero_init_residual or self.norm_placement == "pre",
+                "zero_init_residual is for norm_placement = 'pre': with a norm after each sum no block starts as identity",
             ),
             *(
                 (0.0 <= fraction < 1.0, f"{name} = {fraction} must be a fraction, at least 0 and below 1")
@@ -84,14 +85,14 @@ class Seq2SeqConfig:
     def parameters(self) -> int:
         """How many numbers are trained."""
         width = self.width
-        attention = 4 * width**2 + 4 * width + (2 * width // self.heads if self.query_key_norm else 0)
-        mlp = 2 * width * self.hidden + self.hidden + width
-        norm = width if self.norm_kind == "rms" else 2 * width
+        attention = 4 * width**2 + 4 * width + (2 * width // self.heads if self.qk_norm else 0)
+        mlp = 2 * width * self.mlp_width + self.mlp_width + width
+        norm = width if self.norm == "rms" else 2 * width
         encoder = self.encoder_layers * (attention + mlp + 2 * norm)
         decoder = self.decoder_layers * (2 * attention + mlp + 3 * norm)
-        ends = 2 * norm if self.norm == "pre" else 0
+        ends = 2 * norm if self.norm_placement == "pre" else 0
         places = 2 * self.context * width if self.positions == "learned" else 0
-        tables = (self.source_vocab_size or 0) + (1 if self.tied else 2) * self.vocab_size
+        tables = (self.source_vocab_size or 0) + (1 if self.tie_embeddings else 2) * self.vocab_size
         return encoder + decoder + ends + places + tables * width
 
 
@@ -141,7 +142,7 @@ class Sum(nn.Module):
 
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
-        self.pre = shape.norm == "pre"
+        self.pre = shape.norm_placement == "pre"
         self.norm = norm_of(shape)
         self.dropout = Dropout(shape.dropout)
 
@@ -218,9 +219,9 @@ class MLP(nn.Module):
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
         self.activation = _ACTIVATIONS[shape.activation]
-        self.up = nn.Linear(shape.width, shape.hidden)
+        self.up = nn.Linear(shape.width, shape.mlp_width)
         self.dropout = Dropout(shape.activation_dropout)
-        self.down = nn.Linear(shape.hidden, shape.width)
+        self.down = nn.Linear(shape.mlp_width, shape.width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         return self.down(self.dropout(self.activation(self.up(x_BTC))))
@@ -228,12 +229,12 @@ class MLP(nn.Module):
 
 def norm_of(shape: Seq2SeqConfig) -> nn.LayerNorm | RMSNorm:
     """The norm of a shape: `RMSNorm` or `LayerNorm`."""
-    return RMSNorm(shape.width) if shape.norm_kind == "rms" else nn.LayerNorm(shape.width, eps=1e-5)
+    return RMSNorm(shape.width) if shape.norm == "rms" else nn.LayerNorm(shape.width, eps=1e-5)
 
 
 def channel_norm(shape: Seq2SeqConfig) -> RMSNorm | None:
     """An RMS norm of the channels of each head's queries, or keys: Henry et al. 2020, section 3 (https://arxiv.org/abs/2010.04245)."""
-    return RMSNorm(shape.width // shape.heads) if shape.query_key_norm else None
+    return RMSNorm(shape.width // shape.heads) if shape.qk_norm else None
 
 
 def _normed(x_BHTD: Tensor, norm: RMSNorm | None) -> Tensor:

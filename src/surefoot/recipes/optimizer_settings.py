@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import surefoot as sf
 from surefoot.config.parallel import Kind, Sharding, Strategy
 from surefoot.config.setting import ordered, setting
-from surefoot.config.train_settings import TrainSettings
+from surefoot.config.train_settings import TrainSettings, number
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
 from surefoot.optim.optimizers import OPTIMIZERS, named
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     ShapeName = str
 else:  # the choices of a flag
     OptimizerName, ShapeName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SHAPES)]
+
+FRACTION = number("a fraction, at least 0 and below 1", least=0, below=1, kind=int | float)
 
 
 @dataclass(frozen=True, kw_only=True)

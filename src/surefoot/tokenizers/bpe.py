@@ -102,10 +102,10 @@ class BPETokenizer:
     def load(cls, path: Path | str) -> Self:
         """From a file that `to_json` or the library wrote, or a directory with GPT-2's (encoder.json and vocab.bpe)."""
         path = local_path(path, setting="path")
-        for vocab, merges in _GPT2_FILES:
-            if (path / vocab).is_file() and (path / merges).is_file():
+        for vocabulary, merges in _GPT2_FILES:
+            if (path / vocabulary).is_file() and (path / merges).is_file():
                 try:
-                    return cls(_byte_level(str(path / vocab), str(path / merges)))
+                    return cls(_byte_level(str(path / vocabulary), str(path / merges)))
                 except Exception as problem:  # the library raises nothing narrower
                     raise DataError(f"{path} holds no tokenizer of GPT-2: {problem}") from problem
         if not path.is_file():

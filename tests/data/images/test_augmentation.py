@@ -14,7 +14,7 @@ from surefoot.errors import ConfigError
 from surefoot.seeding import fold, stream_key
 
 GREY = np.array([0.5, 0.5, 0.5])
-EVERYTHING = Augmentation(crop_padding=3, flip=True, cutout=4, randaugment=2, magnitude=7)
+EVERYTHING = Augmentation(crop_padding=3, flip=True, cutout=4, randaugment=2, randaugment_magnitude=7)
 
 
 def images(number=40, height=9, width=12, channels=3):
@@ -200,7 +200,14 @@ def test_every_kind_and_direction_is_chosen_about_as_often():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"crop_padding": -1}, {"cutout": -2}, {"randaugment": -1}, {"magnitude": 11}, {"magnitude": -1}]
+    "wrong",
+    [
+        {"crop_padding": -1},
+        {"cutout": -2},
+        {"randaugment": -1},
+        {"randaugment_magnitude": 11},
+        {"randaugment_magnitude": -1},
+    ],
 )
 def test_values_that_cannot_be_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):

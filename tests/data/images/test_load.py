@@ -70,7 +70,7 @@ def names(dataset: Any) -> set[Path]:
 
 
 def test_training_and_held_out_part_are_the_whole_and_share_nothing(tmp_path: Path) -> None:
-    found = load_images(idx_folder(tmp_path), held_out_fraction=0.2)
+    found = load_images(idx_folder(tmp_path), val_fraction=0.2)
     training, held_out = places(found.training), places(found.held_out)
     assert training | held_out == set(range(300))
     assert (len(training), len(held_out)) == (240, 60)
@@ -147,14 +147,14 @@ def test_the_digits_are_scikit_learns() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
 def test_what_is_no_fraction_is_refused_even_where_it_is_not_used(fraction: float, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="held_out_fraction"):
-        load_images(tree(tmp_path, ("train", "val")), held_out_fraction=fraction)
+    with pytest.raises(ConfigError, match="val_fraction"):
+        load_images(tree(tmp_path, ("train", "val")), val_fraction=fraction)
 
 
 @pytest.mark.parametrize("fraction", [0.0001, 0.9999])
 def test_a_fraction_that_leaves_a_part_empty_is_refused(fraction: float, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="held_out_fraction"):
-        load_images(idx_folder(tmp_path), held_out_fraction=fraction)
+    with pytest.raises(DataError, match="val_fraction"):
+        load_images(idx_folder(tmp_path), val_fraction=fraction)
 
 
 # --- arrays --------------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_a_label_outside_the_named_classes_is_refused(tmp_path: Path) -> None:
         load_images(idx_folder(tmp_path), classes=["a", "b", "c"])
 
 
-@pytest.mark.parametrize("setting", [{"size": 8}, {"channels": 3}, {"crop": "resized"}, {"corrupt": "skip"}])
+@pytest.mark.parametrize("setting", [{"size": 8}, {"channels": 3}, {"crop": "resized"}, {"on_corrupt": "skip"}])
 def test_settings_of_folders_are_foreign_to_arrays(setting: dict[str, Any], tmp_path: Path) -> None:
     for path in (None, idx_folder(tmp_path)):
         with pytest.raises(ConfigError, match=f"data.{next(iter(setting))} is for pictures in folders"):
@@ -317,7 +317,7 @@ def test_a_damaged_picture_stops_or_is_left_out_as_configured(content: bytes | s
 
     with pytest.raises(DataError, match=r"cat/5\.png"):
         read_all()
-    found = load_images(tmp_path, corrupt="skip")
+    found = load_images(tmp_path, on_corrupt="skip")
     assert found.left_out == [place]
     assert parts_of(found) == (17, 2, 20)
 

@@ -67,7 +67,7 @@ def test_the_standard_library_is_large_and_always_the_same():
 @pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
 @pytest.mark.parametrize("whole", ["abcdefghijklmnopqrst", np.arange(20)])
 def test_both_parts_are_the_whole_in_order(whole, fraction):
-    training, held_out = split_sequence(whole, held_out_fraction=fraction)
+    training, held_out = split_sequence(whole, val_fraction=fraction)
     assert [*training, *held_out] == list(whole)
     assert len(held_out) == round(20 * fraction)
 
@@ -76,8 +76,8 @@ def test_both_parts_are_the_whole_in_order(whole, fraction):
     ("whole", "fraction"), [("abc", 0.0), ("abc", 1.0), ("abc", 0.01), ("abc", -1), ("", 0.5), ("a", 0.5)]
 )
 def test_a_part_of_nothing_is_refused(whole, fraction):
-    with pytest.raises(DataError, match="held_out_fraction"):
-        split_sequence(whole, held_out_fraction=fraction)
+    with pytest.raises(DataError, match="val_fraction"):
+        split_sequence(whole, val_fraction=fraction)
 
 
 def letters(*names):
@@ -86,15 +86,15 @@ def letters(*names):
 
 @pytest.mark.parametrize("fraction", [0.05, 0.3, 0.8])
 def test_whole_documents_are_held_out_until_they_make_up_the_fraction(fraction):
-    training, held_out = split_documents(letters(*"abcdefghijklmnopqrst"), held_out_fraction=fraction)
+    training, held_out = split_documents(letters(*"abcdefghijklmnopqrst"), val_fraction=fraction)
     assert sorted([*training, *held_out]) == list(letters(*"abcdefghijklmnopqrst").values())
     assert len(held_out) == round(20 * fraction)
 
 
 def test_what_is_held_out_does_not_depend_on_the_order_or_on_what_is_added():
-    _, few = split_documents(letters(*"abcdefghij"), held_out_fraction=0.3)
-    _, turned = split_documents(letters(*"jihgfedcba"), held_out_fraction=0.3)
-    _, more = split_documents(letters(*"abcdefghijklmnopqrst"), held_out_fraction=0.3)
+    _, few = split_documents(letters(*"abcdefghij"), val_fraction=0.3)
+    _, turned = split_documents(letters(*"jihgfedcba"), val_fraction=0.3)
+    _, more = split_documents(letters(*"abcdefghijklmnopqrst"), val_fraction=0.3)
     assert set(few) == set(turned)
     assert len(set(few) & set(more)) >= 2  # one that was just within the fraction may have been pushed out by a new one
 
@@ -102,15 +102,15 @@ def test_what_is_held_out_does_not_depend_on_the_order_or_on_what_is_added():
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0, 0.9])
 def test_holding_out_all_or_none_of_the_documents_is_refused(fraction):
     with pytest.raises(DataError, match="of 2 documents leaves"):
-        split_documents(letters("a", "b"), held_out_fraction=fraction)
+        split_documents(letters("a", "b"), val_fraction=fraction)
 
 
 def test_a_document_that_is_most_of_the_text_is_not_held_out():
-    training, held_out = split_documents({"small": "s" * 1000, "large": "l" * 1_000_000}, held_out_fraction=0.05)
+    training, held_out = split_documents({"small": "s" * 1000, "large": "l" * 1_000_000}, val_fraction=0.05)
     assert (training, held_out) == (["l" * 1_000_000], ["s" * 1000])
-    training, held_out = split_documents({"a": "a" * 900, "b": "b" * 1000}, held_out_fraction=0.05)
+    training, held_out = split_documents({"a": "a" * 900, "b": "b" * 1000}, val_fraction=0.05)
     assert held_out == ["a" * 900]  # the smallest where none is small enough
-    _, held_out = split_documents({str(one): "x" * (100 + one) for one in range(300)}, held_out_fraction=0.1)
+    _, held_out = split_documents({str(one): "x" * (100 + one) for one in range(300)}, val_fraction=0.1)
     assert 0.1 <= sum(map(len, held_out)) / sum(100 + one for one in range(300)) < 0.12
 
 

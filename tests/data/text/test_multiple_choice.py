@@ -98,7 +98,7 @@ def test_a_continuation_is_right_where_every_token_of_it_is_the_likeliest(batch_
 def gpt():
     torch.manual_seed(0)
     shape = sf.models.GPTConfig(
-        layers=2, heads=2, width=32, context=20, vocab_size=VOCABULARY, family="gpt2", tied=True
+        layers=2, heads=2, width=32, context=20, vocab_size=VOCABULARY, family="gpt2", tie_embeddings=True
     )
     model = sf.models.GPT(shape)
     for parameter in model.parameters():

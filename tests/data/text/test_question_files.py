@@ -155,7 +155,7 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
     tokenizer = sf.tokenizers.load(DATA / "gpt2-bpe")
     torch.manual_seed(0)
     shape = sf.models.GPTConfig(
-        layers=2, heads=2, width=16, context=256, vocab_size=tokenizer.vocab_size, family="gpt2", tied=True
+        layers=2, heads=2, width=16, context=256, vocab_size=tokenizer.vocab_size, family="gpt2", tie_embeddings=True
     )
     model = sf.models.GPT(shape)
     for parameter in model.parameters():

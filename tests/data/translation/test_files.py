@@ -85,23 +85,23 @@ def test_one_file_is_divided_by_a_hash_of_the_source(form: str, tmp_path: Path) 
         path = tmp_path / "corpus.en"
     else:
         write(path, lines[form.removesuffix(".gz")])
-    found = load_pairs(path, held_out_fraction=0.2)
-    assert (found.training, found.held_out) == split_pairs(PAIRS, held_out_fraction=0.2)
+    found = load_pairs(path, val_fraction=0.2)
+    assert (found.training, found.held_out) == split_pairs(PAIRS, val_fraction=0.2)
     assert sorted(found.training + found.held_out) == sorted(PAIRS)
 
 
 def test_a_directory_may_hold_tables(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", [f"{one}\t{other}" for one, other in PAIRS[:30]])
     write(tmp_path / "test.jsonl.gz", [json_line(pair, inside=True) for pair in PAIRS[30:]])
-    found = load_pairs(tmp_path, held_out_fraction=0.2)
+    found = load_pairs(tmp_path, val_fraction=0.2)
     assert found.test == PAIRS[30:]
     assert sorted(found.training + found.held_out) == sorted(PAIRS[:30])
 
 
 def test_a_common_beginning_names_both_files(tmp_path: Path) -> None:
     write_both(tmp_path, "europarl-v7", PAIRS, gz=".gz")
-    assert load_pairs(tmp_path / "europarl-v7", held_out_fraction=0.2) == load_pairs(
-        tmp_path / "europarl-v7.de.gz", held_out_fraction=0.2
+    assert load_pairs(tmp_path / "europarl-v7", val_fraction=0.2) == load_pairs(
+        tmp_path / "europarl-v7.de.gz", val_fraction=0.2
     )
 
 
@@ -114,9 +114,9 @@ def test_space_around_a_sentence_and_carriage_returns_are_taken_away(tmp_path: P
 
 def test_equal_sources_stay_on_one_side_and_more_pairs_move_none() -> None:
     several = [*PAIRS, *((one, f"{other}!") for one, other in PAIRS)]
-    training, held_out = split_pairs(several, held_out_fraction=0.3)
+    training, held_out = split_pairs(several, val_fraction=0.3)
     assert not {one for one, _ in training} & {one for one, _ in held_out}
-    fewer = split_pairs(PAIRS[:20], held_out_fraction=0.3)
+    fewer = split_pairs(PAIRS[:20], val_fraction=0.3)
     assert [pair for pair in fewer[1] if pair not in held_out] == []
 
 
@@ -208,8 +208,8 @@ def test_other_files_are_refused_by_what_they_are(tmp_path: Path) -> None:
     assert "c.tsv.gz is truncated or damaged" in refused(tmp_path / "c.tsv.gz")
     (tmp_path / "d.tsv.gz").write_bytes(b"a\n")  # unpacked, by a browser say
     assert "d.tsv.gz, line 1: 1 column" in refused(tmp_path / "d.tsv.gz")
-    with pytest.raises(DataError, match=r"held_out_fraction = 0\.0 of 40 pairs leaves 40 to train on and 0 to score"):
-        split_pairs(PAIRS, held_out_fraction=0.0)
+    with pytest.raises(DataError, match=r"val_fraction = 0\.0 of 40 pairs leaves 40 to train on and 0 to score"):
+        split_pairs(PAIRS, val_fraction=0.0)
 
 
 # --- phrases -------------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_lengths_are_the_places_that_a_model_computes():
 
 
 def test_pairs_over_a_length_are_left_out_and_counted():
-    pairs = TokenPairs(SOURCES, TARGETS, max_source=6, max_target=6)  # with the end: five tokens
+    pairs = TokenPairs(SOURCES, TARGETS, max_source_tokens=6, max_target_tokens=6)  # with the end: five tokens
     assert (len(pairs), pairs.left_out) == (3, 2)
     assert pairs.lengths.tolist() == [[5, 4], [3, 3], [6, 6]]
     source_BS, _ = pairs.gather(np.array([1]), np.array([0]))
@@ -57,10 +57,10 @@ def test_pairs_over_a_length_are_left_out_and_counted():
 
 
 def test_limits_that_leave_nothing_or_cannot_be_are_refused():
-    with pytest.raises(DataError, match="all 5 pairs are longer than max_source = 2 and max_target = 2"):
-        TokenPairs(SOURCES, TARGETS, max_source=2, max_target=2)
-    with pytest.raises(ConfigError, match="max_target = 1"):
-        TokenPairs(SOURCES, TARGETS, max_target=1)
+    with pytest.raises(DataError, match="all 5 pairs are longer than max_source_tokens = 2 and max_target_tokens = 2"):
+        TokenPairs(SOURCES, TARGETS, max_source_tokens=2, max_target_tokens=2)
+    with pytest.raises(ConfigError, match="max_target_tokens = 1"):
+        TokenPairs(SOURCES, TARGETS, max_target_tokens=1)
     with pytest.raises(DataError, match="5 sources and 4 targets"):
         TokenPairs(SOURCES, TARGETS[:-1])
 
@@ -132,7 +132,7 @@ def test_the_same_text_gives_the_same_tokenizer_in_every_process(kind):
     texts = [" ".join(f"word{n % 7}{n * n % 11} un{n % 5}seen" for n in range(start, start + 9)) for start in range(60)]
     program = (
         "import json, sys; from surefoot.tokenizers.subwords import SubwordTokenizer as S\n"
-        f"print(S.trained(json.load(sys.stdin), vocabulary=400, kind={kind!r}).to_json())"
+        f"print(S.trained(json.load(sys.stdin), vocab_size=400, kind={kind!r}).to_json())"
     )
     said = [
         subprocess.run(

@@ -123,7 +123,9 @@ def test_a_state_that_torch_saved_and_loaded_goes_on():
 @pytest.mark.parametrize("family", ["modern", "gpt2"])
 def test_of_a_gpt_the_matrices_of_its_blocks_are_hidden(family, tied):
     # as many rows in a block's matrices as the vocabulary and the context have
-    shape = sf.models.GPTConfig(layers=2, heads=2, width=16, context=16, vocab_size=64, family=family, tied=tied)
+    shape = sf.models.GPTConfig(
+        layers=2, heads=2, width=16, context=16, vocab_size=64, family=family, tie_embeddings=tied
+    )
     model = sf.models.GPT(shape)
     blocks = [name for name, held in model.named_parameters() if name.startswith("blocks") and held.ndim == 2]
 
@@ -132,7 +134,7 @@ def test_of_a_gpt_the_matrices_of_its_blocks_are_hidden(family, tied):
 
 def test_of_a_seq2seq_the_matrices_of_its_blocks_are_hidden():
     model = sf.models.Seq2Seq(
-        sf.models.Seq2SeqConfig(vocab_size=32, width=16, heads=2, hidden=32, encoder_layers=1, decoder_layers=1)
+        sf.models.Seq2SeqConfig(vocab_size=32, width=16, heads=2, mlp_width=32, encoder_layers=1, decoder_layers=1)
     )
     found = names(model, hidden_matrices(model))
 

@@ -42,7 +42,7 @@ def config(path: Path | None, **changes: Any) -> gpt.Config:
         "length": "6 steps",
         "evaluate_every": "6 steps",
         "data.path": None if path is None else str(path),
-        "data.vocabulary": 300 if changes.get("data.tokenizer", "bpe") == "bpe" else None,
+        "data.vocab_size": 300 if changes.get("data.tokenizer", "bpe") == "bpe" else None,
         "model.layers": 1,
         "model.width": 16,
         "model.heads": 2,
@@ -106,7 +106,7 @@ def test_a_model_that_has_learned_something_answers_the_questions(path: Path) ->
         "evaluate_every": "150 steps",
         "cloze_questions": 60,
         "optimizer.lr": 1e-2,
-        "data.held_out_fraction": 0.3,
+        "data.val_fraction": 0.3,
     }
     scores = trained(config(path, **changes, **{"data.tokenizer": "characters"})).scores()
     assert scores["cloze/accuracy"] > 0.6  # chance is 0.25, three standard errors are 0.17
@@ -159,7 +159,7 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path
     """The run's own is used, so the tokens would be the same: the setting must not be ignored in silence."""
     trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
     with pytest.raises(sf.CheckpointError, match="was 'bpe, 300 tokens', now 'bpe, 280 tokens'"):
-        trained(config(path, out=str(tmp_path / "run"), **{"data.vocabulary": 280}))
+        trained(config(path, out=str(tmp_path / "run"), **{"data.vocab_size": 280}))
 
 
 @pytest.mark.fast(".")
@@ -170,7 +170,7 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
     trained(config(path, out=str(tmp_path / "first")))
     other = tmp_path / "other.txt"
     other.write_text("a quite different text, " * 900)
-    changes = {"init": str(tmp_path / "first" / where), "data.tokenizer": None, "data.vocabulary": None}
+    changes = {"init": str(tmp_path / "first" / where), "data.tokenizer": None, "data.vocab_size": None}
     asked = config(other, out=str(tmp_path / "second"), **changes)
     trained(dataclasses.replace(asked, stop_after="2 steps"))
     held = (tmp_path / "first" / "tokenizer.json").read_text()
@@ -183,8 +183,8 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
 
 def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:
     trained(config(path, out=str(tmp_path / "first")))
-    with pytest.raises(sf.ConfigError, match=r"data\.vocabulary = 280: the weights of --init have a tokenizer"):
-        gpt.build(config(path, init=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocabulary": 280}))
+    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 280: the weights of --init have a tokenizer"):
+        gpt.build(config(path, init=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocab_size": 280}))
 
 
 def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_noticed(path: Path, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
     weights_file = Path("first/checkpoints/step-00000006/model.safetensors")
     shutil.copy(weights_file, "deep/weights/x.safetensors")
     Path("tokenizer.json").write_text(sf.tokenizers.CharacterTokenizer.from_text("abc").to_json())  # of something else
-    changes = {"data.tokenizer": None, "data.vocabulary": None}
+    changes = {"data.tokenizer": None, "data.vocab_size": None}
     built = gpt.build(config(path, init="deep/weights/x.safetensors", **changes))
     assert '"kind": "bpe"' in built.parts.files["tokenizer.json"]
     library = json.dumps(json.loads(run.parts.files["tokenizer.json"])["tokenizer"])
@@ -239,7 +239,7 @@ def test_evaluate_scores_with_the_run_s_own_tokenizer(
     """Byte pairs trained again on a text that has changed would be other ones; and that the text has changed is said."""
     from surefoot.cli.main import main
 
-    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=32", "--data.vocabulary=300"]
+    small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=32", "--data.vocab-size=300"]
     asked = [f"--data.path={path}", f"--out={tmp_path / 'run'}", "--length=6 steps", "--cloze-questions=0", *small]
     main(["train", "gpt", *asked])
     capsys.readouterr()
@@ -312,7 +312,7 @@ def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(
     weights = tmp_path / "weights"
     weights.mkdir()
     (weights / "tokenizer.json").write_text(sf.tokenizers.BPETokenizer.train([text()], vocab_size=310).to_json())
-    plain = {"data.vocabulary": None, "cloze_questions": 0}
+    plain = {"data.vocab_size": None, "cloze_questions": 0}
     for other in ({"data.tokenizer": str(weights)}, {"init": str(weights)}):
         with pytest.raises(sf.ConfigError, match="is another\n") as caught:
             gpt.build(config(tmp_path / "shards", **plain, **other))
@@ -338,7 +338,7 @@ def test_unfinished_shards_are_called_so(left: str, path: Path, tmp_path: Path) 
 def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Path) -> None:
     wrong = {
         "data.tokenizer": "bytes",
-        "data.vocabulary": 512,
+        "data.vocab_size": 512,
         "model.heads": 3,
         "optimizer.momentum": 0.9,
         "schedule.power": 2.0,
@@ -347,7 +347,7 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
     with pytest.raises(sf.ConfigError) as caught:
         gpt.build(config(tmp_path / "no such file", **wrong))
     said = str(caught.value)
-    assert [name for name in ("vocabulary", "heads", "momentum", "power", "clip") if name not in said] == []
+    assert [name for name in ("vocab_size", "heads", "momentum", "power", "clip") if name not in said] == []
     assert len(said.splitlines()) <= 12
 
 
@@ -417,7 +417,7 @@ def test_the_names_of_presets_are_those_that_help_shows() -> None:
 
 def test_rows_of_tables_that_are_not_there_are_refused() -> None:
     with pytest.raises(
-        sf.ConfigError, match=r"model.ngram_rows = 100 is of tables that are not there\n  --model.ngrams 2"
+        sf.ConfigError, match=r"model.ngram_buckets = 100 is of tables that are not there\n  --model.ngrams 2"
     ):
-        gpt.check(gpt.Config(model=gpt.Model(ngram_rows=100)))
-    assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocab_size=500).ngram_rows == 32768
+        gpt.check(gpt.Config(model=gpt.Model(ngram_buckets=100)))
+    assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocab_size=500).ngram_buckets == 32768

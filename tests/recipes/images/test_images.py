@@ -53,7 +53,7 @@ def records(out: Path) -> list[dict[str, Any]]:
 
 
 def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path: Path) -> None:
-    run = trained(config(**{"augmentation.label_smoothing": 0.3}))
+    run = trained(config(label_smoothing=0.3))
     split = run.parts.scoring.splits["held-out"]
     data = split.data
     inputs, labels = data.gather(np.arange(len(data)), np.zeros(len(data), dtype=np.int64))
@@ -75,7 +75,7 @@ def test_the_test_part_is_scored_once_at_the_end_and_with_its_confusion(tmp_path
 
 
 def test_accuracy_while_training_counts_both_labels_by_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = config(**{"augmentation.mixup": 0.4, "augmentation.label_smoothing": 0.0})
+    asked = config(**{"augmentation.mixup": 0.4, "label_smoothing": 0.0})
     run = images.build(asked)
     labels, others = torch.tensor([1, 1, 1, 1]), torch.tensor([2, 2, 1, 0])
     monkeypatch.setattr(
@@ -137,7 +137,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ({"augmentation.mixup": 0.2}, "loss.mixup was"),
         ({"augmentation.cutout": 3}, "cutout"),
-        ({"data.held_out_fraction": 0.2}, "samples"),
+        ({"data.val_fraction": 0.2}, "samples"),
         ({"data.classes": tuple("abcdefghij")}, "data.classes was"),
         ({"model.width": 5}, "model.width was 4, now 5"),
         ({"model.name": "resnet18", "model.width": None}, "model.name was 'simple_cnn', now 'resnet18'"),
@@ -395,7 +395,7 @@ def test_resnets_have_the_stem_that_suits_the_images_or_is_asked(name: str, stem
         ("resnet18", "width", 8),
         ("resnet18", "dropout", 0.1),
         ("simple_cnn", "stem", "cifar"),
-        ("simple_cnn", "zero_last_gain", True),
+        ("simple_cnn", "zero_init_residual", True),
         ("timm:resnet10t", "width", 8),
     ],
 )
@@ -454,7 +454,7 @@ def test_all_that_is_wrong_is_told_at_once_before_data_are_read(tmp_path: Path) 
         "data.path": str(tmp_path / "nowhere"),
         "augmentation.cutout": -1,
         "augmentation.mixup": -0.5,
-        "data.held_out_fraction": 1.5,
+        "data.val_fraction": 1.5,
         "model.dropout": 2.0,
         "optimizer.momentum": 0.9,
         "schedule.power": 2.0,
@@ -464,9 +464,7 @@ def test_all_that_is_wrong_is_told_at_once_before_data_are_read(tmp_path: Path) 
         images.build(config(**wrong))
     said = str(caught.value)
     assert [
-        name
-        for name in ("cutout", "mixup", "held_out_fraction", "dropout", "momentum", "power", "clip")
-        if name not in said
+        name for name in ("cutout", "mixup", "val_fraction", "dropout", "momentum", "power", "clip") if name not in said
     ] == []
 
 
@@ -496,19 +494,19 @@ def test_the_names_of_presets_are_those_that_help_shows() -> None:
 def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tree(tmp_path / "data")
     (tmp_path / "data" / "dark" / "3.png").write_bytes(b"no picture")
-    run = trained(config(**{"data.path": str(tmp_path / "data"), "data.corrupt": "skip"}))
+    run = trained(config(**{"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip"}))
     assert f"1 damaged picture is left out: {tmp_path / 'data' / 'dark' / '3.png'}" in capsys.readouterr().out
     assert len(run.parts.supply.dataset) == 35
     assert run.parts.described["settings"]["data"]["left_out"]["pictures"] == 1
     for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
         path.write_bytes(b"no picture")
-    with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is no picture[^\n]*\n.*--data\.corrupt skip"):
+    with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is no picture[^\n]*\n.*--data\.on-corrupt skip"):
         images.build(config(**{"data.path": str(tmp_path / "data")}))  # met while mean and deviation are measured
 
 
 def test_other_pictures_left_out_are_another_run(tmp_path: Path) -> None:
     tree(tmp_path / "data")
-    asked = {"data.path": str(tmp_path / "data"), "data.corrupt": "skip", "out": str(tmp_path / "run")}
+    asked = {"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip", "out": str(tmp_path / "run")}
     (tmp_path / "data" / "dark" / "3.png").write_bytes(b"no picture")
     trained(config(stop_after="2 steps", **asked))
     whole = tmp_path / "data" / "dark" / "4.png"

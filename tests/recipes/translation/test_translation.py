@@ -57,14 +57,14 @@ def config(folder: Path | None, **changes: Any) -> translation.Config:
         "evaluate_every": "6 steps",
         "batch_size": 16,
         "data.path": None if folder is None else str(folder),
-        "data.vocabulary": 300,
+        "data.vocab_size": 300,
         "model.encoder_layers": 1,
         "model.decoder_layers": 1,
         "model.width": 16,
         "model.heads": 2,
-        "model.hidden": 32,
+        "model.mlp_width": 32,
         "precision": "fp32",
-        "beam": 2,
+        "beam_size": 2,
         "ema": None,
         "report": False,
     }
@@ -87,7 +87,7 @@ def weights(run: sf.Run) -> dict[str, torch.Tensor]:
 def a_batch(*, longer: int = 0) -> tuple[Any, Any, Any]:
     """A model in float64, and a padded batch; `longer`: padded further."""
     torch.manual_seed(3)
-    shape = sf.models.Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=16, hidden=32, vocab_size=40)
+    shape = sf.models.Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=16, mlp_width=32, vocab_size=40)
     pairs = sf.data.TokenPairs([[5, 6, 7], [9], [4, 4]], [[8], [7, 6, 5, 4], [3, 9]])
     source_BS, target_BT = pairs.gather(torch.arange(3).numpy(), torch.zeros(3).numpy())
     source_BS, target_BT = F.pad(source_BS, (0, longer)), F.pad(target_BT, (0, longer))
@@ -147,12 +147,12 @@ def test_micro_batches_change_no_update(folder: Path) -> None:
 def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> None:
     """BLEU and chrF by sacrebleu's own functions; loss pair by pair."""
     run = trained(
-        config(folder, length="20 steps", evaluate_every="20 steps", **{"optimizer.lr": 2e-2, "validation_beam": 2})
+        config(folder, length="20 steps", evaluate_every="20 steps", **{"optimizer.lr": 2e-2, "val_beam_size": 2})
     )
     scores, model = run.scores(), run.state.models["model"].eval()
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     sentences = [(words(n, "en"), words(n, "de")) for n in range(1, 120, 3)]
-    search = Search(tokenizer, tokenizer, beam=2, length_penalty=1.0)
+    search = Search(tokenizer, tokenizer, beam_size=2, length_penalty=1.0)
     said = [translated(model, [one], search)[0] for one, _ in sentences]
     references = [other for _, other in sentences]
     assert scores["validation/bleu"] == pytest.approx(corpus_bleu(said, [references], force=True).score, abs=1e-9)
@@ -195,7 +195,7 @@ def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_st
 
 @pytest.mark.slow
 def test_it_learns_to_translate(folder: Path) -> None:
-    changes = {"model.width": 32, "model.hidden": 64, "optimizer.lr": 1e-2, "schedule.name": "cosine"}
+    changes = {"model.width": 32, "model.mlp_width": 64, "optimizer.lr": 1e-2, "schedule.name": "cosine"}
     scores = trained(config(folder, length="200 steps", evaluate_every="200 steps", batch_size=32, **changes)).scores()
     assert scores["validation/exact"] > 0.25  # by guessing less than one in a hundred
     assert scores["validation/accuracy"] > 0.8
@@ -206,7 +206,7 @@ def test_it_learns_to_translate(folder: Path) -> None:
 
 @pytest.mark.fast("{'sample_every': '1 steps'}")
 @pytest.mark.parametrize(
-    "changes", [{"sample_every": "1 steps"}, {"evaluate_every": "1 steps", "validation_beam": 3}], ids=str
+    "changes", [{"sample_every": "1 steps"}, {"evaluate_every": "1 steps", "val_beam_size": 3}], ids=str
 )
 def test_translating_meanwhile_changes_no_bit(changes: dict[str, Any], folder: Path) -> None:
     noisy = {"model.dropout": 0.2, "model.attention_dropout": 0.1, "model.activation_dropout": 0.1}
@@ -231,7 +231,7 @@ def test_a_sample_shows_source_reference_and_translation(folder: Path, capsys: p
         {},
         *(
             pytest.param(more, marks=pytest.mark.slow)
-            for more in ({"data.shared": False}, {"data.tokenizer": "unigram"})
+            for more in ({"data.shared_vocab": False}, {"data.tokenizer": "unigram"})
         ),
     ],
     ids=str,
@@ -244,7 +244,7 @@ def test_a_run_goes_on_to_the_same_bits_with_the_tokenizers_it_began_with(
     asked = config(folder, out=str(tmp_path / "run"), stop_after="3 steps", **noisy)
     trained(asked)
     files = sorted(path.name for path in (tmp_path / "run").glob("tokenizer*"))
-    assert files == ["tokenizer.json", *(["tokenizer.target.json"] if "data.shared" in changes else [])]
+    assert files == ["tokenizer.json", *(["tokenizer.target.json"] if "data.shared_vocab" in changes else [])]
     resumed = weights(trained(dataclasses.replace(asked, stop_after=None)))
     assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
     (tmp_path / "run" / files[-1]).write_text("{")
@@ -262,17 +262,17 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(folder: Path, tmp_pa
 def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder: Path, tmp_path: Path) -> None:
     first = trained(config(folder, out=str(tmp_path / "first")))
     write(folder, "train", range(7000, 9000))
-    with pytest.raises(sf.ConfigError, match=r"data\.vocabulary = 300: the weights of --init have a tokenizer"):
+    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 300: the weights of --init have a tokenizer"):
         translation.build(config(folder, init=str(tmp_path / "first")))
-    second = translation.build(config(folder, init=str(tmp_path / "first"), **{"data.vocabulary": None}))
+    second = translation.build(config(folder, init=str(tmp_path / "first"), **{"data.vocab_size": None}))
     assert second.parts.files == first.parts.files
     with pytest.raises(sf.ConfigError, match=r"data\.shared = False: the weights of --init have one vocabulary"):
         translation.build(
-            config(folder, init=str(tmp_path / "first"), **{"data.vocabulary": None, "data.shared": False})
+            config(folder, init=str(tmp_path / "first"), **{"data.vocab_size": None, "data.shared_vocab": False})
         )
     with pytest.raises(sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init have bpe"):
         translation.build(
-            config(folder, init=str(tmp_path / "first"), **{"data.vocabulary": None, "data.tokenizer": "unigram"})
+            config(folder, init=str(tmp_path / "first"), **{"data.vocab_size": None, "data.tokenizer": "unigram"})
         )
 
 
@@ -286,7 +286,7 @@ def test_the_tokenizer_is_made_from_what_is_trained_on_alone(folder: Path) -> No
 def test_pairs_that_are_too_long_are_told_once_and_all_are_scored(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = translation.build(config(folder, **{"data.max_source": 4}))
+    run = translation.build(config(folder, **{"data.max_source_tokens": 4}))
     said = capsys.readouterr().err
     assert said.startswith("note: ")
     assert "of 1,000 pairs to train on are longer than 4 and 128 tokens" in said
@@ -308,13 +308,11 @@ def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_sco
     pairs = [f"{one}\t{other}" for one, other in zip(*sides, strict=True)]
     (folder / "own.tsv").write_text("\n".join(pairs) + "\n")
     before = translation.build(
-        config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.held_out_fraction": 0.1})
+        config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.val_fraction": 0.1})
     )
     capsys.readouterr()
     (folder / "own.tsv").write_text("\n".join([*pairs, *(f"{number} {'one ' * 40}\tx" for number in range(99))]) + "\n")
-    run = translation.build(
-        config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.held_out_fraction": 0.1})
-    )
+    run = translation.build(config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.val_fraction": 0.1}))
     said = capsys.readouterr().err
     assert "held out are longer than the model's context of 32 tokens (model.context) and not scored" in said
     splits = [len(made.parts.scoring.splits["validation"].data) for made in (before, run)]
@@ -322,7 +320,7 @@ def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_sco
     assert run.scores()["validation/bleu"] >= 0  # as many translations as references
 
 
-SHORT = {"model.context": 32, "data.max_source": 32, "data.max_target": 32}
+SHORT = {"model.context": 32, "data.max_source_tokens": 32, "data.max_target_tokens": 32}
 
 
 def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(
@@ -336,8 +334,8 @@ def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(
     said = str(refused.value).splitlines()
     assert [line.partition(": the")[0] for line in said[:-1]] == [f"{train}, line {number}" for number in (1, 7, 10)]
     assert said[-1].startswith("  4 pairs have an empty side: ")
-    assert "--data.empty skip" in said[-1]
-    run = translation.build(config(folder, **{"data.empty": "skip"}))
+    assert "--data.on-empty skip" in said[-1]
+    run = translation.build(config(folder, **{"data.on_empty": "skip"}))
     assert "4 pairs with an empty side are left out" in capsys.readouterr().err
     assert len(run.parts.supply.dataset) == 996
 
@@ -355,7 +353,7 @@ def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
 def test_every_line_is_answered_by_a_line(folder: Path, tmp_path: Path) -> None:
     run = trained(config(folder))
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
-    search = Search(tokenizer, tokenizer, beam=2, length_penalty=0.6)
+    search = Search(tokenizer, tokenizer, beam_size=2, length_penalty=0.6)
     sentences = ["one two.", "", "three.", "  ", "four five six."]
     found = translated(run.state.models["model"], sentences, search, batch_size=2)
     assert len(found) == 5
@@ -380,14 +378,14 @@ def test_a_sentence_that_is_too_long_is_told(folder: Path) -> None:
 def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Path) -> None:
     wrong = {
         "data.source": "de",
-        "data.vocabulary": 100,
-        "data.max_source": 600,
+        "data.vocab_size": 100,
+        "data.max_source_tokens": 600,
         "model.heads": 3,
         "optimizer.momentum": 0.9,
         "schedule.power": 2.0,
         "clip": "norm -1",
         "label_smoothing": 1.0,
-        "beam": 0,
+        "beam_size": 0,
         "length_penalty": -1.0,
     }
     with pytest.raises(sf.ConfigError) as caught:
@@ -418,7 +416,7 @@ def test_a_checkpoint_is_the_best_by_what_was_asked_for(folder: Path) -> None:
 
 
 def test_phrases_are_what_there_is_without_a_path() -> None:
-    run = translation.build(config(None, **{"data.phrases": 400, "data.target": "fr", "data.vocabulary": None}))
+    run = translation.build(config(None, **{"data.phrase_count": 400, "data.target": "fr", "data.vocab_size": None}))
     assert 350 < len(run.parts.supply.dataset) < 400
     with pytest.raises(sf.ConfigError, match="no language 'frr_X'"):
         translation.build(config(None, **{"data.target": "frr_X"}))

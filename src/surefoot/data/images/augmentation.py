@@ -39,7 +39,7 @@ class Augmentation:
     """How images to train on are changed; as it stands, not at all.
 
     crop_padding: pixels of black on every side, before a piece of the image's own size is cut out anywhere. flip: left and right
-    exchanged in half of the images. randaugment: so many random changes of colour and shape, of strength `magnitude` (0 to 10):
+    exchanged in half of the images. randaugment: so many random changes of colour and shape, of strength `randaugment_magnitude` (0 to 10):
     Cubuk et al. 2020 (https://arxiv.org/abs/1909.13719) without equalising, automatic contrast, sharpness and colour balance.
     cutout: side of a square of the mean colour, put anywhere: DeVries and Taylor 2017 (https://arxiv.org/abs/1708.04552).
 
@@ -50,7 +50,7 @@ class Augmentation:
     flip: bool = False
     cutout: int = 0
     randaugment: int = 0
-    magnitude: int = 5
+    randaugment_magnitude: int = 5
 
     def __post_init__(self) -> None:
         problems = [
@@ -59,7 +59,12 @@ class Augmentation:
                 ("crop_padding", self.crop_padding, self.crop_padding >= 0, "pixels on each side, 0 for none"),
                 ("cutout", self.cutout, self.cutout >= 0, "side of the square in pixels, 0 for none"),
                 ("randaugment", self.randaugment, self.randaugment >= 0, "changes an image, 0 for none"),
-                ("magnitude", self.magnitude, 0 <= self.magnitude <= STRONGEST, f"from 0 to {STRONGEST}"),
+                (
+                    "randaugment_magnitude",
+                    self.randaugment_magnitude,
+                    0 <= self.randaugment_magnitude <= STRONGEST,
+                    f"from 0 to {STRONGEST}",
+                ),
             )
             if not fits
         ]
@@ -80,7 +85,7 @@ def augmented(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: N
     if how.crop_padding or how.flip:
         images_BHWC = _cut(images_BHWC, bits_B, padding=how.crop_padding, flip=how.flip)
     for number in range(how.randaugment):
-        images_BHWC = randaugmented(images_BHWC, _drawn(bits_B, _FURTHER + number), magnitude=how.magnitude)
+        images_BHWC = randaugmented(images_BHWC, _drawn(bits_B, _FURTHER + number), magnitude=how.randaugment_magnitude)
     if how.cutout:
         images_BHWC = _with_holes(images_BHWC, bits_B, side=how.cutout, mean_C=mean_C)
     return images_BHWC

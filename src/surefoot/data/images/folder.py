@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
-Corrupt = Literal["stop", "skip"]
+OnCorrupt = Literal["error", "skip"]
 Crop = Literal["padded", "resized"]
 
 _LOOKED_AT = 10_000  # headers read before training begins: a tenth of a millisecond each
@@ -103,7 +103,7 @@ def read_picture(path: Path) -> "Image.Image":
     try:
         return opened(path)
     except DataError as problem:
-        raise DataError(f"{problem}\n  take it away, or leave such files out: --data.corrupt skip") from problem
+        raise DataError(f"{problem}\n  take it away, or leave such files out: --data.on-corrupt skip") from problem
 
 
 def class_folders(tree: Path) -> list[str]:

@@ -16,10 +16,10 @@ from surefoot.data.images.arrays import Arrays, digits, found_in, synthetic
 from surefoot.data.images.augmentation import Augmentation, Pixels
 from surefoot.data.images.dataset import ImageArrays, ImageFiles, Moments, normalised_with
 from surefoot.data.images.folder import (
-    Corrupt,
     Crop,
     Files,
     Fitting,
+    OnCorrupt,
     class_folders,
     files_of,
     fitting,
@@ -65,21 +65,21 @@ class ImageDatasets:
 def load_images(
     path: Path | str | None = None,
     *,
-    held_out_fraction: float = 0.1,
+    val_fraction: float = 0.1,
     augmentation: Augmentation | None = None,
     seed: int = 0,
     classes: Sequence[str] | None = None,
     size: int | None = None,
     channels: int | None = None,
     crop: Crop = "padded",
-    corrupt: Corrupt = "stop",
+    on_corrupt: OnCorrupt = "error",
 ) -> ImageDatasets:
     """Labelled images in three parts: those at `path`, or the 8 x 8 digits of scikit-learn where it is None.
 
     path: a directory of IDX files (MNIST, Fashion-MNIST), of CIFAR-10's binary version, or of class folders, as they are or
     below train/, val/ and test/; val/ is then the held-out part. Or "synthetic".
     classes: names by class number; of folders all of them, in that order. seed: of the run, for what augmentation draws.
-    size, channels, crop, corrupt: of pictures in folders (the first two of "synthetic" also).
+    size, channels, crop, on_corrupt: of pictures in folders (the first two of "synthetic" also).
 
     Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
 
@@ -89,7 +89,7 @@ def load_images(
     """
     if channels not in (None, 1, 3):
         raise ConfigError(f"channels = {channels}: 1 for grey, or 3 for colour")
-    refuse_fraction(held_out_fraction)
+    refuse_fraction(val_fraction)
     if size is not None and size < 1:
         raise ConfigError(f"data.size = {size}: the side of images in pixels, 1 or more")
     if classes is not None and len(set(classes)) != len(classes):
@@ -110,8 +110,8 @@ def load_images(
         )
     if arrays is None:
         fit = partial(fitting, size=size, channels=channels, crop=crop)
-        return _of_folders(folder, classes, held_out_fraction, fit, augmentation=augmentation, corrupt=corrupt)
-    foreign = {"crop": crop != "padded", "corrupt": corrupt != "stop"}
+        return _of_folders(folder, classes, val_fraction, fit, augmentation=augmentation, on_corrupt=on_corrupt)
+    foreign = {"crop": crop != "padded", "on_corrupt": on_corrupt != "error"}
     foreign |= {} if made_up else {"size": size is not None, "channels": channels is not None}
     for name, is_given in foreign.items():
         if is_given:
@@ -120,17 +120,17 @@ def load_images(
                 f"  leave it out (--data.{name}, in a preset or a file too)"
             )
     arrays = arrays if classes is None else replace(arrays, classes=tuple(classes))
-    return _of_arrays(arrays, str(path or "digits"), held_out_fraction, augmentation=augmentation, seed=seed)
+    return _of_arrays(arrays, str(path or "digits"), val_fraction, augmentation=augmentation, seed=seed)
 
 
-def refuse_fraction(held_out_fraction: float) -> None:
+def refuse_fraction(val_fraction: float) -> None:
     """Raise `ConfigError` for a fraction that leaves nothing to train on, or nothing to score, of however many images."""
-    if not 0 < held_out_fraction < 1:
-        raise ConfigError(f"data.held_out_fraction = {held_out_fraction}: between 0 and 1, such as 0.1")
+    if not 0 < val_fraction < 1:
+        raise ConfigError(f"data.val_fraction = {val_fraction}: between 0 and 1, such as 0.1")
 
 
 def _of_arrays(
-    arrays: Arrays, where: str, held_out_fraction: float, *, augmentation: Augmentation | None, seed: int
+    arrays: Arrays, where: str, val_fraction: float, *, augmentation: Augmentation | None, seed: int
 ) -> ImageDatasets:
     for part, labels in (("training", arrays.labels), ("test", arrays.test_labels)):
         outside = np.flatnonzero((labels < 0) | (labels >= len(arrays.classes)))
@@ -145,7 +145,7 @@ def _of_arrays(
             f"{where}: training images of {height} x {width} pixels and {channels} channel(s), test images of "
             f"{' x '.join(str(side) for side in arrays.test_images.shape[1:])}: all must be squares of one size and colour"
         )
-    kept, apart = _divided(len(arrays.images), held_out_fraction)
+    kept, apart = _divided(len(arrays.images), val_fraction)
     training = arrays.images[kept]
     mean, std = _moments(_counts(training))
     return ImageDatasets(
@@ -163,11 +163,11 @@ def _of_arrays(
 def _of_folders(
     folder: Path,
     classes: Sequence[str] | None,
-    held_out_fraction: float,
+    val_fraction: float,
     fit: Callable[[Files], Fitting],
     *,
     augmentation: Augmentation | None,
-    corrupt: Corrupt,
+    on_corrupt: OnCorrupt,
 ) -> ImageDatasets:
     train, validation, test = (
         next((folder / name for name in names if (folder / name).is_dir()), None)
@@ -184,14 +184,14 @@ def _of_folders(
     places = {"training": tree, "val": validation, "test": test}
     parts = {name: files_of(place, names) for name, place in places.items() if place}
     left_out: list[Path] = []
-    if corrupt == "skip":
+    if on_corrupt == "skip":
         for name, files in parts.items():
             parts[name], damaged = readable(files)
             left_out += damaged
     training, held_out = parts["training"], parts.get("val")
     fits = fit(training)
     if held_out is None:
-        training, held_out = map(training.chosen, _divided(len(training.paths), held_out_fraction))
+        training, held_out = map(training.chosen, _divided(len(training.paths), val_fraction))
     counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
     # one after the other: thousands of pictures need not fit into memory
     for path in training.paths[:: -(-len(training.paths) // _MEASURED_FILES)]:
@@ -209,9 +209,9 @@ def _of_folders(
     )
 
 
-def _divided(images: int, held_out_fraction: float) -> tuple[Ids, Ids]:
-    number = round(images * held_out_fraction)
-    check_parts(images - number, number, held_out_fraction, what="images", cure="0.1, or more images if there are few")
+def _divided(images: int, val_fraction: float) -> tuple[Ids, Ids]:
+    number = round(images * val_fraction)
+    check_parts(images - number, number, val_fraction, what="images", cure="0.1, or more images if there are few")
     order = permutation(stream_key(0, "held-out images"), images, np.arange(images))
     return np.sort(order[number:]), np.sort(order[:number])
 

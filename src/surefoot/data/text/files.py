@@ -38,11 +38,11 @@ def is_utf_16(data: bytes) -> bool:
     return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
-def check_parts(training: int, held_out: int, held_out_fraction: float, *, what: str, cure: str) -> None:
+def check_parts(training: int, held_out: int, val_fraction: float, *, what: str, cure: str) -> None:
     """Raise `DataError` if a fraction leaves no samples of a kind, `what`, to train on or none to score."""
-    if not 0 < held_out_fraction < 1 or not training or not held_out:
+    if not 0 < val_fraction < 1 or not training or not held_out:
         raise DataError(
-            f"held_out_fraction = {held_out_fraction} of {training + held_out} {what} leaves {training} to train on and "
+            f"val_fraction = {val_fraction} of {training + held_out} {what} leaves {training} to train on and "
             f"{held_out} to score\n  give a fraction between 0 and 1, such as {cure}"
         )
 
@@ -126,19 +126,19 @@ def stdlib_documents() -> dict[str, str]:
     return _read(files, below=root)
 
 
-def split_documents(documents: Mapping[str, str], *, held_out_fraction: float) -> tuple[list[str], list[str]]:
+def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tuple[list[str], list[str]]:
     """The documents to train on and those to score: whole ones, chosen by a hash of their names; of a single one its end.
 
     A folder that grows keeps most of them out. As many as make up the fraction, counted in characters, and never twice as much;
     the smallest where all are too large for that. Raises `DataError` where a part would be empty.
 
-    >>> split_documents({"a": "abcdefghij"}, held_out_fraction=0.2)
+    >>> split_documents({"a": "abcdefghij"}, val_fraction=0.2)
     (['abcdefgh'], ['ij'])
     """
     if len(documents) == 1:
-        beginning, end = split_sequence(next(iter(documents.values())), held_out_fraction=held_out_fraction)
+        beginning, end = split_sequence(next(iter(documents.values())), val_fraction=val_fraction)
         return [beginning], [end]
-    wanted = held_out_fraction * sum(len(text) for text in documents.values())
+    wanted = val_fraction * sum(len(text) for text in documents.values())
     held_out: set[str] = set()
     so_far = 0
     for name in sorted(documents, key=lambda name: blake2b(name.encode(errors="surrogateescape")).digest()):
@@ -152,7 +152,7 @@ def split_documents(documents: Mapping[str, str], *, held_out_fraction: float) -
     check_parts(
         len(documents) - len(held_out),
         len(held_out),
-        held_out_fraction,
+        val_fraction,
         what="documents",
         cure="0.1, or more documents if there are few",
     )
@@ -167,15 +167,15 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarr
     return np.concatenate(parts)
 
 
-def split_sequence(whole: Part, *, held_out_fraction: float = 0.1) -> tuple[Part, Part]:
+def split_sequence(whole: Part, *, val_fraction: float = 0.1) -> tuple[Part, Part]:
     """Text or tokens in two: what comes first to train on, and the end to score.
 
-    >>> split_sequence("abcdefghij", held_out_fraction=0.2)
+    >>> split_sequence("abcdefghij", val_fraction=0.2)
     ('abcdefgh', 'ij')
     """
-    cut = len(whole) - round(len(whole) * held_out_fraction) if 0 < held_out_fraction < 1 else 0
+    cut = len(whole) - round(len(whole) * val_fraction) if 0 < val_fraction < 1 else 0
     what = "characters" if isinstance(whole, str) else "tokens"
-    check_parts(cut, len(whole) - cut, held_out_fraction, what=what, cure="0.1, or more text if it is short")
+    check_parts(cut, len(whole) - cut, val_fraction, what=what, cure="0.1, or more text if it is short")
     return whole[:cut], whole[cut:]
 
 

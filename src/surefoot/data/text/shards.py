@@ -58,11 +58,11 @@ class TokenShards:
     def __len__(self) -> int:
         return sum(len(array) for array in self.arrays)
 
-    def divided(self, held_out_fraction: float) -> tuple[Self, Self]:
+    def divided(self, val_fraction: float) -> tuple[Self, Self]:
         """All tokens but the last, and that fraction at the end; a shard may be cut in two. Nothing is read or copied."""
-        held_out = round(len(self) * held_out_fraction)
+        held_out = round(len(self) * val_fraction)
         cut = len(self) - held_out
-        check_parts(cut, held_out, held_out_fraction, what="tokens", cure="0.01")
+        check_parts(cut, held_out, val_fraction, what="tokens", cure="0.01")
         training, end, seen = list[Tokens](), list[Tokens](), 0
         for array in self.arrays:
             here = min(max(0, cut - seen), len(array))

@@ -14,7 +14,7 @@ from surefoot.data.text.files import check_parts, decoded, no_such, open_unpacke
 from surefoot.errors import ConfigError, DataError
 
 Sentences = list[tuple[str, str]]  # a source and its translation
-Empty = Literal["stop", "skip"]  # what a pair with an empty side does
+OnEmpty = Literal["error", "skip"]  # what a pair with an empty side does
 
 _VALIDATION = ("val", "valid", "validation", "dev")
 _TEST = ("test", "test_2016_flickr")
@@ -56,29 +56,29 @@ class _Part(NamedTuple):
 
 
 def load_pairs(
-    path: Path | str, *, source: str = "en", target: str = "de", held_out_fraction: float = 0.02, empty: Empty = "stop"
+    path: Path | str, *, source: str = "en", target: str = "de", val_fraction: float = 0.02, on_empty: OnEmpty = "error"
 ) -> ParallelText:
     """Parallel text at `path`; `source` and `target` name the languages as the files do.
 
     A directory with train.en and train.de; val (or valid, validation, dev) and test beside them, Multi30k's
     test_2016_flickr too. Or train.tsv or train.jsonl there, or the path of one such file, or of a plain one, corpus.en. Each
     may be compressed (.gz). TSV: source and target are the first two columns, or those that a first line names. JSON lines:
-    {"en": ..., "de": ...}, also inside {"translation": ...}. Where there is no validation part, `held_out_fraction` of the
+    {"en": ..., "de": ...}, also inside {"translation": ...}. Where there is no validation part, `val_fraction` of the
     training pairs is held out, by a hash of the source, so that equal sources stay together.
 
     Lines end in a line feed and nothing else; white space around a sentence is taken away. Raises `DataError` for what
     cannot be read, naming file and line, and for pairs with an empty side, unless `empty` is "skip".
     """
-    if empty not in get_args(Empty):
-        raise ConfigError(f"empty = {empty!r}: stop, or skip")
+    if on_empty not in get_args(OnEmpty):
+        raise ConfigError(f"on_empty = {on_empty!r}: error, or skip")
     if source == target:
         raise ConfigError(f"source and target are both {source!r}: name two languages, as the ends of the files do")
     path = local_path(path, setting="path")
     validation = test = _Part()
     if not path.is_dir():
-        training = _file(path, source, target, empty)
+        training = _file(path, source, target, on_empty)
     else:
-        names, read = _names(path, source, target), partial(_part, source=source, target=target, empty=empty)
+        names, read = _names(path, source, target), partial(_part, source=source, target=target, on_empty=on_empty)
         if "train" not in names:
             there = ", ".join(sorted(file.name for file in path.iterdir())[:12]) or "nothing"
             raise DataError(
@@ -90,25 +90,23 @@ def load_pairs(
         validation = next((read(path / name) for name in _VALIDATION if name in names), validation)
     pairs, held_out = training.pairs or [], validation.pairs
     if held_out is None:
-        pairs, held_out = split_pairs(pairs, held_out_fraction=held_out_fraction)
+        pairs, held_out = split_pairs(pairs, val_fraction=val_fraction)
     left_out = training.left_out + validation.left_out + test.left_out
     return ParallelText(pairs, held_out, test.pairs, validation.origin, test.origin, left_out)
 
 
-def split_pairs(pairs: Sentences, *, held_out_fraction: float) -> tuple[Sentences, Sentences]:
+def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Sentences]:
     """The pairs to train on and those to score, by a hash of the source: about the fraction, whatever stands beside them.
 
-    >>> training, held_out = split_pairs([(str(n), "x") for n in range(100)], held_out_fraction=0.2)
+    >>> training, held_out = split_pairs([(str(n), "x") for n in range(100)], val_fraction=0.2)
     >>> len(training) + len(held_out), 10 < len(held_out) < 30
     (100, True)
     """
-    limit = held_out_fraction * (1 << 64)
+    limit = val_fraction * (1 << 64)
     chosen = [int.from_bytes(blake2b(one.encode(), digest_size=8).digest(), "little") < limit for one, _ in pairs]
     training = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if not is_held_out]
     held_out = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if is_held_out]
-    check_parts(
-        len(training), len(held_out), held_out_fraction, what="pairs", cure="0.1, or a validation part of their own"
-    )
+    check_parts(len(training), len(held_out), val_fraction, what="pairs", cure="0.1, or a validation part of their own")
     return training, held_out
 
 
@@ -124,18 +122,18 @@ def _names(path: Path, source: str, target: str) -> list[str]:
     return sorted(tables | first & second | alone)
 
 
-def _part(stem: Path, source: str, target: str, empty: Empty) -> _Part:
+def _part(stem: Path, source: str, target: str, on_empty: OnEmpty) -> _Part:
     table = next((file for end in _TABLES if (file := _there(Path(f"{stem}{end}")))), None)
-    return _lines_of_both(stem, source, target, empty) if table is None else _table(table, source, target, empty)
+    return _lines_of_both(stem, source, target, on_empty) if table is None else _table(table, source, target, on_empty)
 
 
-def _file(path: Path, source: str, target: str, empty: Empty) -> _Part:
+def _file(path: Path, source: str, target: str, on_empty: OnEmpty) -> _Part:
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     if plain.suffix in _TABLES and path.is_file():
-        return _table(path, source, target, empty)
+        return _table(path, source, target, on_empty)
     stem = plain.with_suffix("") if plain.suffix in (f".{source}", f".{target}") else path
     if any(_there(Path(f"{stem}.{language}")) for language in (source, target)):
-        return _lines_of_both(stem, source, target, empty)
+        return _lines_of_both(stem, source, target, on_empty)
     if not path.is_file():
         raise no_such(path)
     raise DataError(
@@ -148,7 +146,7 @@ def _there(path: Path) -> Path | None:
     return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
 
 
-def _lines_of_both(stem: Path, source: str, target: str, empty: Empty) -> _Part:
+def _lines_of_both(stem: Path, source: str, target: str, on_empty: OnEmpty) -> _Part:
     files = []
     for language in (source, target):
         if (file := _there(stem.with_name(f"{stem.name}.{language}"))) is None:
@@ -165,10 +163,10 @@ def _lines_of_both(stem: Path, source: str, target: str, empty: Empty) -> _Part:
             "  a line may hold other line breaks than a line feed: was one of them written by a program that splits there?"
         )
     pairs = [(one.strip(), other.strip()) for one, other in zip(sources, targets, strict=True)]
-    return _without_empty(pairs, files, first_line=1, empty=empty)
+    return _without_empty(pairs, files, first_line=1, on_empty=on_empty)
 
 
-def _table(path: Path, source: str, target: str, empty: Empty) -> _Part:
+def _table(path: Path, source: str, target: str, on_empty: OnEmpty) -> _Part:
     lines, first = _lines(path), 0
     if path.name.removesuffix(".gz").endswith(".jsonl"):
         pair_of = partial(_of_json, source=source, target=target)
@@ -177,7 +175,7 @@ def _table(path: Path, source: str, target: str, empty: Empty) -> _Part:
         first = int(source in names and target in names)
         pair_of = partial(_of_row, columns=(names.index(source), names.index(target)) if first else (0, 1))
     pairs = [pair_of(line, f"{path}, line {number}") for number, line in enumerate(lines[first:], start=first + 1)]
-    return _without_empty(pairs, (path, path), first_line=first + 1, empty=empty)
+    return _without_empty(pairs, (path, path), first_line=first + 1, on_empty=on_empty)
 
 
 def _of_row(line: str, where: str, *, columns: tuple[int, int]) -> tuple[str, str]:
@@ -220,10 +218,10 @@ def _lines(path: Path) -> list[str]:
     return decoded(data, str(path)).removesuffix("\n").split("\n")
 
 
-def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, empty: Empty) -> _Part:
+def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, on_empty: OnEmpty) -> _Part:
     """The pairs of which both sides hold something; `DataError` counts the others, unless they are to be skipped."""
     wrong = [place for place, pair in enumerate(pairs) if not all(pair)]
-    if wrong and empty == "stop":
+    if wrong and on_empty == "error":
         told = ""
         for place in wrong[:3]:
             side = pairs[place].index("")
@@ -231,7 +229,7 @@ def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, 
             told += f"{files[side]}, line {place + first_line}: the {_SIDES[side]} is empty, and {other}\n"
         many = "one pair has" if len(wrong) == 1 else f"{len(wrong):,} pairs have"
         raise DataError(
-            f"{told}  {many} an empty side: take them out of the data on both sides, or leave them out: --data.empty skip"
+            f"{told}  {many} an empty side: take them out of the data on both sides, or leave them out: --data.on-empty skip"
         )
     kept = {line: pair for line, pair in enumerate(pairs, start=first_line) if all(pair)}
     if not kept:

@@ -23,7 +23,7 @@ Tokens = NDArray[np.int32]
 class TokenPairs:
     """Pairs of token rows. A source ends in `END`; a target begins with `BEGIN` and ends in `END`; `PADDING` fills up.
 
-    Pairs of which a side has more than `max_source` or `max_target` tokens (with the end) are left out: `left_out` of them.
+    Pairs of which a side has more than `max_source_tokens` or `max_target_tokens` tokens (with the end) are left out: `left_out` of them.
     `lengths` (pairs, 2): the places of a pair in a model, the source's tokens with the end, the target's with begin or end.
 
     >>> pairs = TokenPairs([[7, 8], [9]], [[5], [6, 6]])
@@ -37,14 +37,16 @@ class TokenPairs:
         sources: Sequence[Sequence[int] | Tokens],
         targets: Sequence[Sequence[int] | Tokens],
         *,
-        max_source: int | None = None,
-        max_target: int | None = None,
+        max_source_tokens: int | None = None,
+        max_target_tokens: int | None = None,
     ) -> None:
         if len(sources) != len(targets):
             raise DataError(f"{len(sources)} sources and {len(targets)} targets: a pair has one of each")
         counts = np.array([[len(row) + 1 for row in side] for side in (sources, targets)], dtype=np.int64).T
         kept = np.ones(len(counts), dtype=bool)
-        for side, (name, limit) in enumerate({"max_source": max_source, "max_target": max_target}.items()):
+        for side, (name, limit) in enumerate(
+            {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}.items()
+        ):
             if limit is not None:
                 if limit < 2:
                     raise ConfigError(f"{name} = {limit}: a sentence needs a token and an end, 2 at least")
@@ -53,7 +55,8 @@ class TokenPairs:
         self.left_out = int(len(kept) - kept.sum())
         if self.left_out and not kept.any():
             raise DataError(
-                f"all {self.left_out} pairs are longer than max_source = {max_source} and max_target = {max_target} tokens\n"
+                f"all {self.left_out} pairs are longer than max_source_tokens = {max_source_tokens}"
+                f" and max_target_tokens = {max_target_tokens}\n"
                 f"  the shortest has {int(counts[:, 0].min())} and {int(counts[:, 1].min())}: give larger limits"
             )
         places = np.flatnonzero(kept).tolist()
@@ -67,15 +70,15 @@ class TokenPairs:
         *,
         source: SubwordTokenizer,
         target: SubwordTokenizer,
-        max_source: int | None = None,
-        max_target: int | None = None,
+        max_source_tokens: int | None = None,
+        max_target_tokens: int | None = None,
     ) -> Self:
         """The tokens of sentence pairs."""
         return cls(
             source.encode_all([one for one, _ in pairs]),
             target.encode_all([other for _, other in pairs]),
-            max_source=max_source,
-            max_target=max_target,
+            max_source_tokens=max_source_tokens,
+            max_target_tokens=max_target_tokens,
         )
 
     def __len__(self) -> int:

@@ -19,9 +19,9 @@ class Data:
     """A text file, a directory of them, or of token shards; absent: the source of Python's standard library."""
     tokenizer: str | None = None
     """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory; absent: that of --init, or bpe."""
-    vocabulary: int | None = None
+    vocab_size: int | None = None
     """bpe: how many different tokens; absent: 2048."""
-    held_out_fraction: float = 0.05
+    val_fraction: float = 0.05
     """How much of the text is scored and not trained on: whole documents, or the end of a single one."""
 
 
@@ -43,13 +43,13 @@ class Model:
     """Fraction of units dropped while training."""
     activation: Literal["relu2", "swiglu", "gelu"] | None = None
     """Between the layers of an MLP; absent: relu2 (squared ReLU), and gelu for gpt2."""
-    tied: bool | None = None
+    tie_embeddings: bool | None = None
     """Whether the head is the embedding; absent: only for gpt2."""
     smear: bool = False
     """modern: whether each token's vector takes in a learned share of the embedding of the token before."""
     ngrams: int = 1
     """modern: how many tokens in a row have a vector together, beside their own: 2, 3 or 4 at most; 1: none."""
-    ngram_rows: int | None = None
+    ngram_buckets: int | None = None
     """Vectors of each length, which n-grams share where there are more of them; absent: 32,768."""
 
 
@@ -108,7 +108,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "shakespeare": {
         "data.tokenizer": "characters",
-        "data.held_out_fraction": 0.1,
+        "data.val_fraction": 0.1,
         "model.heads": 2,
         "model.context": 256,
         "model.activation": "swiglu",
@@ -125,7 +125,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "schedule.warmup": "1%",
     },
     "small": {
-        "data.vocabulary": 8192,
+        "data.vocab_size": 8192,
         "model.layers": 8,
         "model.heads": 8,
         "model.width": 512,
@@ -142,7 +142,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-774m": _published(36, 20, 1280, lr=2.5e-4, micro_batch_size=8),
     "gpt2-1558m": _published(48, 25, 1600, lr=2e-4, micro_batch_size=4) | {"activation_checkpointing": "blocks"},
     "modern-124m": _published(12, 12, 768, lr=1e-3, micro_batch_size=32)
-    | {"model.family": "modern", "model.tied": True},
+    | {"model.family": "modern", "model.tie_embeddings": True},
 }
 
 MEANT_FOR = {

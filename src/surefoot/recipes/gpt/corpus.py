@@ -66,7 +66,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     path, tokenizer = data.path, data.tokenizer
     made = None if saved is None else saved_tokenizer(saved)
     if made is None and tokenizer is None and init is not None:
-        made = _of_weights(local_path(init, setting="init"), vocab_size=data.vocabulary)
+        made = _of_weights(local_path(init, setting="init"), vocab_size=data.vocab_size)
     if path is not None:
         if (Path(path) / "tokens.json").is_file():
             return _of_shards(Path(path), data, made)
@@ -76,10 +76,10 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
                 "  the same surefoot data prepare goes on where it was; shards copied from elsewhere: was all copied?"
             )
     documents = sf.data.stdlib_documents() if path is None else sf.data.load_documents(path)
-    training, held_out = sf.data.split_documents(documents, held_out_fraction=data.held_out_fraction)
+    training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
     match tokenizer:
         case None | "bpe":
-            size = _VOCABULARY if data.vocabulary is None else data.vocabulary
+            size = _VOCABULARY if data.vocab_size is None else data.vocab_size
             made = made or sf.tokenizers.BPETokenizer.train(training, vocab_size=size)
             chosen = f"bpe, {size} tokens" if init is None or tokenizer else f"that of init, or bpe, {size} tokens"
         case "characters":
@@ -98,15 +98,15 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     return Corpus(*tokens, made, chosen, about=(origin, _parted(documents, held_out)))
 
 
-def promised_vocab_size(data: Data) -> int | None:
+def promised_vocabulary(data: Data) -> int | None:
     """How many different tokens the settings alone promise; None where a file has to be read for that.
 
-    >>> promised_vocab_size(Data(tokenizer="gpt2")), promised_vocab_size(Data(path="a/", tokenizer="a/"))
+    >>> promised_vocabulary(Data(tokenizer="gpt2")), promised_vocabulary(Data(path="a/", tokenizer="a/"))
     (50257, None)
     """
     if data.tokenizer is None and data.path is not None and not Path(data.path).is_file():
         return None  # a directory may hold shards, which have tokens already
-    return {"bpe": data.vocabulary or _VOCABULARY, "bytes": _LEAST_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(
+    return {"bpe": data.vocab_size or _VOCABULARY, "bytes": _LEAST_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(
         data.tokenizer or "bpe"
     )
 
@@ -126,14 +126,14 @@ def saved(out: str | Path | None) -> Path | None:
 
 def refuse_foreign_vocabulary(data: Data) -> None:
     """Raise `ConfigError` where a size is given that the tokenizer has itself, or one that is too small."""
-    tokenizer, vocab_size = data.tokenizer or "bpe", data.vocabulary
+    tokenizer, vocab_size = data.tokenizer or "bpe", data.vocab_size
     if vocab_size is not None and tokenizer != "bpe":
         raise sf.ConfigError(
-            f"data.vocabulary = {vocab_size} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"
-            "  leave it out (--data.vocabulary None, where a preset has one), or: --data.tokenizer bpe"
+            f"data.vocab_size = {vocab_size} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"
+            "  leave it out (--data.vocab-size None, where a preset has one), or: --data.tokenizer bpe"
         )
     if vocab_size is not None and vocab_size < _LEAST_VOCABULARY:
-        raise sf.ConfigError(f"data.vocabulary = {vocab_size}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
+        raise sf.ConfigError(f"data.vocab_size = {vocab_size}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
 
 
 def saved_tokenizer(path: Path) -> Any:
@@ -161,8 +161,8 @@ def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
     found = beside(weights)
     if found is not None and vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocabulary = {vocab_size}: the weights of --init have a tokenizer of their own, {found}\n"
-            "  leave it out (--data.vocabulary None, where a preset has one), or train another tokenizer, whose tokens those\n"
+            f"data.vocab_size = {vocab_size}: the weights of --init have a tokenizer of their own, {found}\n"
+            "  leave it out (--data.vocab-size None, where a preset has one), or train another tokenizer, whose tokens those\n"
             "  weights do not know: --data.tokenizer bpe"
         )
     return None if found is None else sf.tokenizers.load(found)
@@ -202,10 +202,10 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
         raise sf.ConfigError(
             f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
         )
-    if data.vocabulary is not None:
+    if data.vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocabulary = {data.vocabulary} is for tokenizers that are trained here; {path} holds tokens already\n"
-            "  leave it out (--data.vocabulary None, where a preset has one)"
+            f"data.vocab_size = {data.vocab_size} is for tokenizers that are trained here; {path} holds tokens already\n"
+            "  leave it out (--data.vocab-size None, where a preset has one)"
         )
     made = made or named_tokenizer(str(tokenizer))
     if own is not None and made.to_json() != own.to_json():
@@ -219,7 +219,7 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
         raise sf.ConfigError(
             f"{path} was written for {shards.vocab_size} different tokens, --data.tokenizer {tokenizer} has {made.vocab_size}"
         )
-    training, held_out = shards.divided(data.held_out_fraction)
+    training, held_out = shards.divided(data.val_fraction)
     return Corpus(
         training,
         held_out,

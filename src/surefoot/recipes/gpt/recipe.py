@@ -118,7 +118,7 @@ def build(config: Config) -> "sf.Run":
 
 def outline(config: Config) -> "sf.Run | None":
     """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
-    vocab_size, context = texts.promised_vocab_size(config.data), config.model.context
+    vocab_size, context = texts.promised_vocabulary(config.data), config.model.context
     if vocab_size is None or config.init is not None:
         return None
     _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
@@ -144,13 +144,13 @@ def _loss(model: Any, batch: Any) -> Any:
 def network_shape(config: Config, *, vocab_size: int) -> Any:
     """The network's shape; `ConfigError` where it cannot be built."""
     shape = config.model
-    if shape.ngram_rows is not None and shape.ngrams == 1:
+    if shape.ngram_buckets is not None and shape.ngrams == 1:
         raise sf.ConfigError(
-            f"model.ngram_rows = {shape.ngram_rows} is of tables that are not there\n  --model.ngrams 2, 3 or 4 makes them"
+            f"model.ngram_buckets = {shape.ngram_buckets} is of tables that are not there\n  --model.ngrams 2, 3 or 4 makes them"
         )
     own = {name: value for name, value in vars(shape).items() if value is not None}
     try:
-        return sf.models.GPTConfig(**{"vocab_size": vocab_size, "tied": shape.family == "gpt2"} | own)
+        return sf.models.GPTConfig(**{"vocab_size": vocab_size, "tie_embeddings": shape.family == "gpt2"} | own)
     except ValueError as problem:
         raise sf.ConfigError(f"model: {problem}") from problem
 

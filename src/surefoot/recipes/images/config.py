@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
 from surefoot.recipes.images.networks import Model
-from surefoot.recipes.optimizer_settings import RecipeSettings
+from surefoot.recipes.optimizer_settings import FRACTION, RecipeSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Data:
     and test/; or synthetic. Absent: scikit-learn's digits."""
     classes: tuple[str, ...] | None = None
     """Names of the classes by their number; of folders all of them, in this order. Absent: numbers, and folders by name."""
-    held_out_fraction: float = 0.1
+    val_fraction: float = 0.1
     """How much of the training part is scored and not trained on, where there is no val/."""
     size: int | None = None
     """Folders, synthetic: side of the images in pixels. Absent: that of all pictures, where it is one."""
@@ -26,8 +26,8 @@ class Data:
     """Folders, synthetic: 1 makes all grey, 3 coloured. Absent: as all pictures are."""
     crop: Literal["padded", "resized"] = "padded"
     """Folders: "resized" trains on a random piece of 8 % to 100 % of the picture, as is usual for ImageNet."""
-    corrupt: Literal["stop", "skip"] = "stop"
-    """Folders: stop at a damaged picture, or read all first and leave such out, counted and reported."""
+    on_corrupt: Literal["error", "skip"] = "error"
+    """Folders: what a damaged picture does: "error" stops, "skip" reads all first and leaves it out, counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,12 @@ class Changes:
     """Side of a square of the mean colour put anywhere; 0 for none."""
     randaugment: int = 1
     """So many random changes of colour and shape for each image."""
-    magnitude: int = 5
+    randaugment_magnitude: int = 5
     """Strength of those, 0 to 10."""
     mixup: float = 0.0
     """Mix images in pairs, the share drawn from a Beta distribution with this parameter; 0 for never."""
     cutmix: float = 0.0
     """Put a rectangle of one image into another, its share drawn in the same way; 0 for never."""
-    label_smoothing: float = 0.1
-    """Share of the target that all classes have alike. Scores are of the unsmoothed loss."""
 
 
 @ordered
@@ -69,6 +67,8 @@ class Config(RecipeSettings):
     augmentation: Changes = setting(factory=Changes, identity=True)
     model: Model = setting(factory=Model, identity=True)
     channels_last: bool | Literal["auto"] = default(True)
+    label_smoothing: float = setting(0.1, check=FRACTION, identity=True)
+    """Share of each target's probability that all classes share while training. Metrics are of the unsmoothed loss."""
 
 
 BEST = "min held-out/loss"  # accuracy is the same for many checkpoints, where few images are held out
@@ -87,7 +87,7 @@ MEANT_FOR = {
 _RESNET: dict[str, Any] = {  # as ResNets were first trained
     "augmentation.flip": True,
     "augmentation.randaugment": 0,
-    "augmentation.label_smoothing": 0.0,
+    "label_smoothing": 0.0,
     "clip": "off",
     "optimizer.name": "sgd",
     "optimizer.lr": 0.1,
@@ -146,7 +146,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 PRESETS["fashion-mnist-fast"] = PRESETS["fashion-mnist"] | {
     "augmentation.crop_padding": 0,
     "augmentation.flip": False,
-    "augmentation.label_smoothing": 0.0,
+    "label_smoothing": 0.0,
     "length": "140 steps",
     "evaluate_every": "100%",
     "model.width": 32,

@@ -17,7 +17,7 @@ _SMALL_SIDE = 64  # pixels, up to which a ResNet does not throw three quarters o
 _LAST_PIXEL = {"cifar": 8, "imagenet": 32}  # up to this side the last of a network's maps is one pixel
 _OWN: dict[str, dict[str, Any]] = {  # settings that are absent have these values, and are foreign to all other networks
     "simple_cnn": {"width": 32, "dropout": 0.0},
-    "resnet": {"stem": "auto", "zero_last_gain": True},
+    "resnet": {"stem": "auto", "zero_init_residual": True},
 }
 
 
@@ -34,7 +34,7 @@ class Model:
     """simple_cnn: fraction of the last features dropped while training."""
     stem: Literal["cifar", "imagenet"] | None = None
     """resnet: cifar begins with 3 x 3, imagenet with 7 x 7 and pooling; absent: by the size of images, cifar up to 64."""
-    zero_last_gain: bool | None = None
+    zero_init_residual: bool | None = None
     """resnet: start every residual branch at zero; absent: yes."""
 
 

@@ -7,14 +7,19 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.batch_size import batching
-from surefoot.errors import refuse_all
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
 from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.images.predict import Predict
 from surefoot.recipes.optimizer_settings import checked, refuse_default_data
 
-_ARRAYS = ("crop_padding", "flip", "cutout", "randaugment", "magnitude")  # what is changed before images are a batch
+_ARRAYS = (
+    "crop_padding",
+    "flip",
+    "cutout",
+    "randaugment",
+    "randaugment_magnitude",
+)  # what is changed before images are a batch
 
 
 def check(config: Config) -> list[Any]:
@@ -23,7 +28,6 @@ def check(config: Config) -> list[Any]:
     from surefoot.losses.mixing import refuse_mixing
 
     changes = config.augmentation
-    wrong = f"augmentation.label_smoothing = {changes.label_smoothing}: at least 0 and below 1"
     return checked(
         lambda: sf.data.Augmentation(**{name: getattr(changes, name) for name in _ARRAYS}),
         config.optimizer.spec,
@@ -31,8 +35,7 @@ def check(config: Config) -> list[Any]:
         config.check,
         lambda: networks.refuse_settings(config.model),
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
-        lambda: refuse_all({wrong: not 0 <= changes.label_smoothing < 1}),
-        lambda: refuse_fraction(config.data.held_out_fraction),
+        lambda: refuse_fraction(config.data.val_fraction),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
 
@@ -70,7 +73,7 @@ def build(config: Config) -> "sf.Run":
             return sf.losses.cross_entropy(model(images_BCHW), labels_B)
         mixture = sf.losses.mixup(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
         logits_BK = model(mixture.images)
-        mean = sf.losses.mixup_cross_entropy(logits_BK, mixture, label_smoothing=changes.label_smoothing)
+        mean = sf.losses.mixup_cross_entropy(logits_BK, mixture, label_smoothing=config.label_smoothing)
         return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
 
     def outputs(model: Any, batch: Any) -> "list[sf.metrics.Classified]":
@@ -113,7 +116,8 @@ def build(config: Config) -> "sf.Run":
         settings={
             "data": {"classes": names, "left_out": {"pictures": count, "sha256": sha256(left_out).hexdigest()}},
             "model": networks.described(config.model, name),
-            "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix", "label_smoothing")},
+            "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix")},
+            "label_smoothing": config.label_smoothing,
         },
         **config.run_settings(BEST),
     )

@@ -6,10 +6,9 @@ from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import number
-from surefoot.recipes.optimizer_settings import Optimizer, RecipeSettings, Schedule
+from surefoot.recipes.optimizer_settings import FRACTION, Optimizer, RecipeSettings, Schedule
 
 _ONE_OR_MORE = number("1 or more", least=1)
-_FRACTION = number("a fraction, at least 0 and below 1", least=0, below=1, kind=int | float)
 _FROM_ZERO = number("a number from 0 on", least=0, kind=int | float)
 
 
@@ -23,22 +22,22 @@ class Data:
     """The language translated from, as the files name it; of phrases, a locale such as en or pt_BR."""
     target: str = "de"
     """The language translated into."""
-    phrases: int = 24_000
+    phrase_count: int = 24_000
     """How many phrases there are where no path is given."""
-    held_out_fraction: float = 0.03
+    val_fraction: float = 0.03
     """How many pairs are scored and not trained on, chosen by a hash of the source, where there is no validation file."""
     tokenizer: Literal["bpe", "unigram"] = "bpe"
     """How words are cut into subwords: byte pairs, or a unigram model; trained on what is trained on."""
-    vocabulary: int | None = None
+    vocab_size: int | None = None
     """How many different subwords; absent: 1024, or those of --init."""
-    shared: bool = True
+    shared_vocab: bool = True
     """Whether both languages have one vocabulary and one embedding."""
-    max_source: int = 128
+    max_source_tokens: int = 128
     """Pairs with more tokens in the source are not trained on."""
-    max_target: int = 128
+    max_target_tokens: int = 128
     """Pairs with more tokens in the target are not trained on."""
-    empty: Literal["stop", "skip"] = "stop"
-    """Stop at pairs with an empty side, or leave such out, counted and reported."""
+    on_empty: Literal["error", "skip"] = "error"
+    """What a pair with an empty side does: "error" stops before training, "skip" leaves it out, counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class Model:
     """Attention heads a block."""
     width: int = 128
     """Channels between blocks; a multiple of the heads."""
-    hidden: int = 512
+    mlp_width: int = 512
     """Units between the two layers of an MLP."""
     context: int = 512
     """The most tokens of a source, and of a target."""
@@ -63,20 +62,20 @@ class Model:
     """Fraction of attention weights dropped; slow on the CPU."""
     activation_dropout: float = 0.0
     """Fraction of units dropped between the layers of an MLP."""
-    norm: Literal["pre", "post"] = "pre"
+    norm_placement: Literal["pre", "post"] = "pre"
     """pre: norms before each part, which trains easily; post: after it, as first published."""
-    norm_kind: Literal["layer", "rms"] = "layer"
+    norm: Literal["layer", "rms"] = "layer"
     """layer: mean taken away, divided by the deviation, with a bias; rms: divided by the root mean square."""
-    query_key_norm: bool = False
+    qk_norm: bool = False
     """RMS norms of each head's queries and keys."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     """What tells places apart; sinusoidal ones are known for lengths that are rare in training too; rotary ones turn the
     queries and keys of a side's attention to itself."""
     activation: Literal["relu", "gelu", "relu2"] = "relu"
     """Between the layers of an MLP; relu2 is ReLU squared."""
-    zero_start: bool = False
+    zero_init_residual: bool = False
     """Start what each block adds at zero; for norms before each part."""
-    tied: bool = True
+    tie_embeddings: bool = True
     """Whether the head is the target's embedding."""
 
 
@@ -97,17 +96,17 @@ class Config(RecipeSettings):
     optimizer: Optimizer = default(Optimizer())
     """Absent betas of adamw are (0.9, 0.98) here, as Vaswani et al. 2017 have them, and an absent weight decay is 0."""
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
-    label_smoothing: float = setting(0.1, check=_FRACTION, identity=True, after="check_state")
+    label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state")
     """How much of each target's probability all tokens share while training; scores are without it."""
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
     """Which score of the held-out part makes a checkpoint the best."""
-    beam: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing")
+    beam_size: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing")
     """Hypotheses kept open when the test part is translated; 1 is greedy search."""
-    validation_beam: int = setting(1, check=_ONE_OR_MORE, observer=True)
+    val_beam_size: int = setting(1, check=_ONE_OR_MORE, observer=True)
     """The same for the held-out part while training; greedy search is several times faster."""
     length_penalty: float = setting(1.0, check=_FROM_ZERO, observer=True)
     """0 prefers short translations; the larger, the longer."""
-    validation_pairs: int | None = setting(None, check=_ONE_OR_MORE, observer=True)
+    val_pairs: int | None = setting(None, check=_ONE_OR_MORE, observer=True)
     """How many of the held-out pairs are scored while training. Absent: all."""
 
 
@@ -115,7 +114,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
     # the shape that Wu et al. 2021 (https://arxiv.org/abs/2105.14462) found best for so little text, with a wider MLP
     "multi30k": {
-        "data.vocabulary": 5000,
+        "data.vocab_size": 5000,
         "model.encoder_layers": 4,
         "model.decoder_layers": 4,
         "model.dropout": 0.25,
@@ -132,14 +131,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "ema": None,  # the rate falls to zero
     },
     "base": {
-        "data.vocabulary": 37_000,
+        "data.vocab_size": 37_000,
         "model.encoder_layers": 6,
         "model.decoder_layers": 6,
         "model.heads": 8,
         "model.width": 512,
-        "model.hidden": 2048,
+        "model.mlp_width": 2048,
         "model.dropout": 0.1,
-        "model.norm": "post",
+        "model.norm_placement": "post",
         "batch_size": "25000 tokens",
         "length": "100000 steps",
         "evaluate_every": "2000 steps",
@@ -148,7 +147,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "keep_last": 5,
         "optimizer.lr": 7e-4,
         "schedule.warmup": "4000 steps",
-        "beam": 4,
+        "beam_size": 4,
         "length_penalty": 0.6,
     },
 }
@@ -174,7 +173,7 @@ PRESETS["multi30k-fast"] = PRESETS["multi30k"] | {
 PRESETS["big"] = PRESETS["base"] | {
     "model.heads": 16,
     "model.width": 1024,
-    "model.hidden": 4096,
+    "model.mlp_width": 4096,
     "model.dropout": 0.3,
     "length": "300000 steps",
     "optimizer.lr": 5e-4,

@@ -60,14 +60,14 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     from is taken, where there is one.
     """
     data, init, context = config.data, config.init, config.model.context
-    source, target, fraction = data.source, data.target, data.held_out_fraction
+    source, target, fraction = data.source, data.target, data.val_fraction
     if data.path is None:
-        drawn = sf.data.cldr_phrases(source, target, count=data.phrases, seed=config.seed)
-        parts = sf.data.ParallelText(*sf.data.split_pairs(drawn, held_out_fraction=fraction), None)
+        drawn = sf.data.cldr_phrases(source, target, count=data.phrase_count, seed=config.seed)
+        parts = sf.data.ParallelText(*sf.data.split_pairs(drawn, val_fraction=fraction), None)
         about = f"phrases in {source} and {target}, rendered from CLDR (data.path is absent)"
     else:
         parts = sf.data.load_pairs(
-            data.path, source=source, target=target, held_out_fraction=fraction, empty=data.empty
+            data.path, source=source, target=target, val_fraction=fraction, on_empty=data.on_empty
         )
         about = f"pairs of {data.path}, {source} to {target}"
     place = saved if saved is not None or init is None else beside(local_path(init, setting="init"))
@@ -78,38 +78,43 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         if saved is None:
             _refuse_unlike(data, made, place)
     pairs = sf.data.TokenPairs.encoded(
-        parts.training, source=made[0], target=made[1], max_source=data.max_source, max_target=data.max_target
+        parts.training,
+        source=made[0],
+        target=made[1],
+        max_source_tokens=data.max_source_tokens,
+        max_target_tokens=data.max_target_tokens,
     )
     if parts.left_out:
         pairs_are = "pair with an empty side is" if parts.left_out == 1 else "pairs with an empty side are"
-        note(f"note: {parts.left_out:,} {pairs_are} left out (data.empty)")
+        note(f"note: {parts.left_out:,} {pairs_are} left out (data.on_empty)")
     if pairs.left_out:
         note(
             f"note: {pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
-            f" {data.max_source} and {data.max_target} tokens (data.max_source, data.max_target) and left out"
+            f" {data.max_source_tokens} and {data.max_target_tokens} tokens (data.max_source_tokens, data.max_target_tokens) and left out"
         )
     held_out = _within(context, parts.held_out, made, origin=parts.held_out_origin)
     test = None if parts.test is None else _within(context, parts.test, made, origin=parts.test_origin)
-    chosen = f"{data.tokenizer}, {promised_vocab_size(data.vocabulary)} tokens{'' if data.shared else ' for each side'}"
+    chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocab_size)} tokens{'' if data.shared_vocab else ' for each side'}"
     return Bilingual(pairs, held_out, test, *made, chosen if init is None else f"that of init, or {chosen}", about)
 
 
 def _refuse_unlike(data: Data, made: tuple[Any, Any], place: Path) -> None:
     """Raise `ConfigError` where the settings say of the tokenizers something else than the weights to start from have."""
-    if data.vocabulary is not None:
+    if data.vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocabulary = {data.vocabulary}: the weights of --init have a tokenizer of their own, {place}\n"
-            "  leave it out (--data.vocabulary None, where a preset has one)"
+            f"data.vocab_size = {data.vocab_size}: the weights of --init have a tokenizer of their own, {place}\n"
+            "  leave it out (--data.vocab-size None, where a preset has one)"
         )
     if made[0].kind != data.tokenizer:
         raise sf.ConfigError(
             f"data.tokenizer = {data.tokenizer!r}: the weights of --init have {made[0].kind}, {place}\n"
             f"  try: --data.tokenizer {made[0].kind}"
         )
-    if (made[0] is made[1]) != data.shared:
-        has = "a vocabulary for each side" if data.shared else "one vocabulary"
+    if (made[0] is made[1]) != data.shared_vocab:
+        has = "a vocabulary for each side" if data.shared_vocab else "one vocabulary"
         raise sf.ConfigError(
-            f"data.shared = {data.shared}: the weights of --init have {has}, {place}\n  try: --data.shared {not data.shared}"
+            f"data.shared_vocab = {data.shared_vocab}: the weights of --init have {has}, {place}\n"
+            f"  try: --data.shared-vocab {not data.shared_vocab}"
         )
 
 
@@ -142,10 +147,10 @@ def saved_tokenizers(run: Path) -> tuple[Any, Any]:
         raise sf.CheckpointError(f"a tokenizer in {run} is damaged: {problem}") from problem
 
 
-def promised_vocab_size(vocab_size: int | None) -> int:
+def promised_vocabulary(vocab_size: int | None) -> int:
     """How many subwords of a side the settings promise.
 
-    >>> promised_vocab_size(None)
+    >>> promised_vocabulary(None)
     1024
     """
     return _VOCABULARY if vocab_size is None else vocab_size
@@ -154,10 +159,10 @@ def promised_vocab_size(vocab_size: int | None) -> int:
 def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     """The tokenizers of both sides, trained on what is trained on."""
     trained = partial(
-        sf.tokenizers.SubwordTokenizer.train, vocab_size=promised_vocab_size(data.vocabulary), kind=data.tokenizer
+        sf.tokenizers.SubwordTokenizer.train, vocab_size=promised_vocabulary(data.vocab_size), kind=data.tokenizer
     )
     sources, targets = [one for one, _ in pairs], [other for _, other in pairs]
-    return (trained(sources + targets),) * 2 if data.shared else (trained(sources), trained(targets))
+    return (trained(sources + targets),) * 2 if data.shared_vocab else (trained(sources), trained(targets))
 
 
 def smoothed(label_smoothing: float) -> Any:

@@ -17,7 +17,7 @@ _CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spac
 class Predict:
     """How sentences are translated."""
 
-    beam: int | None = None
+    beam_size: int | None = None
     """Hypotheses kept open; 1 is greedy search. Absent: as the run has it."""
     length_penalty: float | None = None
     """0 prefers short translations; the larger, the longer. Absent: as the run has it."""
@@ -35,7 +35,7 @@ class Search:
 
     source: Any
     target: Any
-    beam: int
+    beam_size: int
     length_penalty: float
 
 
@@ -50,7 +50,7 @@ def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_si
     found = sf.generate.beam_search(
         model,
         [[*row.tolist(), END] for row in rows.values()],
-        beam_size=search.beam,
+        beam_size=search.beam_size,
         length_penalty=search.length_penalty,
         batch_size=batch_size,
     )
@@ -142,7 +142,7 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
 def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -> Iterator[str]:
     """The translations, one a line; an empty one for what cannot be, which is told and counted by a `DataError` at the end."""
     sentences = sentences_of(inputs, asked.file)
-    own = {name: getattr(asked, name) for name in ("beam", "length_penalty")}
+    own = {name: getattr(asked, name) for name in ("beam_size", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})
     # a long file is answered as it goes; sentences of one length are many
     failed, at_once = 0, max(1, 16 * asked.batch_size)

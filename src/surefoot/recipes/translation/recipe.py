@@ -34,9 +34,9 @@ def build(config: Config) -> "sf.Run":
     found = texts.bilingual(config, saved=saved(config.out))
     own = None if found.source is found.target else found.source.vocab_size
     network = network_shape(config, source=own, target=found.target.vocab_size)
-    at_end = Search(found.source, found.target, config.beam, config.length_penalty)
-    while_training = replace(at_end, beam=config.validation_beam)
-    scored = found.held_out[: config.validation_pairs]
+    at_end = Search(found.source, found.target, config.beam_size, config.length_penalty)
+    while_training = replace(at_end, beam_size=config.val_beam_size)
+    scored = found.held_out[: config.val_pairs]
 
     def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> "sf.Split":
         # neighbours of one length, so that batches have little padding: the order of a split changes no score
@@ -44,7 +44,9 @@ def build(config: Config) -> "sf.Run":
 
         def outputs(model: Any, batch: Any) -> list[str]:
             rows = [[token for token in row if token != texts.PADDING] for row in batch[0].tolist()]
-            said = sf.generate.beam_search(model, rows, beam_size=search.beam, length_penalty=search.length_penalty)
+            said = sf.generate.beam_search(
+                model, rows, beam_size=search.beam_size, length_penalty=search.length_penalty
+            )
             return [found.target.decode(one.tokens) for one in said]
 
         return sf.Split(
@@ -104,9 +106,9 @@ def outline(config: Config) -> "sf.Run | None":
     if config.init is not None:
         return None
     _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
-    vocab_size = texts.promised_vocab_size(config.data.vocabulary)
-    network = network_shape(config, source=None if config.data.shared else vocab_size, target=vocab_size)
-    length = min(_USUAL, config.data.max_source, config.data.max_target)
+    vocab_size = texts.promised_vocabulary(config.data.vocab_size)
+    network = network_shape(config, source=None if config.data.shared_vocab else vocab_size, target=vocab_size)
+    length = min(_USUAL, config.data.max_source_tokens, config.data.max_target_tokens)
     row = [0] * (length - 1)  # and its end
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
@@ -115,7 +117,7 @@ def outline(config: Config) -> "sf.Run | None":
         optimizer=optimizer,
         schedule=schedule,
         about_data=[
-            f"none were read: {vocab_size:,} subwords{'' if config.data.shared else ' for each language'}, as the settings say,",
+            f"none were read: {vocab_size:,} subwords{'' if config.data.shared_vocab else ' for each language'}, as the settings say,",
             f"and sentences of {length} tokens",
         ],
         **config.run_settings(None),
@@ -137,7 +139,7 @@ def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path,
     source, target = texts.saved_tokenizers(run)
     network = network_shape(config, source=(None if source is target else source.vocab_size), target=target.vocab_size)
     model = load_weights(sf.models.Seq2Seq(network), checkpoint, device=asked.device)
-    return answers(model, inputs, asked, Search(source, target, config.beam, config.length_penalty))
+    return answers(model, inputs, asked, Search(source, target, config.beam_size, config.length_penalty))
 
 
 def _as_usual(optimizer: Optimizer) -> Optimizer:
@@ -148,14 +150,14 @@ def _as_usual(optimizer: Optimizer) -> Optimizer:
 def _refuse_wrong(config: Config) -> None:
     """Raise one `ConfigError` for all settings of this recipe's data that cannot be."""
     data, context, least = config.data, config.model.context, sf.tokenizers.SubwordTokenizer.least
-    sides = {"data.max_source": data.max_source, "data.max_target": data.max_target}
+    sides = {"data.max_source_tokens": data.max_source_tokens, "data.max_target_tokens": data.max_target_tokens}
     refuse_all(
         {
-            f"data.vocabulary = {data.vocabulary}: subwords need {least} tokens at least, all bytes and three more": (
-                data.vocabulary is not None and data.vocabulary < least
+            f"data.vocab_size = {data.vocab_size}: subwords need {least} tokens at least, all bytes and three more": (
+                data.vocab_size is not None and data.vocab_size < least
             ),
             f"data.source and data.target are both {data.source!r}: name two languages": data.source == data.target,
-            f"data.phrases = {data.phrases}: 100 or more": data.phrases < 100,
+            f"data.phrase_count = {data.phrase_count}: 100 or more": data.phrase_count < 100,
             **{f"{name} = {most}: 2 or more": most < 2 for name, most in sides.items()},
             **{
                 f"{name} = {most} is more than model.context = {context}": most > context
