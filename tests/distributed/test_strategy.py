@@ -26,16 +26,16 @@ def test_auto_is_ddp_among_several_and_fsdp_alone_adds_up_with_every_micro_batch
     kind: Any, ranks: int, meant: tuple[str, str]
 ) -> None:
     found = strategy_for(kind, ranks=ranks)
-    assert (found.kind, found.synchronise) == meant
+    assert (found.kind, found.sync) == meant
 
 
 OTHER: dict[str, Any] = {
-    "synchronise": "every",
-    "unused": True,
+    "sync": "every",
+    "find_unused_parameters": True,
     "blocks": ("head",),
-    "reshard": False,
-    "offload": True,
-    "gather": "bf16",
+    "reshard_after_forward": False,
+    "cpu_offload": True,
+    "gather_dtype": "bf16",
     "replicas": 2,
 }
 
@@ -49,7 +49,7 @@ def test_every_setting_is_tried_here() -> None:
 @pytest.mark.parametrize("kind", parallel.KINDS)
 def test_a_setting_that_a_strategy_has_no_use_for_is_refused(kind: Any, name: str) -> None:
     given = Sharding(**{name: OTHER[name]})
-    of_both = name in ("synchronise", "unused")
+    of_both = name in ("sync", "find_unused_parameters")
     if kind == "fsdp" or (of_both and kind != "none"):
         for ranks in (
             (2, 4) if name == "replicas" else (1, 2)
@@ -63,11 +63,11 @@ def test_a_setting_that_a_strategy_has_no_use_for_is_refused(kind: Any, name: st
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        Strategy(kind="dpd", synchronise="never", gather="fp8", replicas=0)  # type: ignore[arg-type]
+        Strategy(kind="dpd", sync="never", gather_dtype="fp8", replicas=0)  # type: ignore[arg-type]
     assert [line.split(" = ")[0] for line in str(refused.value).splitlines()[:4]] == [
         "parallel",
-        "synchronise",
-        "gather",
+        "sync",
+        "gather_dtype",
         "replicas",
     ]
 

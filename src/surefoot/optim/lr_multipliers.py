@@ -1,6 +1,6 @@
 """Learning rates of parts of a model, as factors on the base rate; a factor of 0 freezes. Torch-free.
 
-Several are multiplied: `sf.optim.adamw(3e-4, rates=[sf.optim.layer_decay(0.75), sf.optim.frozen("embedding.*")])`.
+Several are multiplied: `sf.optim.adamw(3e-4, lr_multipliers=[sf.optim.layer_decay(0.75), sf.optim.frozen("embedding.*")])`.
 """
 
 import math
@@ -132,7 +132,7 @@ def frozen(*patterns: str) -> LRMultipliers:
     return LRMultipliers(factors, described={"frozen": list(patterns)})
 
 
-def factors_of(model: "nn.Module", rates: Sequence[LRMultipliers]) -> dict[str, float]:
+def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> dict[str, float]:
     """The product of all factors for every parameter of a model; `ConfigError` for what is no factor or no parameter of it.
 
     >>> from torch import nn
@@ -141,7 +141,7 @@ def factors_of(model: "nn.Module", rates: Sequence[LRMultipliers]) -> dict[str, 
     """
     product = {name: 1.0 for name, _ in model.named_parameters()}
     problems: list[str] = []
-    for rate in rates:
+    for rate in lr_multipliers:
         for name, factor in rate.factors(model).items():
             if name not in product:
                 problems.append(f"rates {dict(rate.described)}: {name!r} is no parameter of {type(model).__name__}")
@@ -154,13 +154,13 @@ def factors_of(model: "nn.Module", rates: Sequence[LRMultipliers]) -> dict[str, 
     return product
 
 
-def misfits(rates: Sequence[Any], optimizer: Declaration) -> list[str]:
+def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
     """What is wrong with these as the rates of an optimizer, before there is a model."""
     problems = []
-    for rate in rates:
+    for rate in lr_multipliers:
         if not isinstance(rate, LRMultipliers):
             problems.append(
-                f"rates = {rate!r}: give surefoot.optim.layer_decay(0.75) or the like, or several in a list"
+                f"lr_multipliers = {rate!r}: give surefoot.optim.layer_decay(0.75) or the like, or several in a list"
             )
         elif rate.like_adam_only and not optimizer.like_adam:
             setting = ", ".join(f"{key} = {value!r}" for key, value in rate.described.items())

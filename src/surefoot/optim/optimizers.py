@@ -13,7 +13,7 @@ from surefoot.optim.lr_multipliers import LRMultipliers, misfits
 from surefoot.optim.validation import DECLARED, Declaration, Setting, at_least, declaration, declared, problems
 
 Betas = tuple[float, float]
-SeveralRates = LRMultipliers | Sequence[LRMultipliers]
+Multipliers = LRMultipliers | Sequence[LRMultipliers]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class OptimizerSpec:
     lr: float
     weight_decay: float
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    rates: tuple[LRMultipliers, ...] = ()  # of parts of the model
+    lr_multipliers: tuple[LRMultipliers, ...] = ()  # of parts of the model
 
     def described(self) -> dict[str, Any]:
         """Everything that must agree for an exact resume, as JSON values.
@@ -33,28 +33,42 @@ class OptimizerSpec:
         {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'momentum': 0.9, 'nesterov': False}
         """
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
-        rates = {"rates": [dict(rate.described) for rate in self.rates]} if self.rates else {}
-        return {"name": self.name, "lr": self.lr, "weight_decay": self.weight_decay, **plain, **rates}
+        lr_multipliers = (
+            {"lr_multipliers": [dict(rate.described) for rate in self.lr_multipliers]} if self.lr_multipliers else {}
+        )
+        return {"name": self.name, "lr": self.lr, "weight_decay": self.weight_decay, **plain, **lr_multipliers}
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1))
 def adamw(
-    lr: float, *, weight_decay: float = 0.01, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
+    lr: float,
+    *,
+    weight_decay: float = 0.01,
+    betas: Betas = (0.9, 0.999),
+    eps: float = 1e-8,
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Adam with decoupled weight decay: Loshchilov and Hutter 2019, algorithm 2 (https://arxiv.org/abs/1711.05101).
 
-    The decay of a step is lr * weight_decay, so it follows the schedule. `rates` are those of parts of the model, such as
+    The decay of a step is lr * weight_decay, so it follows the schedule. `lr_multipliers` are those of parts of the model, such as
     `layer_decay(0.75)`.
 
     >>> adamw(3e-4).weight_decay
     0.01
     """
-    return named("adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+    return named(
+        "adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.0))
 def adam(
-    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    betas: Betas = (0.9, 0.999),
+    eps: float = 1e-8,
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Adam, whose weight decay is a part of the gradient: Kingma and Ba 2015, algorithm 1 (https://arxiv.org/abs/1412.6980).
 
@@ -63,12 +77,19 @@ def adam(
     >>> adam(3e-4).described()["betas"]
     [0.9, 0.999]
     """
-    return named("adam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+    return named(
+        "adam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(".torch_optimizers", first_run=(0.1, 0.0), like_adam=False)
 def sgd(
-    lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, rates: SeveralRates = ()
+    lr: float,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
 
@@ -79,12 +100,12 @@ def sgd(
     {'momentum': 0.9, 'nesterov': False}
     """
     own = {"momentum": momentum, "nesterov": nesterov}
-    return named("sgd", lr=lr, weight_decay=weight_decay, settings=own, rates=rates)
+    return named("sgd", lr=lr, weight_decay=weight_decay, settings=own, lr_multipliers=lr_multipliers)
 
 
 @declared(".lion", first_run=(1e-3, 0.3))
 def lion(
-    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.99), rates: SeveralRates = ()
+    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.99), lr_multipliers: Multipliers = ()
 ) -> OptimizerSpec:
     """The sign of a momentum, half of AdamW's state: Chen et al. 2023, algorithm 2 (https://arxiv.org/abs/2302.06675).
 
@@ -93,7 +114,7 @@ def lion(
     >>> lion(3e-4, weight_decay=1.0).described()
     {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'betas': [0.9, 0.99]}
     """
-    return named("lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas}, rates=rates)
+    return named("lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas}, lr_multipliers=lr_multipliers)
 
 
 @declared(
@@ -109,7 +130,7 @@ def adafactor(
     beta2_decay: float = -0.8,
     clip_threshold: float = 1.0,
     smallest_scale: float = 1e-3,
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
 
@@ -121,7 +142,7 @@ def adafactor(
     0.01
     """
     settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "smallest_scale": smallest_scale}
-    return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
+    return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings, lr_multipliers=lr_multipliers)
 
 
 @declared(
@@ -141,7 +162,7 @@ def muon(
     eps: float = 1e-8,
     adamw_lr: float | None = None,
     adamw_for: tuple[str, ...] | None = None,
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Muon for hidden matrices and kernels, AdamW (`betas`, `eps`) for embeddings, head, norms and biases.
 
@@ -162,7 +183,7 @@ def muon(
         "adamw_lr": adamw_lr,
         "adamw_for": adamw_for,
     }
-    return named("muon", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
+    return named("muon", lr=lr, weight_decay=weight_decay, settings=settings, lr_multipliers=lr_multipliers)
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1), checks={"momentum_decay": at_least(0)})
@@ -173,7 +194,7 @@ def nadam(
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
     momentum_decay: float = 4e-3,
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """torch's NAdam, Adam with Nesterov's momentum (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
 
@@ -183,12 +204,17 @@ def nadam(
     0.004
     """
     settings: dict[str, Setting] = {"betas": betas, "eps": eps, "momentum_decay": momentum_decay}
-    return named("nadam", lr=lr, weight_decay=weight_decay, settings=settings, rates=rates)
+    return named("nadam", lr=lr, weight_decay=weight_decay, settings=settings, lr_multipliers=lr_multipliers)
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1))
 def radam(
-    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    betas: Betas = (0.9, 0.999),
+    eps: float = 1e-8,
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """torch's RAdam, whose first steps are rectified: Liu et al. 2020, algorithm 2 (https://arxiv.org/abs/1908.03265).
 
@@ -197,12 +223,19 @@ def radam(
     >>> radam(1e-3).name
     'radam'
     """
-    return named("radam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+    return named(
+        "radam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(".adamw8bit", first_run=(3e-3, 0.1))
 def adamw8bit(
-    lr: float, *, weight_decay: float = 0.01, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
+    lr: float,
+    *,
+    weight_decay: float = 0.01,
+    betas: Betas = (0.9, 0.999),
+    eps: float = 1e-8,
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """AdamW that keeps its moments in 8 bits, by blocks of 256: Dettmers et al. 2022 (https://arxiv.org/abs/2110.02861).
 
@@ -211,12 +244,23 @@ def adamw8bit(
     >>> adamw8bit(3e-4).described()["eps"]
     1e-08
     """
-    return named("adamw8bit", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+    return named(
+        "adamw8bit",
+        lr=lr,
+        weight_decay=weight_decay,
+        settings={"betas": betas, "eps": eps},
+        lr_multipliers=lr_multipliers,
+    )
 
 
 @declared(".schedule_free", first_run=(1e-2, 0.1), checks={"betas": validation.FIRST_ABOVE_0})
 def schedule_free(
-    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.999), eps: float = 1e-8, rates: SeveralRates = ()
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    betas: Betas = (0.9, 0.999),
+    eps: float = 1e-8,
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """AdamW without a schedule: Defazio et al. 2024, algorithm 1 (https://arxiv.org/abs/2405.15682).
 
@@ -226,7 +270,13 @@ def schedule_free(
     >>> schedule_free(3e-3).name
     'schedule_free'
     """
-    return named("schedule_free", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, rates=rates)
+    return named(
+        "schedule_free",
+        lr=lr,
+        weight_decay=weight_decay,
+        settings={"betas": betas, "eps": eps},
+        lr_multipliers=lr_multipliers,
+    )
 
 
 def named(
@@ -235,7 +285,7 @@ def named(
     lr: float,
     weight_decay: float | None = None,
     settings: Mapping[str, Setting] | None = None,
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """The optimizer called `name`; a setting that is None has the optimizer's own default.
 
@@ -247,12 +297,12 @@ def named(
     kind = declaration(name)
     given = {key: value for key, value in (settings or {}).items() if value is not None}
     decay = kind.weight_decay if weight_decay is None else weight_decay
-    several = tuple(rates) if isinstance(rates, Sequence) else (rates,)
+    several = tuple(lr_multipliers) if isinstance(lr_multipliers, Sequence) else (lr_multipliers,)
     if found := [*problems(kind, lr=lr, weight_decay=decay, given=given), *misfits(several, kind)]:
         raise ConfigError("\n".join(found))
     merged = {**kind.settings, **given}
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()}
-    return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain, rates=several)
+    return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain, lr_multipliers=several)
 
 
 OPTIMIZERS: Mapping[str, Declaration] = DECLARED  # all of the above, by name

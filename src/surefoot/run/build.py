@@ -129,7 +129,7 @@ def check_first_batch(settings: RunSettings, models: Models, supply: pipeline.Su
         supply.first(),
         precision=models.precision,
         world=world,
-        allow_unused=parallel.unused,
+        allow_unused=parallel.find_unused_parameters,
         gathered=[part for model in models.by_name.values() for part in gathered(model, parallel)]
         if is_sharded
         else (),
@@ -231,7 +231,7 @@ def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:
     spec = decision.spec
     if isinstance(spec, OptimizerSpec):  # rates of all parameters, whatever is frozen at the moment
         rates = [spec.lr * factor for factor in sorted(set(decision.factors.values()) - {0.0}, reverse=True)]
-        return spec.described() | ({"learning_rates": rates} if spec.rates else {})
+        return spec.described() | ({"learning_rates": rates} if spec.lr_multipliers else {})
     defaults, *groups = (
         {key: value for key, value in held.items() if isinstance(value, bool | int | float | str | tuple)}
         for held in (optimizer.defaults, *optimizer.param_groups)

@@ -127,7 +127,7 @@ def _decided(
 ) -> Decided:
     """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on."""
     model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
-    factors = factors_of(model, () if by_spec is None else by_spec.rates)
+    factors = factors_of(model, () if by_spec is None else by_spec.lr_multipliers)
     if stays := [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]:
         raise ConfigError(
             f"requires_grad of {stays[0]} is True now, and the optimizer's rates freeze it: it would get gradients and never move\n"
