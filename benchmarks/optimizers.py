@@ -65,7 +65,7 @@ def measured(optimizer: OptimizerSpec, *, steps: int) -> tuple[float, float, int
             sf.update(step)
             passes.append(between - begun)
             updates.append(process_time() - between)
-    state = run.state.trained["model"].optimizer.state
+    state = run.state.optimizers["model"].optimizer.state
     held = [value for kept in state.values() for value in kept.values() if isinstance(value, torch.Tensor)]
     memory_bytes = sum(value.numel() * value.element_size() for value in held)
     return 1000 * median(passes[3:]), 1000 * median(updates[3:]), memory_bytes

@@ -57,7 +57,7 @@ def train(run: sf.Run, radius: float = 0.05) -> None:
     with run:
         for step in run.steps():
             sf.forward_backward(step)
-            weights = [held for held in run.state.models["model"].parameters() if held.grad is not None]
+            weights = [held for held in run.state.model.parameters() if held.grad is not None]
             gradients = [weight.grad for weight in weights if weight.grad is not None]
             before = [weight.detach().clone() for weight in weights]
             norm = torch.nn.utils.get_total_norm(gradients)

@@ -405,13 +405,6 @@ def test_a_file_of_a_recipe_cannot_take_the_place_of_ours(name: str, run_refused
     assert "is no plain name" in run_refused(2, files={name: "text"})
 
 
-def test_fp16_on_a_cpu_is_refused_on_the_command_line(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("to be or not to be " * 40)
-    error = refused(*GPT, "--data.path", "text.txt", "--precision", "fp16", "--device", "cpu", status=2)
-    assert "--precision bf16" in error
-    assert not (tmp_path / "runs").exists()
-
-
 class Unsized(torch.utils.data.IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter([1])

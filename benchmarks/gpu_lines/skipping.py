@@ -37,7 +37,7 @@ def check(device: str) -> str:
 def state_of(run: sf.Run) -> list[Tensor]:
     """Copies of all tensors of models and optimizers."""
     tensors: list[Any] = [tensor for model in run.state.models.values() for tensor in model.state_dict().values()]
-    for trained in run.state.trained.values():
+    for trained in run.state.optimizers.values():
         for state in trained.optimizer.state.values():
             tensors += [tensor for tensor in state.values() if isinstance(tensor, Tensor)]
     return [tensor.detach().clone() for tensor in tensors]

@@ -241,7 +241,7 @@ class SavedRun:
                 f"{self.path} has no split {unknown[0]!r}; it has: {', '.join(run.parts.scoring.splits) or 'none'}"
             )
         with nullcontext() if self.built is None else as_before(run.parts):
-            if run.load(contents):
+            if run.load_checkpoint(contents):
                 note("warning: the data are others than the run was trained on: these scores are of those")
             return run.scores(*splits)
 

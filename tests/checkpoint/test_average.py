@@ -46,7 +46,7 @@ def test_the_mean_of_one_is_the_newest(tmp_path: Path) -> None:
 def test_a_run_is_scored_with_the_mean(tmp_path: Path) -> None:
     store = trained(tmp_path / "run", ema=None)
     run = build(None, early_stopping=None, ema=None)
-    run.load(average_weights(store, 3))
+    run.load_checkpoint(average_weights(store, 3))
     expected = {name: held.clone() for name, held in average_weights(store, 3).files["model"].items()}
     for name, held in run.state.models["model"].state_dict().items():
         assert torch.equal(held, expected[name])

@@ -62,7 +62,7 @@ def test_of_a_run_the_newest_intact_checkpoint_is_taken_and_a_damaged_one_named(
     assert "step 5" in said
     assert "step-00000008" in said
     assert "(averaged weights)" in said
-    expected = fifth.state.averages["model"].model.state_dict()
+    expected = fifth.state.ema_models["model"].model.state_dict()
     found = started.state.models["model"].state_dict()
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 

@@ -133,7 +133,7 @@ def test_gpt_tints_held_out_text_with_the_losses_that_its_evaluation_has(there: 
     assert text.text in TEXT
     assert 250 <= len(text.text.encode()) <= 320
     run = gpt.build(layered(gpt.Config, [("test", config("gpt"))])[0])
-    run.load(sf.checkpoint.Store(Path("runs/gpt/checkpoints")).at(6))
+    run.load_checkpoint(sf.checkpoint.Store(Path("runs/gpt/checkpoints")).at(6))
     windows = run.parts.scoring.splits["held-out"].data
     tokens = np.frombuffer(text.text.encode(), dtype=np.uint8).astype(np.int64)
     held_out = windows.arrays[0].astype(np.int64)
@@ -187,7 +187,7 @@ def test_the_example_of_a_run_is_predicted_as_what_was_held_out(
     main(["predict", "images", "runs/images/example.png", "--top", "10", "--checkpoint", "6"])
     said = {line.split()[1]: float(line.split()[0]) for line in capsys.readouterr().out.splitlines()}
     run = images.build(layered(images.Config, [("test", config("images"))])[0])
-    run.load(sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6))
+    run.load_checkpoint(sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6))
     picture, _ = run.parts.scoring.splits["held-out"].data[0]
     with torch.no_grad():
         chances = run.state.models["model"].eval()(picture[None])[0].softmax(dim=0)

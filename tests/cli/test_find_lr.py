@@ -172,7 +172,6 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
         (["find-batch-size", "program.py:build", "--target-batch", "0"], "batch_size = 0"),
         (["find-batch-size", "program.py:build", "--target-batch", "99 tokens"], "does not say how long"),
         (["find-batch-size", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
-        (["find-lr", "images", "--precision", "fp16"], "--precision bf16"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )

@@ -126,7 +126,7 @@ def resharded(run: Path, *, count: int) -> None:
 
 
 def state_of(run: sf.Run, kind: str = "models") -> dict[str, Tensor]:
-    model = run.state.models["model"] if kind == "models" else run.state.averages["model"].model
+    model = run.state.models["model"] if kind == "models" else run.state.ema_models["model"].model
     return model.state_dict()
 
 

@@ -84,7 +84,7 @@ def test_what_would_be_saved_right_after_a_restore_is_what_was_read(kind: str, t
     saved = what_is_saved(first)
     again = build(None, lambda: network(kind), seed=5)
     assert unlike(what_is_saved(again), saved)
-    again.load(newest(tmp_path / "run"))
+    again.load_checkpoint(newest(tmp_path / "run"))
     assert unlike(what_is_saved(again), saved) == []
 
 
@@ -108,12 +108,12 @@ def test_averages_of_such_a_model_come_back_and_are_what_is_scored(kind: str, tm
     first.train()
     saved = what_is_saved(first)
     again = build(None, lambda: network(kind), seed=5, **settings)
-    again.load(newest(tmp_path / "run"))
+    again.load_checkpoint(newest(tmp_path / "run"))
     assert unlike(what_is_saved(again), saved) == []
-    saved_by = [first.state.models["model"], first.state.averages["model"].model]
+    saved_by = [first.state.models["model"], first.state.ema_models["model"].model]
     extras = [{name: repr(each) for name, each in model.state_dict().items() if "_extra" in name} for model in saved_by]
     assert extras[0] == extras[1]
-    twins = [run.state.averages["model"].model.eval()(INPUTS) for run in (first, again)]
+    twins = [run.state.ema_models["model"].model.eval()(INPUTS) for run in (first, again)]
     assert equal_bits(*twins)
     loaded = network(kind)
     sf.load(tmp_path / "run").load_model(loaded)

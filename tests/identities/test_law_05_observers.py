@@ -37,11 +37,11 @@ def bits(run: sf.Run) -> str:
     tensors: list[Tensor] = []
     for name, model in run.state.models.items():
         tensors += model.state_dict().values()
-        if name in run.state.averages:
-            run.state.averages[name].refresh(model)
-            tensors += run.state.averages[name].model.parameters()
-        optimizer = run.state.trained[name].optimizer
-        for parameter in run.state.trained[name].parameters:
+        if name in run.state.ema_models:
+            run.state.ema_models[name].refresh(model)
+            tensors += run.state.ema_models[name].model.parameters()
+        optimizer = run.state.optimizers[name].optimizer
+        for parameter in run.state.optimizers[name].parameters:
             state = optimizer.state.get(parameter, {})
             tensors += [value for _, value in sorted(state.items()) if isinstance(value, Tensor)]
     for tensor in tensors:

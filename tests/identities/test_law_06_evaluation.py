@@ -76,7 +76,7 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
 
 def by_hand(run: sf.Run, ema: float | None) -> dict[str, float]:
     """The whole split at once, in evaluation mode and float64."""
-    model: Any = run.state.models["model"] if ema is None else run.state.averages["model"].model
+    model: Any = run.state.models["model"] if ema is None else run.state.ema_models["model"].model
     model = model.double().eval()
     inputs, targets = tokens(SAMPLES, seed=2)
     with torch.no_grad():

@@ -100,8 +100,8 @@ def order_of_samples() -> list[int]:
 
 def bits(run: sf.Run) -> dict[str, bytes]:
     """Every bit of parameters, buffers, averages and optimizer state."""
-    model, average = run.state.models["model"], run.state.averages["model"].model
-    trained = run.state.trained["model"]
+    model, average = run.state.models["model"], run.state.ema_models["model"].model
+    trained = run.state.optimizers["model"]
     named = {f"model/{name}": held for name, held in model.state_dict().items()}
     named |= {f"average/{name}": held for name, held in average.named_parameters()}
     for place, parameter in enumerate(trained.parameters):
@@ -391,7 +391,7 @@ def test_an_overflow_is_skipped_and_shown_but_is_no_sign_of_divergence() -> None
             before = bits_of_model(run)
 
     assert skipped > 1
-    assert float(run.state.trained["model"].bad_in_a_row) == 0
+    assert float(run.state.optimizers["model"].bad_in_a_row) == 0
 
 
 def bits_of_model(run: sf.Run) -> dict[str, bytes]:

@@ -202,7 +202,7 @@ def assert_nothing_is_read(changes: dict[str, Any]) -> None:
 def layers(run: sf.Run) -> Layers:
     return Layers(
         run.state.models,
-        {name: trained.parameters for name, trained in run.state.trained.items()},
+        {name: trained.parameters for name, trained in run.state.optimizers.items()},
         world=run.parts.world,
         local_times=run.parts.task.ranks.local_times,
         compiled=False,

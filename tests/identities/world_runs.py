@@ -133,7 +133,7 @@ def trained(**changes: Any) -> dict[str, Any]:
 def weights(run: sf.Run) -> dict[str, Tensor]:
     """The whole model and its average, on the host, as every rank holds or gathers it."""
     found = {f"model {name}": held for name, held in run.state.models["model"].state_dict().items()}
-    for average in run.state.averages.values():
+    for average in run.state.ema_models.values():
         found |= {f"average {name}": held for name, held in average.model.state_dict().items()}
     return {name: whole(held) for name, held in found.items()}
 
@@ -161,7 +161,7 @@ class Remembered:
 def first_gradients(**changes: Any) -> list[Tensor]:
     run = built(steps=1, double=False, clip="off", optimizer="sgd", **changes)
     kept: Clipping = Remembered()
-    run.state.trained["model"].clipping = kept
+    run.state.optimizers["model"].clipping = kept
     run.train()
     assert isinstance(kept, Remembered)
     return kept.first

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch, torch.nn.functional as F, surefoot as sf
 
 data = torch.randn(16, 4), torch.randn(16, 8)
-for name, optimizer in (("adamw", sf.optim.adamw(lr=1e-2)), ("muon", sf.optim.muon(lr=1e-2, adamw_for=("0",)))):
+for name, optimizer in (("adamw", sf.optim.adamw(lr=1e-2)), ("muon", sf.optim.muon(lr=1e-2, adamw_modules=("0",)))):
     build = lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8))
     loss = lambda model, batch: F.mse_loss(model(batch[0]), batch[1])
     for length in ("2 steps", "4 steps"):

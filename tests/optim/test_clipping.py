@@ -314,10 +314,12 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
     whole = train(build_two(tmp_path / "whole"))
     train(build_two(tmp_path / "halves", stop_after="4 steps"))
     second = train(build_two(tmp_path / "halves"))
-    norms = {name: held.clipping.remembered["norms"][:8] for name, held in whole.state.trained.items()}
+    norms = {name: held.clipping.remembered["norms"][:8] for name, held in whole.state.optimizers.items()}
     assert float(norms["second"].min()) > 2 * float(norms["first"].max())
-    for name, held in whole.state.trained.items():
-        assert torch.equal(held.clipping.remembered["norms"], second.state.trained[name].clipping.remembered["norms"])
+    for name, held in whole.state.optimizers.items():
+        assert torch.equal(
+            held.clipping.remembered["norms"], second.state.optimizers[name].clipping.remembered["norms"]
+        )
     found = [record["clipped"] for record in records(tmp_path / "whole" / "metrics.jsonl") if record["kind"] == "train"]
     assert found[0] == 0.0
     assert set(found) <= {0.0, 0.5, 1.0}
@@ -340,7 +342,7 @@ def test_a_step_without_gradients_is_not_among_the_recent_norms():
             sf.forward_backward(step, lambda models, batch, name=name: loss(models[name], batch))
             sf.update(step)  # both
             norms += [float(step.grad_norms["second"])] if name == "second" else []
-    remembered = run.state.trained["second"].clipping.remembered["norms"]
+    remembered = run.state.optimizers["second"].clipping.remembered["norms"]
     assert remembered[torch.isfinite(remembered)].tolist() == norms
     assert len(norms) == 2
 

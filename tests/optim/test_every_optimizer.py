@@ -111,7 +111,7 @@ def build(name: str, train: Any = None, **changes: Any) -> sf.Run:
 
 def bits(run: sf.Run) -> dict[str, bytes]:
     """Every bit of weights, buffers, averages as they would be scored, and optimizer state."""
-    (average,), trained = run.state.averages.values(), run.state.trained["model"]
+    (average,), trained = run.state.ema_models.values(), run.state.optimizers["model"]
     live = run.state.models["model"]
     average.refresh(live)
     named = {f"model/{name}": held for name, held in live.state_dict().items()}
@@ -209,7 +209,7 @@ def test_a_group_moves_by_its_own_share_of_the_rate(name: str) -> None:
 @SPECS
 def test_the_memory_that_plan_announces_is_what_the_state_takes(name: str) -> None:
     run = build(name)
-    optimizer = run.state.trained["model"].optimizer
+    optimizer = run.state.optimizers["model"].optimizer
     announced = state_bytes(optimizer)
     run.train()
     counters = ("step", "weight_sum", "mu_product")

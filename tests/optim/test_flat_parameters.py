@@ -253,9 +253,9 @@ def test_a_run_in_which_a_layer_is_not_always_used_resumes_to_the_same_bits(tmp_
 def test_a_checkpoint_from_before_a_gradient_was_absent_is_loaded_as_it_was(tmp_path: Path) -> None:
     run = branching_run(tmp_path / "run", until=12)
     run.train()
-    groups = run.state.trained["model"].optimizer.param_groups
+    groups = run.state.optimizers["model"].optimizer.param_groups
     assert any(group.get("updated_apart") for group in groups)
-    run.load(Store(tmp_path / "run" / "checkpoints").at(0))
+    run.load_checkpoint(Store(tmp_path / "run" / "checkpoints").at(0))
     assert not any(group.get("updated_apart") for group in groups)
 
 

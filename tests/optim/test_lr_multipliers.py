@@ -216,7 +216,7 @@ def test_an_update_of_sgd_is_scaled_by_exactly_the_factor():
         before = weights(run)
         for held in run.state.models["model"].parameters():
             held.grad = torch.ones_like(held)
-        run.state.trained["model"].optimizer.step()
+        run.state.optimizers["model"].optimizer.step()
         changes.append({name: before[name].double() - held.double() for name, held in weights(run).items()})
         for name, change in changes[-1].items():  # float32 rounds the difference to the weight's last bit
             factor = {"0": 0.25, "2": 0.5, "4": 1.0}[name[0]] * (4.0 if name == "0.bias" else 1.0) if given else 1.0
@@ -253,7 +253,7 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
     seen = []
     with run:
         for _ in run:
-            seen.append([group["lr"] for group in run.state.trained["model"].optimizer.param_groups])
+            seen.append([group["lr"] for group in run.state.optimizers["model"].optimizer.param_groups])
     assert seen == [[0.5 * rate * factor(step) for rate in (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)] for step in range(8)]
     logged = [
         record["learning_rate"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"
@@ -271,7 +271,7 @@ def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
     names = {held: title for title, held in run.state.models["model"].named_parameters()}
     found = {
         names[held]: group["initial_lr"]
-        for group in run.state.trained["model"].optimizer.param_groups
+        for group in run.state.optimizers["model"].optimizer.param_groups
         for held in group["params"]
     }
     rates = {"0": 0.0625, "2": 0.125, "4": 0.25, "6": 0.5}
@@ -291,9 +291,9 @@ def test_a_frozen_parameter_never_changes_a_bit_and_has_no_state(optimizer):
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert same == {"0.weight", "0.bias", "2.bias", "4.bias"}
     held = dict(run.state.models["model"].named_parameters())
-    state = run.state.trained["model"].optimizer.state
+    state = run.state.optimizers["model"].optimizer.state
     assert all(not state.get(held[name]) and held[name].grad is None for name in same)
-    averages = dict(run.state.averages["model"].model.named_parameters())
+    averages = dict(run.state.ema_models["model"].model.named_parameters())
     assert all(torch.equal(averages[name], before[name]) for name in same)
 
 

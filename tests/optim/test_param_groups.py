@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from in_one import in_one
+from surefoot.optim.build import build_optimizer
+from surefoot.optim.optimizers import adamw
 from surefoot.optim.param_groups import parameter_groups
 
 
@@ -113,3 +115,23 @@ def test_without_decay_there_is_one_group():
 
 def test_a_model_without_trainable_parameters_has_no_groups():
     assert parameter_groups(nn.ReLU(), 0.1) == []
+
+
+def test_decay_all_is_what_torch_does_with_all_parameters_and_matrices_is_not():
+    def trained(optimizer_of) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+        optimizer = optimizer_of(model)
+        for _ in range(3):
+            model(torch.arange(5)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
+
+    def ours(decay):
+        spec = adamw(0.1, weight_decay=0.3, decay=decay)
+        return trained(lambda model: build_optimizer(spec, parameter_groups(model, 0.3, decay=spec.decay)))
+
+    expected = trained(lambda model: torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.3, fused=True))
+    torch.testing.assert_close(ours("all").state_dict(), expected.state_dict(), rtol=0, atol=0)
+    assert not torch.equal(ours("matrices")[0].weight, expected[0].weight)

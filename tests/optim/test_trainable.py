@@ -323,7 +323,7 @@ def test_what_is_trained_is_the_checkpoints_where_the_script_froze_something_els
 def test_rates_that_the_body_changed_resume_too(tmp_path: Path) -> None:
     def slower(run: sf.Run, index: int) -> None:
         if index == 2:
-            for group in run.state.trained["model"].optimizer.param_groups:
+            for group in run.state.optimizers["model"].optimizer.param_groups:
                 group["initial_lr"] *= 0.1
                 group["weight_decay"] = 0.01
         thaw(run, index)
@@ -332,7 +332,7 @@ def test_rates_that_the_body_changed_resume_too(tmp_path: Path) -> None:
     made(build(tmp_path / "parts", stop_after="4 steps"), slower)
     made(build(tmp_path / "parts"), slower)
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
-    assert [group["initial_lr"] for group in whole.state.trained["model"].optimizer.param_groups] == [1e-3, 1e-3]
+    assert [group["initial_lr"] for group in whole.state.optimizers["model"].optimizer.param_groups] == [1e-3, 1e-3]
 
 
 def test_a_run_that_was_killed_after_an_unfreezing_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_unfreezing_in_a_sample_function_counts_where_the_run_trains_by_itself()
     before = weight.detach().clone()
     run.train()
     assert not torch.equal(weight, before)
-    assert int(run.state.trained["model"].optimizer.state[weight]["step"]) == 4
+    assert int(run.state.optimizers["model"].optimizer.state[weight]["step"]) == 4
 
 
 def test_what_a_loss_unfreezes_is_trained_from_the_next_step_on_without_the_gradient_of_this_one() -> None:
@@ -402,7 +402,7 @@ def test_gradients_of_what_was_unfrozen_are_limited_too(clip: str) -> None:
     limited.state.models["model"].requires_grad_(True)
     for run in (limited, never):
         run.train()
-    for average, other in zip(limited.state.averages.values(), never.state.averages.values(), strict=True):
+    for average, other in zip(limited.state.ema_models.values(), never.state.ema_models.values(), strict=True):
         assert_equal_bits(dict(average.model.state_dict()), dict(other.model.state_dict()))
     assert_equal_bits(dict(limited.state.models["model"].state_dict()), dict(never.state.models["model"].state_dict()))
 
@@ -417,11 +417,11 @@ def test_what_a_run_counts_and_remembers_outlives_an_unfreezing() -> None:
     with run:
         for step in run:
             bad.fill_(step.index in (0, 1, 2))
-            counted.append(float(run.state.trained["model"].bad_in_a_row))
+            counted.append(float(run.state.optimizers["model"].bad_in_a_row))
             thaw(run, step.index)
-            remembered.append(int(run.state.trained["model"].clipping.remembered["entered"]))
+            remembered.append(int(run.state.optimizers["model"].clipping.remembered["entered"]))
     weight = run.state.models["model"].get_parameter("backbone.0.weight")
-    assert int(run.state.trained["model"].optimizer.state[weight]["step"]) == 4
+    assert int(run.state.optimizers["model"].optimizer.state[weight]["step"]) == 4
     assert counted == [0, 1, 2, 3, 0, 0, 0, 0]
     assert remembered == [1, 1, 1, 1, 2, 3, 4, 5]
 
@@ -432,7 +432,7 @@ def test_an_average_of_what_is_unfrozen_begins_where_that_stands_now() -> None:
         torch.nn.init.ones_(run.state.models["model"].get_parameter("backbone.0.weight"))
 
     run = made(build(ema=0.9, stop_after="7 steps"), fill_and_thaw)
-    assert torch.equal(run.state.averages["model"].model.get_parameter("backbone.0.weight"), torch.ones(64, 64))
+    assert torch.equal(run.state.ema_models["model"].model.get_parameter("backbone.0.weight"), torch.ones(64, 64))
 
 
 def test_the_mean_of_schedule_free_is_that_of_the_last_step_where_something_was_unfrozen_after_it() -> None:
@@ -440,15 +440,15 @@ def test_the_mean_of_schedule_free_is_that_of_the_last_step_where_something_was_
     averages = []
     for body in (thaw, lambda run, index: None):
         run = made(build(**settings), body)
-        run.state.averages["model"].refresh(run.state.models["model"])
-        averages.append(dict(run.state.averages["model"].model.state_dict()))
+        run.state.ema_models["model"].refresh(run.state.models["model"])
+        averages.append(dict(run.state.ema_models["model"].model.state_dict()))
     assert_equal_bits(*averages)
 
 
 def test_hooks_of_an_optimizer_outlive_an_unfreezing() -> None:
     run, called = build(), []
-    run.state.trained["model"].optimizer.register_step_post_hook(lambda *_: called.append(run.state.step))
-    run.state.trained["model"].skip = skipping(run.state.trained["model"].optimizer, torch.device("cpu"))
+    run.state.optimizers["model"].optimizer.register_step_post_hook(lambda *_: called.append(run.state.step))
+    run.state.optimizers["model"].skip = skipping(run.state.optimizers["model"].optimizer, torch.device("cpu"))
     made(run, thaw)
     assert called == list(range(STEPS))
 
@@ -512,7 +512,7 @@ def test_models_that_take_turns_keep_their_optimizers_state_and_resume_to_the_sa
     run = adversarial(tmp_path / "whole")
     made_steps = {
         name: [int(state["step"]) for state in trained.optimizer.state.values()]
-        for name, trained in run.state.trained.items()
+        for name, trained in run.state.optimizers.items()
     }
     assert made_steps == {"first": [8, 8], "second": [8, 8, 4, 4]}
     for until in (3, 4, 5, 8):
@@ -626,7 +626,7 @@ def on_a_rank(out: str | None = None, until: int = STEPS, *, early: bool = False
     made(run, thaw_and_freeze)
     return {
         **run.state.models["model"].state_dict(),
-        **dict(run.state.averages["model"].model.named_parameters(prefix="ema")),
+        **dict(run.state.ema_models["model"].model.named_parameters(prefix="ema")),
     }
 
 

@@ -379,7 +379,7 @@ def test_what_an_optimizer_counts_in_its_groups_is_remembered(tmp_path: Path) ->
     build(tmp_path / "run", optimizer=Counting, stop_after="7 steps").train()
     run = build(tmp_path / "run", optimizer=Counting)
     run.train()
-    assert run.state.trained["model"].optimizer.param_groups[0]["made"] == STEPS
+    assert run.state.optimizers["model"].optimizer.param_groups[0]["made"] == STEPS
     assert newest_files(tmp_path / "run") == newest_files(tmp_path / "whole")
 
 

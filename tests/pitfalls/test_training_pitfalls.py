@@ -105,7 +105,7 @@ def test_rates_of_parameter_groups_keep_their_ratio_under_a_schedule() -> None:
     run = build(None, optimizer=optimizer, length="8 steps", ema=None)
     with run:
         for step in run:
-            slow, fast = (group["lr"] for group in step.state.trained["model"].optimizer.param_groups)
+            slow, fast = (group["lr"] for group in step.state.optimizers["model"].optimizer.param_groups)
             assert slow / fast == pytest.approx(100)
 
 

@@ -202,7 +202,7 @@ def test_a_run_on_paper_allocates_nothing_and_keeps_no_gradient() -> None:
             ema=0.9,
         )
     assert dry_pass(run.parts).most_bytes > 1e9
-    (average,) = run.state.averages.values()
+    (average,) = run.state.ema_models.values()
     assert {held.device.type for held in (*run.state.parameters, *average.model.parameters())} == {"meta"}
     assert all(held.grad is None for held in run.state.parameters)
     assert sum(held.numel() for held in run.state.parameters) == shape.parameters > 6.8e9

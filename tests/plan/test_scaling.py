@@ -104,11 +104,11 @@ def test_one_process_holds_what_was_computed(name: str) -> None:
     found = cluster.memory(
         work_of(optimizer=SPECS[name], ema=None if name == "schedule_free" else 0.9), Spread("none", 1), micro_batches=1
     )
-    model, average = run.state.models["model"], run.state.averages["model"].model
+    model, average = run.state.models["model"], run.state.ema_models["model"].model
 
     assert found.parameters == tensor_bytes(model.parameters())
     assert found.gradients == gradients
-    assert found.optimizer == kept_bytes(run.state.trained["model"].optimizer)
+    assert found.optimizer == kept_bytes(run.state.optimizers["model"].optimizer)
     assert found.averages + found.buffers == tensor_bytes([*average.parameters(), *average.buffers(), *model.buffers()])
 
 

@@ -168,7 +168,7 @@ def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.
     torch.testing.assert_close(
         {**one.state.models["model"].state_dict()}, {**other.state.models["model"].state_dict()}, rtol=0, atol=0
     )
-    (first,), (second,) = one.state.trained.values(), other.state.trained.values()
+    (first,), (second,) = one.state.optimizers.values(), other.state.optimizers.values()
     states = [[*held.optimizer.state_dict()["state"].values()] for held in (first, second)]
     torch.testing.assert_close(*states, rtol=0, atol=0)
 

@@ -302,8 +302,8 @@ def test_what_an_optimizer_notes_of_absent_gradients_is_taken_back() -> None:
             return self.used(x)
 
     run = linear(torch.randn(8, 2), torch.randn(8, 1), model=Idle, optimizer=sf.optim.adamw(lr=0.1))
-    groups = [dict(group) for group in run.state.trained["model"].optimizer.param_groups]
+    groups = [dict(group) for group in run.state.optimizers["model"].optimizer.param_groups]
     seen = look(upcoming(run))
     assert [held.name for held in seen.parameters] == ["used.weight", "used.bias"]
-    found = run.state.trained["model"].optimizer.param_groups
+    found = run.state.optimizers["model"].optimizer.param_groups
     assert [group.keys() for group in found] == [group.keys() for group in groups]

@@ -106,7 +106,7 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
     assert record["weights_of_step"] == best.step != run.state.step
     again = build(None, **changes)
     assert run.parts.saving is not None
-    again.load(run.parts.saving.store.at(record["weights_of_step"]))
+    again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
     assert again.scores("test")["test/accuracy"] == record["test/accuracy"]
     unscored = build(tmp_path / "other", **(changes | {"evaluate": {"all": splits["all"]}}))
     unscored.train()
@@ -123,7 +123,7 @@ def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> No
     assert record["weights_of_step"] < run.state.step
     again = build(None, **changes)
     assert run.parts.saving is not None
-    again.load(run.parts.saving.store.at(record["weights_of_step"]))
+    again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
     assert again.scores("test")["test/loss"] == record["test/loss"]
 
 

@@ -38,7 +38,7 @@ def test_a_run_that_is_over_has_its_panels_and_they_are_of_what_is_evaluated(tmp
     shown = sf.load(tmp_path / "run").panels()
     assert shown is not None
     assert shown.step == 6
-    averaged = run.state.averages["model"].model
+    averaged = run.state.ema_models["model"].model
     (text,) = shown.panels
     assert isinstance(text, sf.report.TextHeatmap)
     values = dict(text.pieces)

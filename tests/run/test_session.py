@@ -756,3 +756,21 @@ def test_a_run_opened_beside_another_in_one_thread_and_one_after_it_in_another_t
     for run in [outer, inner, *trained]:
         for ours, reference in zip(run.state.parameters, alone.state.parameters, strict=True):
             assert torch.equal(ours, reference)
+
+
+@pytest.mark.parametrize(
+    ("decay", "sizes"), [("matrices", "0.05 for 176 parameters and 0 for 51"), ("all", "0.05 for 227 parameters;")]
+)
+def test_the_header_says_what_decays_and_what_limits_the_gradient(
+    decay: Any, sizes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(decay: Any, **changes: Any) -> sf.Run:
+        optimizer = sf.optim.adamw(1e-2, weight_decay=0.05, decay=decay)
+        return build(tmp_path, optimizer=optimizer, clip="value 0.5", console=True, stop_after="2 steps", **changes)
+
+    run(decay).train()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"AdamW, weight decay {sizes}" in printed
+    assert "clip value 0.5" in printed
+    with pytest.raises(sf.CheckpointError, match=r"optimizer\.decay was"):
+        run("all" if decay == "matrices" else "matrices").train()

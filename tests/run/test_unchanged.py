@@ -57,7 +57,7 @@ def plain(held: Any) -> Any:
 def everything(run: sf.Run) -> dict[str, Any]:
     """All that changes while a run goes on, and the three generators."""
     whole, state = run.parts.whole, run.state
-    models = [*state.models.values(), *(average.model for average in state.averages.values())]
+    models = [*state.models.values(), *(average.model for average in state.ema_models.values())]
     found: dict[str, Any] = {
         "tensors": [list(model.parameters()) + list(model.buffers()) for model in models],
         "gradients": [parameter.grad for parameter in state.parameters],
@@ -72,7 +72,7 @@ def everything(run: sf.Run) -> dict[str, Any]:
         "watch": None if whole.watch is None else whole.watch.state(),
         "generators": (random.getstate(), np.random.get_state()[1], torch.get_rng_state()),  # type: ignore[index]
     }
-    for name, trained in state.trained.items():
+    for name, trained in state.optimizers.items():
         optimizer = trained.optimizer
         states = [
             sorted(optimizer.state[parameter].items()) if parameter in optimizer.state else None

@@ -313,7 +313,7 @@ def trained(**changes: Any) -> list[Tensor]:
     run = run_of(**changes)
     run.train()
     state = run.state
-    models = [state.models["model"], state.averages["model"].model]
+    models = [state.models["model"], state.ema_models["model"].model]
     return [tensor.detach().clone() for model in models for tensor in model.state_dict().values()]
 
 
@@ -328,7 +328,7 @@ def test_a_run_is_the_same_to_the_bit_and_may_go_on_with_another_setting(how: An
 def test_averages_are_not_computed_again() -> None:
     run = run_of(activation_checkpointing="blocks")
     assert "forward" in vars(run.state.models["model"].get_submodule("blocks.0"))
-    assert "forward" not in vars(run.state.averages["model"].model.get_submodule("blocks.0"))
+    assert "forward" not in vars(run.state.ema_models["model"].model.get_submodule("blocks.0"))
 
 
 @pytest.mark.parametrize("how", ["off", "blocks", "selective"])

@@ -166,7 +166,7 @@ def test_a_resume_on_another_machine_computes_as_the_run_began(
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     again = built()
-    again.load(newest[0])
+    again.load_checkpoint(newest[0])
     assert again.parts.whole.precision.name == "bf16"  # and is scored as it was
     with pytest.raises(sf.CheckpointError, match="precision was 'bf16', now 'fp32'"):
         built(tmp_path / "run", precision="fp32").train()
@@ -443,7 +443,7 @@ def test_what_the_table_says_of_compiling_stays_with_the_run(tmp_path: Path, mon
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     again = built(compile="auto")
-    again.load(newest[0])
+    again.load_checkpoint(newest[0])
     assert again.parts.compiled  # and is scored as it was
     with pytest.raises(sf.CheckpointError, match="compile was True, now False"):
         built(tmp_path / "run", compile=False).train()
@@ -480,3 +480,12 @@ def test_auto_is_typed_like_true_and_nothing_else_is() -> None:
         configured(images.Config, [], ["--compile", "often"], verb="train images")
     with pytest.raises(sf.ConfigError, match="compile = 'often'"):
         built(compile="often")
+
+
+def test_fp16_on_a_cpu_trains_and_one_line_says_that_it_is_for_trying_only(capsys: pytest.CaptureFixture[str]) -> None:
+    run = built(console=True, precision="fp16")
+    run.train()
+    assert run.state.step == 6
+    assert capsys.readouterr().out.count("fp16 on a CPU is slow, and for trying only") == 1
+    built(console=True, precision="bf16").train()
+    assert "for trying only" not in capsys.readouterr().out

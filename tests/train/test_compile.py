@@ -61,7 +61,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
 def layouts_seen(run: sf.Run) -> set[bool]:
     """Of what the first convolutions of a run's models are given from now on."""
     seen: set[bool] = set()
-    for model in (run.state.models["model"], run.state.averages["model"].model):
+    for model in (run.state.models["model"], run.state.ema_models["model"].model):
         model[0].register_forward_pre_hook(lambda _, inputs: seen.add(side_by_side(inputs[0])))  # type: ignore[index]
     return seen
 

@@ -113,7 +113,7 @@ class TestEmulated:
         sf.load(tmp_path / "run").load_model(plain, device="cpu")
         for name, held in whole.state.models["model"].state_dict().items():
             assert torch.equal(held, resumed.state.models["model"].state_dict()[name])
-        for name, held in whole.state.averages["model"].model.state_dict().items():
+        for name, held in whole.state.ema_models["model"].model.state_dict().items():
             assert torch.equal(held, plain.state_dict()[name])
         with pytest.raises(sf.CheckpointError, match="precision was 'fp8', now 'bf16'"):
             built(tmp_path / "run", precision="bf16").train()

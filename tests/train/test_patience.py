@@ -206,7 +206,7 @@ def test_every_group_of_every_optimizer_is_lowered() -> None:
     run.train()
     rates = [
         group["lr"] / group["initial_lr"]
-        for held in run.state.trained.values()
+        for held in run.state.optimizers.values()
         for group in held.optimizer.param_groups
     ]
     assert rates == [0.5] * 3  # evaluated after steps 2 and 4; the first score is the best

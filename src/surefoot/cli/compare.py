@@ -200,7 +200,7 @@ def _basis(options: Compare, flags: Sequence[str]) -> tuple[Length, dict[str, An
     settings = {"warmup": f"{parts.schedule.warmup or 0} steps"}
     if isinstance(parts.schedule, Single) and parts.schedule.min_lr_ratio is not None:
         settings["min_lr_ratio"] = parts.schedule.min_lr_ratio
-    groups = next(iter(parts.state.trained.values())).optimizer.param_groups
+    groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
     return parts.length, settings, float(groups[0]["initial_lr"])
 
 

@@ -83,7 +83,7 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             found["best"] = found["final"]
             continue
         try:
-            for difference in run.load(store.at(step)):
+            for difference in run.load_checkpoint(store.at(step)):
                 return {"why": f"its data are not those it was trained on: {difference}"}
         except CheckpointError:
             found[kind] = None  # not every run keeps its best

@@ -93,7 +93,7 @@ def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Checkpoint", *, w
     note(f"scoring {whose} on {', '.join(names) or 'nothing'}")
     if at_end and not only and names != at_end:
         note(f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}")
-    if run.load(chosen):
+    if run.load_checkpoint(chosen):
         note("warning: the data are others than the run was trained on: these scores are of those")
     for name, value in run.scores(*names).items():
         if run.parts.world.is_main:
@@ -114,7 +114,7 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
         chosen = choose_checkpoint(run_path, "best")
     except CheckpointError:  # no score was watched, or that checkpoint is damaged
         chosen = choose_checkpoint(run_path, "newest")
-    run.load(chosen)
+    run.load_checkpoint(chosen)
     try:
         write_whole(run_path / FILE, run.make_panels().to_json().encode())
     except OSError as problem:

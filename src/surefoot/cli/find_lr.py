@@ -18,7 +18,7 @@ from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
-from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory, refuse_fp16_on_a_cpu
+from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory
 
 _SHOWN = 20  # rows of losses, of a test of any length
 
@@ -115,8 +115,6 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "
     if isinstance(config, TrainSettings):  # what another run has left there, a tokenizer say, is not this one's
         config = replace(config, out=None, trackers=None)
     run = build_run(program, config)
-    if config is not None:
-        refuse_fp16_on_a_cpu(run)
     return run, set() if config is None else set(flatten(config))
 
 
@@ -133,5 +131,5 @@ def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, ve
             )
     program, config = saved_settings(path, options, flags, verb=verb)
     run = build_run(program, in_directory(config, path), of=path)
-    run.load(choose_checkpoint(path, options.checkpoint))
+    run.load_checkpoint(choose_checkpoint(path, options.checkpoint))
     return run, set() if config is None else set(flatten(config))

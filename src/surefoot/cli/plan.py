@@ -11,7 +11,7 @@ from surefoot.cli.processes import Several, planned, program_options, settled
 from surefoot.cli.settings import program_settings
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import build_run, refuse_fp16_on_a_cpu
+from surefoot.recipes.program import build_run
 
 if TYPE_CHECKING:
     from surefoot.plan.network_model import Machine
@@ -93,7 +93,6 @@ def plan(arguments: list[str]) -> None:
     with planned_for(ranks if ranks > 1 else 0):
         run = build_run(program, config)
     if config is not None:
-        refuse_fp16_on_a_cpu(run)
         _print_configuration(config, origins)
     for section in summary.sections(run.parts):
         print(f"\n{section}")

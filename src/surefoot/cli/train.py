@@ -11,7 +11,7 @@ from surefoot.cli.processes import Several, program_options, settled, start_seve
 from surefoot.cli.settings import program_settings
 from surefoot.config.toml import to_toml
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import Program, build_run, refuse_fp16_on_a_cpu
+from surefoot.recipes.program import Program, build_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,6 @@ def start(
             f"resuming {only}, but what made it now builds a run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
             "  was `out` changed, or is it relative to another directory than this one?"
         )
-    refuse_fp16_on_a_cpu(run)
     run.parts = dataclasses.replace(
         run.parts,
         example="INPUT"

@@ -5,7 +5,7 @@ Importing this file does not import torch; `build.build_optimizer` does. Which o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from surefoot.errors import ConfigError
 from surefoot.optim import validation
@@ -13,6 +13,7 @@ from surefoot.optim.lr_multipliers import LRMultipliers, misfits
 from surefoot.optim.validation import DECLARED, Declaration, Setting, at_least, declaration, declared, problems
 
 Betas = tuple[float, float]
+Decay = Literal["matrices", "all"]
 Multipliers = LRMultipliers | Sequence[LRMultipliers]
 
 
@@ -24,19 +25,21 @@ class OptimizerSpec:
     lr: float
     weight_decay: float
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    decay: Decay = "matrices"  # which parameters decay
     lr_multipliers: tuple[LRMultipliers, ...] = ()  # of parts of the model
 
     def described(self) -> dict[str, Any]:
         """Everything that must agree for an exact resume, as JSON values.
 
         >>> sgd(0.1, momentum=0.9).described()
-        {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'momentum': 0.9, 'nesterov': False}
+        {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'decay': 'matrices', 'momentum': 0.9, 'nesterov': False}
         """
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
         lr_multipliers = (
             {"lr_multipliers": [dict(rate.described) for rate in self.lr_multipliers]} if self.lr_multipliers else {}
         )
-        return {"name": self.name, "lr": self.lr, "weight_decay": self.weight_decay, **plain, **lr_multipliers}
+        numbers = {"lr": self.lr, "weight_decay": self.weight_decay, "decay": self.decay}
+        return {"name": self.name, **numbers, **plain, **lr_multipliers}
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1))
@@ -46,18 +49,25 @@ def adamw(
     weight_decay: float = 0.01,
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
+    decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Adam with decoupled weight decay: Loshchilov and Hutter 2019, algorithm 2 (https://arxiv.org/abs/1711.05101).
 
-    The decay of a step is lr * weight_decay, so it follows the schedule. `lr_multipliers` are those of parts of the model, such as
-    `layer_decay(0.75)`.
+    The decay of a step is lr * weight_decay, so it follows the schedule. It applies to "matrices", as transformers and timm do, and
+    not to embeddings either; `decay="all"` applies it to every parameter, as `torch.optim.AdamW(model.parameters())` does. `lr_multipliers`
+    are those of parts of the model, such as `layer_decay(0.75)`.
 
     >>> adamw(3e-4).weight_decay
     0.01
     """
     return named(
-        "adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, lr_multipliers=lr_multipliers
+        "adamw",
+        lr=lr,
+        weight_decay=weight_decay,
+        settings={"betas": betas, "eps": eps},
+        decay=decay,
+        lr_multipliers=lr_multipliers,
     )
 
 
@@ -68,6 +78,7 @@ def adam(
     weight_decay: float = 0.0,
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
+    decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Adam, whose weight decay is a part of the gradient: Kingma and Ba 2015, algorithm 1 (https://arxiv.org/abs/1412.6980).
@@ -78,7 +89,12 @@ def adam(
     [0.9, 0.999]
     """
     return named(
-        "adam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, lr_multipliers=lr_multipliers
+        "adam",
+        lr=lr,
+        weight_decay=weight_decay,
+        settings={"betas": betas, "eps": eps},
+        decay=decay,
+        lr_multipliers=lr_multipliers,
     )
 
 
@@ -89,6 +105,7 @@ def sgd(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     nesterov: bool = False,
+    decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
@@ -100,28 +117,35 @@ def sgd(
     {'momentum': 0.9, 'nesterov': False}
     """
     own = {"momentum": momentum, "nesterov": nesterov}
-    return named("sgd", lr=lr, weight_decay=weight_decay, settings=own, lr_multipliers=lr_multipliers)
+    return named("sgd", lr=lr, weight_decay=weight_decay, settings=own, decay=decay, lr_multipliers=lr_multipliers)
 
 
 @declared(".lion", first_run=(1e-3, 0.3))
 def lion(
-    lr: float, *, weight_decay: float = 0.0, betas: Betas = (0.9, 0.99), lr_multipliers: Multipliers = ()
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    betas: Betas = (0.9, 0.99),
+    decay: Decay = "matrices",
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """The sign of a momentum, half of AdamW's state: Chen et al. 2023, algorithm 2 (https://arxiv.org/abs/2302.06675).
 
     Every number moves by lr, so lr is 3 to 10 times smaller than AdamW's, and weight_decay as many times larger (section 5).
 
     >>> lion(3e-4, weight_decay=1.0).described()
-    {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'betas': [0.9, 0.99]}
+    {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'decay': 'matrices', 'betas': [0.9, 0.99]}
     """
-    return named("lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas}, lr_multipliers=lr_multipliers)
+    return named(
+        "lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas}, decay=decay, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(
     ".adafactor",
     first_run=(0.1, 0.0),
     like_adam=False,
-    checks={"beta2_decay": at_least(-1, below=0), "clip_threshold": at_least(1), "smallest_scale": validation.POSITIVE},
+    checks={"beta2_decay": at_least(-1, below=0), "clip_threshold": at_least(1), "min_scale": validation.POSITIVE},
 )
 def adafactor(
     lr: float = 0.01,
@@ -129,27 +153,30 @@ def adafactor(
     weight_decay: float = 0.0,
     beta2_decay: float = -0.8,
     clip_threshold: float = 1.0,
-    smallest_scale: float = 1e-3,
+    min_scale: float = 1e-3,
+    decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
 
-    As torch's Adafactor: a step is at most min(lr, 1 / sqrt(step)) of a parameter's own root mean square, or of `smallest_scale`
+    As torch's Adafactor: a step is at most min(lr, 1 / sqrt(step)) of a parameter's own root mean square, or of `min_scale`
     if that is larger; an update whose root mean square is above `clip_threshold` is scaled to it. Once 1 / sqrt(step) is below lr,
     a schedule's lower lr is felt only below that.
 
     >>> adafactor().lr
     0.01
     """
-    settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "smallest_scale": smallest_scale}
-    return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings, lr_multipliers=lr_multipliers)
+    settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "min_scale": min_scale}
+    return named(
+        "adafactor", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(
     ".muon",
     first_run=(1e-2, 0.1),
     like_adam=False,
-    checks={"ns_steps": validation.FEW, "adamw_lr": validation.POSITIVE, "adamw_for": validation.NAMES},
+    checks={"ns_steps": validation.FEW, "adamw_lr": validation.POSITIVE, "adamw_modules": validation.NAMES},
 )
 def muon(
     lr: float,
@@ -161,7 +188,8 @@ def muon(
     betas: Betas = (0.9, 0.95),
     eps: float = 1e-8,
     adamw_lr: float | None = None,
-    adamw_for: tuple[str, ...] | None = None,
+    adamw_modules: tuple[str, ...] | None = None,
+    decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Muon for hidden matrices and kernels, AdamW (`betas`, `eps`) for embeddings, head, norms and biases.
@@ -169,7 +197,7 @@ def muon(
     Updates of matrices are orthogonalised by `ns_steps` of Newton and Schulz's iteration (Jordan et al. 2024:
     https://kellerjordan.github.io/posts/muon/) and are then as large as AdamW's (Liu et al. 2025, section 2.2, equation 4:
     https://arxiv.org/abs/2502.16982), so that AdamW's rate and decay serve both; `adamw_lr` gives its part another rate.
-    `adamw_for` names the modules or parameters that AdamW trains instead of the head. `surefoot plan` prints who trains what.
+    `adamw_modules` names the modules or parameters that AdamW trains instead of the head. `surefoot plan` prints who trains what.
 
     >>> muon(3e-3).described()["ns_steps"]
     5
@@ -181,9 +209,11 @@ def muon(
         "betas": betas,
         "eps": eps,
         "adamw_lr": adamw_lr,
-        "adamw_for": adamw_for,
+        "adamw_modules": adamw_modules,
     }
-    return named("muon", lr=lr, weight_decay=weight_decay, settings=settings, lr_multipliers=lr_multipliers)
+    return named(
+        "muon", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1), checks={"momentum_decay": at_least(0)})
@@ -194,6 +224,7 @@ def nadam(
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
     momentum_decay: float = 4e-3,
+    decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """torch's NAdam, Adam with Nesterov's momentum (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
@@ -204,7 +235,9 @@ def nadam(
     0.004
     """
     settings: dict[str, Setting] = {"betas": betas, "eps": eps, "momentum_decay": momentum_decay}
-    return named("nadam", lr=lr, weight_decay=weight_decay, settings=settings, lr_multipliers=lr_multipliers)
+    return named(
+        "nadam", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1))
@@ -214,6 +247,7 @@ def radam(
     weight_decay: float = 0.0,
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
+    decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """torch's RAdam, whose first steps are rectified: Liu et al. 2020, algorithm 2 (https://arxiv.org/abs/1908.03265).
@@ -224,7 +258,12 @@ def radam(
     'radam'
     """
     return named(
-        "radam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, lr_multipliers=lr_multipliers
+        "radam",
+        lr=lr,
+        weight_decay=weight_decay,
+        settings={"betas": betas, "eps": eps},
+        decay=decay,
+        lr_multipliers=lr_multipliers,
     )
 
 
@@ -235,6 +274,7 @@ def adamw8bit(
     weight_decay: float = 0.01,
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
+    decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """AdamW that keeps its moments in 8 bits, by blocks of 256: Dettmers et al. 2022 (https://arxiv.org/abs/2110.02861).
@@ -249,6 +289,7 @@ def adamw8bit(
         lr=lr,
         weight_decay=weight_decay,
         settings={"betas": betas, "eps": eps},
+        decay=decay,
         lr_multipliers=lr_multipliers,
     )
 
@@ -260,6 +301,7 @@ def schedule_free(
     weight_decay: float = 0.0,
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
+    decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """AdamW without a schedule: Defazio et al. 2024, algorithm 1 (https://arxiv.org/abs/2405.15682).
@@ -275,6 +317,7 @@ def schedule_free(
         lr=lr,
         weight_decay=weight_decay,
         settings={"betas": betas, "eps": eps},
+        decay=decay,
         lr_multipliers=lr_multipliers,
     )
 
@@ -285,6 +328,7 @@ def named(
     lr: float,
     weight_decay: float | None = None,
     settings: Mapping[str, Setting] | None = None,
+    decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """The optimizer called `name`; a setting that is None has the optimizer's own default.
@@ -296,13 +340,13 @@ def named(
     """
     kind = declaration(name)
     given = {key: value for key, value in (settings or {}).items() if value is not None}
-    decay = kind.weight_decay if weight_decay is None else weight_decay
+    strength = kind.weight_decay if weight_decay is None else weight_decay
     several = tuple(lr_multipliers) if isinstance(lr_multipliers, Sequence) else (lr_multipliers,)
-    if found := [*problems(kind, lr=lr, weight_decay=decay, given=given), *misfits(several, kind)]:
+    if found := [*problems(kind, lr=lr, weight_decay=strength, decay=decay, given=given), *misfits(several, kind)]:
         raise ConfigError("\n".join(found))
     merged = {**kind.settings, **given}
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()}
-    return OptimizerSpec(name, lr=lr, weight_decay=decay, settings=plain, lr_multipliers=several)
+    return OptimizerSpec(name, lr=lr, weight_decay=strength, settings=plain, decay=decay, lr_multipliers=several)
 
 
 OPTIMIZERS: Mapping[str, Declaration] = DECLARED  # all of the above, by name

@@ -38,14 +38,19 @@ class Group:
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, *, rates: Mapping[str, float] | None = None, trained: set[str] | None = None
+    model: nn.Module,
+    weight_decay: float,
+    *,
+    decay: str = "matrices",
+    rates: Mapping[str, float] | None = None,
+    trained: set[str] | None = None,
 ) -> list[Group]:
     """The trainable parameters of `model`, those with the same decay and the same rate in one group.
 
-    No parameter decays that has fewer than two dimensions, is a module's bias, or belongs to a norm or an embedding. `rates` are
-    factors on the base learning rate, by name; all others have 1. Groups of rate 1 come first, then by falling rate; of one rate
-    first the group that decays. A tied parameter stands once, and its first owner decides. `trained` names those that are taken;
-    None takes all that have `requires_grad` at this moment.
+    With `decay` "matrices" no parameter decays that has fewer than two dimensions, is a module's bias, or belongs to a norm or an
+    embedding; with "all" every parameter does. `rates` are factors on the base learning rate, by name; all others have 1. Groups of
+    rate 1 come first, then by falling rate; of one rate first the group that decays. A tied parameter stands once, and its first
+    owner decides. `trained` names those that are taken; None takes all that have `requires_grad` at this moment.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
@@ -61,7 +66,8 @@ def parameter_groups(
             if parameter in seen or not (parameter.requires_grad if trained is None else whole in trained):
                 continue
             seen.add(parameter)
-            spared = bool(weight_decay) and (is_bias_or_norm(module, name, parameter) or is_embedding(module))
+            is_matrix = not (is_bias_or_norm(module, name, parameter) or is_embedding(module))
+            spared = bool(weight_decay) and decay != "all" and not is_matrix
             rate = 1.0 if rates is None else rates.get(whole, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"
             group = groups.setdefault((spared, rate), Group(title, weight_decay * (not spared), [], [], rate=rate))
@@ -134,7 +140,7 @@ def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
     if unknown := [name for name in names if name not in called]:
         meant = nearest(unknown[0], [*called])
         raise ConfigError(
-            f"optimizer.adamw_for: {type(model).__name__} has no module or parameter {unknown[0]!r}"
+            f"optimizer.adamw_modules: {type(model).__name__} has no module or parameter {unknown[0]!r}"
             + (f"; did you mean {meant}?" if meant else "")
         )
     return {parameter for name in names for parameter in called[name]}

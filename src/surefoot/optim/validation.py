@@ -30,7 +30,15 @@ class Declaration:
     @property
     def known(self) -> list[str]:
         """All that may be given to it, settings of parts of a model included."""
-        return ["lr", "weight_decay", *self.settings, "layer_decay", *["base_width"] * self.like_adam, "frozen"]
+        return [
+            "lr",
+            "weight_decay",
+            "decay",
+            *self.settings,
+            "layer_decay",
+            *["base_width"] * self.like_adam,
+            "frozen",
+        ]
 
 
 # By name, the optimizers whose public functions have been imported: those of `optimizers.py`
@@ -48,16 +56,18 @@ def declared(
     def declare(function: Function) -> Function:
         name = function.__name__
         keywords = inspect.signature(function).parameters.values()
-        defaults = {each.name: each.default for each in keywords if each.name not in ("lr", "lr_multipliers")}
+        defaults = {each.name: each.default for each in keywords if each.name not in ("lr", "decay", "lr_multipliers")}
         decay = defaults.pop("weight_decay")
-        own = {key: {**_COMMON, **(checks or {})}[key] for key in ("lr", "weight_decay", *defaults)}
+        own = {key: {**_COMMON, **(checks or {})}[key] for key in ("lr", "weight_decay", "decay", *defaults)}
         DECLARED[name] = Declaration(name, file, decay, defaults, own, first_run, like_adam)
         return function
 
     return declare
 
 
-def problems(kind: Declaration, *, lr: Any, weight_decay: Any, given: Mapping[str, Any]) -> list[str]:
+def problems(
+    kind: Declaration, *, lr: Any, weight_decay: Any, decay: Any = "matrices", given: Mapping[str, Any]
+) -> list[str]:
     """A line for everything that is wrong with the settings given to an optimizer.
 
     >>> import surefoot.optim.optimizers
@@ -72,7 +82,7 @@ def problems(kind: Declaration, *, lr: Any, weight_decay: Any, given: Mapping[st
     ]
     found += [
         f"optimizer.{key} = {value!r}: {kind.checks[key][0]} is needed"
-        for key, value in {"lr": lr, "weight_decay": weight_decay, **given}.items()
+        for key, value in {"lr": lr, "weight_decay": weight_decay, "decay": decay, **given}.items()
         if key in kind.checks and not kind.checks[key][1](value)
     ]
     merged = {**kind.settings, **given}
@@ -128,6 +138,7 @@ FIRST_ABOVE_0: Check = (
 _COMMON: dict[str, Check] = {
     "lr": POSITIVE,
     "weight_decay": at_least(0),
+    "decay": ("'matrices' or 'all'", lambda value: value in ("matrices", "all")),
     "eps": at_least(0),
     "momentum": at_least(0, below=1),
     "nesterov": ("true or false", lambda value: isinstance(value, bool)),

@@ -69,7 +69,7 @@ def refusal(parts: RunComponents) -> ConfigError | None:
     try:
         for model in parts.state.models.values():
             refuse_unshardable(model)
-        for trained in parts.state.trained.values():
+        for trained in parts.state.optimizers.values():
             refuse_shards(kind_of(trained.optimizer), name=type(trained.optimizer).__name__)
     except ConfigError as problem:
         return problem
@@ -131,7 +131,7 @@ def held(parts: RunComponents, case: Case) -> list[str]:
     table = [(what, in_words(getattr(found, name)), "") for name, what in _PURPOSES.items() if getattr(found, name)]
     table.append(("together, at most", in_words(found.total), fits(found, case.machine)))
     lines = text_table(table, left=(0, 2))
-    if any(state_bytes(trained.optimizer) is None for trained in parts.state.trained.values()):
+    if any(state_bytes(trained.optimizer) is None for trained in parts.state.optimizers.values()):
         lines.insert(-1, "the optimizer's state is known after its first step only, and left out")
     if found.host:
         lines.append(f"beside it in the host's memory {in_words(found.host)} for each GPU")

@@ -51,11 +51,11 @@ def measure(parts: RunComponents) -> Measured:
 def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
     """Bytes of weights, gradients, optimizer state, averages and activations; seconds of a step and of the run."""
     state = parts.state
-    kept = [state_bytes(held.optimizer) for held in state.trained.values()]
+    kept = [state_bytes(held.optimizer) for held in state.optimizers.values()]
     sizes = {
         "weights": tensor_bytes(parameter for model in state.models.values() for parameter in model.parameters()),
         "gradients": tensor_bytes(state.parameters),
-        "averages": tensor_bytes(p for average in state.averages.values() for p in average.model.parameters()),
+        "averages": tensor_bytes(p for average in state.ema_models.values() for p in average.model.parameters()),
         "optimizer": sum(size for size in kept if size is not None),
     }
     known = [name for name in sizes if name != "optimizer" or None not in kept]

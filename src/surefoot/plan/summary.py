@@ -79,7 +79,7 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
 def parameters_by_group(parts: RunComponents) -> list[str]:
     """For each optimizer its groups with base rate, decay, size and (where rates differ) names; what is frozen; how it skips."""
     lines = []
-    for name, trained in parts.state.trained.items():
+    for name, trained in parts.state.optimizers.items():
         optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
         names |= {held: held.called for held in trained.parameters if isinstance(held, Shard)}
         rates_differ = len({group["initial_lr"] for group in optimizer.param_groups}) > 1
@@ -131,7 +131,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
 def learning_rates(parts: RunComponents) -> list[str]:
     """The rate of the first group at the first, the fastest, the middle and the last step; of others, and after a plateau."""
     steps = parts.length.steps
-    groups = next(iter(parts.state.trained.values())).optimizer.param_groups
+    groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
     base = groups[0]["initial_lr"]
     factors_of_base = {group["initial_lr"] / base: None for group in groups if base}  # each once, in order
     of_base = ", ".join(f"{factor:.4g}" for factor in factors_of_base)

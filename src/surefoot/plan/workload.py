@@ -98,14 +98,14 @@ class Workload:
 
 def workload(parts: RunComponents, passed: Pass) -> Workload:
     """The numbers that scaling is computed from: of a run on paper, and of a dry pass; unknown optimizer state counts as 0."""
-    models, trained = parts.state.models, list(parts.state.trained.values())
+    models, trained = parts.state.models, list(parts.state.optimizers.values())
     outside, blocks = units(models, parts.parallel.blocks)
     return Workload(
         outside=outside,
         blocks=blocks,
         state_bytes=lambda shards: sum(state_bytes(held.optimizer, shards=shards) or 0 for held in trained),
         update_bytes=lambda shards: max(update_bytes(held.skip, held.optimizer, shards=shards) for held in trained),
-        averages=int(bool(parts.state.averages)),
+        averages=int(bool(parts.state.ema_models)),
         buffer_bytes=tensor_bytes(held for model in models.values() for held in model.buffers()),
         pass_bytes=passed.most_bytes,
         flops=passed.flops,

@@ -148,8 +148,8 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
         for parameter in state.parameters:
             hooks.callback(parameter.register_post_accumulate_grad_hook(note_gradient).remove)  # type: ignore[no-untyped-call]
         found = profiled(make, device, shapes=False)
-    models, averages = state.models.values(), [average.model for average in state.averages.values()]
-    states = [held for trained in state.trained.values() for held in trained.optimizer.state.values()]
+    models, averages = state.models.values(), [average.model for average in state.ema_models.values()]
+    states = [held for trained in state.optimizers.values() for held in trained.optimizer.state.values()]
     own = tensor_bytes(parameter for model in models for parameter in model.parameters())
     optimizer = tensor_bytes(value for held in states for value in held.values() if isinstance(value, Tensor))
     buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())

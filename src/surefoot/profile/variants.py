@@ -141,7 +141,7 @@ def _micro_batches(parts: RunComponents) -> list[Variant]:
 def _fused(parts: RunComponents) -> list[Variant]:
     slow = {
         name: trained
-        for name, trained in parts.state.trained.items()
+        for name, trained in parts.state.optimizers.items()
         if type(trained.optimizer) in _FUSED and not all(group.get("fused") for group in trained.optimizer.param_groups)
     }
     if not slow or parts.device.type not in ("cpu", "cuda"):
@@ -157,8 +157,8 @@ def _fused(parts: RunComponents) -> list[Variant]:
         return replace(trained, optimizer=optimizer, skip=skipping(optimizer, parts.device))
 
     def make() -> Stepping:
-        quick = parts.state.trained | {name: fused(trained) for name, trained in slow.items()}
-        return stepping(parts, state=replace(parts.state, trained=quick))
+        quick = parts.state.optimizers | {name: fused(trained) for name, trained in slow.items()}
+        return stepping(parts, state=replace(parts.state, optimizers=quick))
 
     kinds = " and ".join(dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values()))
     return [Variant("fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal to rounding")]

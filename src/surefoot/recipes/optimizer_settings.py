@@ -39,6 +39,8 @@ class Optimizer:
     weight_decay: float | None = None
     """Decay of matrices, decoupled from the gradient but for adam and sgd; biases, norms and embeddings have none.
     Absent: 0.1; lion 0.3; adam, sgd and adafactor 0."""
+    decay: Literal["matrices", "all"] = "matrices"
+    """What weight_decay applies to: matrices, but not embeddings; or all parameters, as torch does unasked."""
     betas: tuple[float, float] | None = None
     """How slowly the averages of gradient and square move; for muon those of its AdamW part. All but sgd and adafactor."""
     eps: float | None = None
@@ -51,13 +53,13 @@ class Optimizer:
     """muon: iterations of the orthogonalisation."""
     adamw_lr: float | None = None
     """muon: base learning rate of what AdamW trains. Absent: lr."""
-    adamw_for: tuple[str, ...] | None = None
+    adamw_modules: tuple[str, ...] | None = None
     """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Absent: the head, as plan shows it."""
     beta2_decay: float | None = None
     """adafactor: the mean squares move by step ** beta2_decay."""
     clip_threshold: float | None = None
     """adafactor: the largest root mean square of an update before its rate."""
-    smallest_scale: float | None = None
+    min_scale: float | None = None
     """adafactor: what a parameter's root mean square, to which updates are relative, at least counts as."""
     momentum_decay: float | None = None
     """nadam: how the momentum rises over the steps."""
@@ -70,14 +72,15 @@ class Optimizer:
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
-        shared = ("name", "lr", "weight_decay", "layer_decay", "base_width", "frozen")
+        shared = ("name", "lr", "weight_decay", "decay", "layer_decay", "base_width", "frozen")
         own = {name: value for name, value in vars(self).items() if name not in shared}
-        rate, decay = OPTIMIZERS[self.name].first_run
+        rate, strength = OPTIMIZERS[self.name].first_run
         plain = partial(
             named,
             self.name,
             lr=rate if self.lr is None else self.lr,
-            weight_decay=decay if self.weight_decay is None else self.weight_decay,
+            weight_decay=strength if self.weight_decay is None else self.weight_decay,
+            decay=self.decay,
             settings=own,
         )
         *rates, _ = checked(

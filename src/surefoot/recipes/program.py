@@ -169,12 +169,6 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run"
             ) from problem
 
 
-def refuse_fp16_on_a_cpu(run: "Run") -> None:
-    """Raise where the library lets pass, for tests, what nobody who trains can want."""
-    if run.parts.whole.precision.name == "fp16" and run.parts.device.type == "cpu":
-        raise ConfigError("precision = fp16 is slow and overflows on a CPU\n  try: --precision bf16, or fp32")
-
-
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
     """What shows a text on one line of a terminal, in the place of the text before; elsewhere nothing. It leaves no trace."""

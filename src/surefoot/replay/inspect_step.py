@@ -95,7 +95,7 @@ def look(
 def _norm(step: Step, factor: Tensor | float) -> Tensor:
     """As `update` takes it, of all optimizers together; what an optimizer notes of absent gradients is taken back."""
     norms = []
-    for trained in step.state.trained.values():
+    for trained in step.state.optimizers.values():
         groups = [(group, dict(group)) for group in trained.optimizer.param_groups]
         norms.append(gradient_norm(trained.gradients(), factor=factor))
         for group, before in groups:

@@ -40,7 +40,7 @@ def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
     """
     alone = "surefoot replay looks at it in one process"
     why_not = {
-        "the state at hand is not that before the step": parts.task.loss is None or len(parts.state.trained) > 1,
+        "the state at hand is not that before the step": parts.task.loss is None or len(parts.state.optimizers) > 1,
         f"its models are sharded: {alone}": parts.parallel.kind == "fsdp",
         f"its batch statistics are those of all ranks: {alone}": parts.world.size > 1
         and parts.settings.sync_batch_norm,

@@ -115,7 +115,7 @@ def replayed(
         start=found.step,
         logged=logged,
         notes=tuple(notes),
-        learning_rate=float(next(iter(parts.state.trained.values())).optimizer.param_groups[0]["initial_lr"]) * rate,
+        learning_rate=float(next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]["initial_lr"]) * rate,
         samples=samples,
     )
 

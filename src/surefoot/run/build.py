@@ -58,7 +58,7 @@ def build(settings: RunSettings) -> RunComponents:
         models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
     )
     if console is not None:
-        for line in [*models.notes, *assembly.notes(state.trained, settings.schedule or constant())]:
+        for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:
             console.say(f"note: {line}")
     return assemble(settings, plan, models, state, console, log)
 
@@ -142,7 +142,7 @@ def assemble(
     """Put the parts of a run together: wrap the models for their ranks, and prepare scoring, saving and logging."""
     supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
     laid = layout(
-        settings.channels_last, [*state.models.values(), *(average.model for average in state.averages.values())]
+        settings.channels_last, [*state.models.values(), *(average.model for average in state.ema_models.values())]
     )
     ranks, called = spread(
         state.models,
@@ -208,7 +208,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
             "evaluate_every": times.every["evaluate_every"].described(),
             "scored": scored,
         }
-    optimizers = {name: _optimizer(each, state.trained[name].optimizer) for name, each in models.decisions.items()}
+    optimizers = {name: _optimizer(each, state.optimizers[name].optimizer) for name, each in models.decisions.items()}
     resolved = {
         "init": None if settings.init is None else str(local_path(settings.init, setting="init").resolve()),
         "length": f"{times.length.steps} steps",

@@ -136,8 +136,8 @@ def _decided(
         )
     if trained is None:
         freeze(model, factors)
-    decay = 0.0 if by_spec is None else by_spec.weight_decay or 0.0
-    groups = parameter_groups(model, decay, rates=factors, trained=trained)
+    strength, decay = (0.0, "matrices") if by_spec is None else (by_spec.weight_decay, by_spec.decay)
+    groups = parameter_groups(model, strength, decay=decay, rates=factors, trained=trained)
     if not (parameters := [parameter for group in groups for parameter in group.parameters]):
         raise _nothing_to_train(name, models)
     if by_spec is not None and (split := kind_named(by_spec.name).split) is not None:
@@ -189,14 +189,14 @@ def built_state(
     state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world))
 
     def build(name: str, decision: Decided) -> None:
-        state.trained[name] = trained_by(decision, models, clip=clip, world=world, before=state.trained.get(name))
-        if (average := _averages(models[name], decision, state.trained[name].optimizer, ema)) is not None:
-            state.averages[name] = average
+        state.optimizers[name] = trained_by(decision, models, clip=clip, world=world, before=state.optimizers.get(name))
+        if (average := _averages(models[name], decision, state.optimizers[name].optimizer, ema)) is not None:
+            state.ema_models[name] = average
 
     def rebuild(name: str, trained: set[str]) -> None:
         spec, twin = decisions[name].spec, decisions[name].twin
         decision = replace(_decided(name, models, spec, clip=clip, trained=trained), twin=twin)
-        joining = set(decision.parameters) - set(state.trained[name].parameters)
+        joining = set(decision.parameters) - set(state.optimizers[name].parameters)
         clear([*joining])  # of gradients of a step that did not train them
         if twin is not None:
             twin.copy_parameters(joining)
@@ -209,7 +209,7 @@ def built_state(
         {name: {each for group in decision.groups for each in group.names} for name, decision in decisions.items()},
         rebuild=rebuild,
         joins_in_step=world.size == 1,
-        sharded=any(holders(trained.parameters) is not None for trained in state.trained.values()),
+        sharded=any(holders(trained.parameters) is not None for trained in state.optimizers.values()),
     )
     return state
 

@@ -21,7 +21,7 @@ def ended(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: 
         if (parts.saving.begun_step or 0) <= first:  # else a later checkpoint, latched, would be the newest
             parts.state.step = first
         meter.skipped_in_a_row = []
-        for trained in parts.state.trained.values():
+        for trained in parts.state.optimizers.values():
             trained.bad_in_a_row.zero_()
         parts.saving.begun_step = None  # one of this very step would still be latched
         parts.saving.finish(parts.state.step, packed, protected=protected)
@@ -35,7 +35,7 @@ def ended(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: 
 
 def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
     """Whether the steps skipped from `step` on left everything as it was, so that this is the state of that step."""
-    alone = len(parts.state.trained) == 1 and parts.task.loss is not None  # other updates may have been applied
+    alone = len(parts.state.optimizers) == 1 and parts.task.loss is not None  # other updates may have been applied
     watch, feedback = parts.whole.watch, parts.whole.feedback
     evaluated = (watch is not None and (watch.step or 0) > step) or (
         feedback is not None and feedback.standing.step > step

@@ -3,6 +3,7 @@
 import math
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,8 @@ _MUCH_OF_THE_START = 0.1
 
 
 def header(parts: RunComponents, *, chosen: Chosen) -> str:
-    """Five lines: model, data, plan, device, directory. `chosen`: what "auto" came to now."""
+    """Six lines: model, data, plan, update, device, directory. `chosen`: what "auto" came to now."""
     length, step, device = parts.length, parts.state.step, parts.device
-    models = ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
     sizes, plan = parts.supply.sizes, parts.supply.plan
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
     world, how = parts.world, parts.parallel.kind
@@ -40,10 +40,11 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
     threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
     precision = chosen.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
     lines = [
-        f"model   {models}",
+        f"model   {_models(parts)}",
         f"data    {''.join(f'{line}; ' for line in parts.settings.about_data[:1])}{plan.samples:,} samples a pass; "
         f"{length.steps:,} steps are {length.epochs:.2f} passes",
         f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
+        f"update  {_optimizers(parts)}; clip {parts.settings.clip}",
         f"device  {f'{world.size} ranks ({how}) on ' if world.size > 1 else ''}{device.type if world.size > 1 else device},"
         f" {precision}{', compiled' * parts.compiled}{threads}",
         *chosen.lines(parts),
@@ -180,6 +181,32 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
             told.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
         told.append(f"score it: {command} evaluate {path}{which}")
     return ["; ".join(told)] if told else []
+
+
+def _optimizers(parts: RunComponents) -> str:
+    """Each optimizer, and the number of parameters with each weight decay."""
+    texts = []
+    for name, trained in parts.state.optimizers.items():
+        sizes = Counter[float]()
+        for group in trained.optimizer.param_groups:
+            sizes[group.get("weight_decay", 0)] += sum(parameter.numel() for parameter in group["params"])
+        decays = " and ".join(
+            f"{decay:g} for {size:,} parameters" for decay, size in sorted(sizes.items(), reverse=True)
+        )
+        prefix = "" if len(parts.state.optimizers) == 1 else f"{name}: "
+        texts.append(f"{prefix}{type(trained.optimizer).__name__}, weight decay {decays}")
+    return "; ".join(texts)
+
+
+def in_one_line(parts: RunComponents) -> str:
+    """The model, the data, the step and the directory of a run, as `repr` shows them."""
+    where = "no run_dir" if parts.directory is None else str(parts.directory.path)
+    step = f"step {parts.state.step:,} of {parts.length.steps:,}"
+    return f"Run({_models(parts)}; {parts.supply.plan.samples:,} samples; {step}; {where})"
+
+
+def _models(parts: RunComponents) -> str:
+    return ", ".join(f"{class_name(model)} with {_parameters(model)}" for model in parts.state.models.values())
 
 
 def _parameters(model: torch.nn.Module) -> str:

@@ -94,7 +94,7 @@ class BetweenSteps:
         counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
         if counted > 0 and trained_s > 0:
             values["targets_per_s"] = counted / trained_s
-        values["learning_rate"] = next(iter(self.state.trained.values())).optimizer.param_groups[0]["lr"]
+        values["learning_rate"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         later_steps = self.state.step - self.later_step  # since `looped_at`
         if later_steps > 0:
             step_s = (self.whole.clock.now() - self.looped_at) / later_steps
@@ -234,7 +234,7 @@ class BetweenSteps:
     def _layers(self) -> Layers:
         return Layers(
             self.state.models,
-            {name: trained.parameters for name, trained in self.state.trained.items()},
+            {name: trained.parameters for name, trained in self.state.optimizers.items()},
             world=self.parts.world,
             local_times=self.parts.task.ranks.local_times,
             compiled=self.parts.compiled,
@@ -256,4 +256,4 @@ class BetweenSteps:
 
 def latched(state: State, most: int) -> bool:
     """Whether some optimizer has skipped more than `most` steps in a row; waits for the device."""
-    return any(trained.bad_in_a_row.item() > most for trained in state.trained.values())
+    return any(trained.bad_in_a_row.item() > most for trained in state.optimizers.values())

@@ -99,7 +99,7 @@ def start_from_init(parts: RunComponents) -> str | None:
     from surefoot.checkpoint.init_weights import load_initial_weights
 
     told = load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world)
-    for name, average in parts.state.averages.items():
+    for name, average in parts.state.ema_models.items():
         average.restart(parts.state.models[name])
     return told
 

@@ -12,6 +12,7 @@ from surefoot.config.setting import ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import clear
+from surefoot.run import messages
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import make_panels
@@ -47,10 +48,23 @@ class Run(RunSettings):
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
         self.sitting: Sitting | None = None  # while the run is open
 
+    def __repr__(self) -> str:
+        return messages.in_one_line(self.parts) if "parts" in vars(self) else "Run(refused)"  # a debugger asks for it
+
     @property
     def state(self) -> State:
-        """Models, optimizers and averages by name, and the number of steps made."""
+        """The model or models, their optimizers and averaged weights by name, and the number of steps made."""
         return self.parts.state
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among those that train the run, from 0."""
+        return self.parts.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes that train the run."""
+        return self.parts.world.size
 
     # --- three ways to train -------------------------------------------------------------------------------------
 
@@ -78,15 +92,15 @@ class Run(RunSettings):
         """End after this step, saved, as `break` does; for code that does not stand in the loop's body."""
         self._open("run.stop()").wishes.asked_to_stop = True
 
-    def register_state(self, name: str, held: Any) -> Any:
-        """Make an object of yours part of every checkpoint, and put it back where this run was resumed; before the first step.
+    def register_state(self, name: str, obj: Any) -> Any:
+        """Save an object of yours in every checkpoint, and restore it if this run was resumed; call it before the first step.
 
-        `held` is a tensor, a dictionary or list of JSON values and tensors (keys: strings or integers), a `torch.Generator`, a
+        `obj` is a tensor, a dictionary or list of JSON values and tensors (keys: strings or integers), a `torch.Generator`, a
         metric of torchmetrics, or has state_dict and load_state_dict. Returns it. It is refused if what it would save right
         after a resume is not what was read. Of several processes all must register it, and that of rank 0 is saved.
         """
-        self.parts.whole.kept.add(name, held)
-        return held
+        self.parts.whole.kept.add(name, obj)
+        return obj
 
     def __enter__(self) -> Self:
         """Open the directory; go on from its newest intact checkpoint, or commit step 0."""
@@ -150,17 +164,17 @@ class Run(RunSettings):
             raise ConfigError("this run has no directory to save to: give Run(out=...)")
         self._open("run.save()").wishes.asked_to_save = True
 
-    def load(self, found: Checkpoint) -> list[str]:
-        """Take over the weights and all other state of a checkpoint, to score or use it; a run of other settings may.
+    def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:
+        """Take the weights and all other state from a checkpoint, to evaluate or use them; other settings are allowed.
 
-        Returns a line for each thing in which this run's data are not the checkpoint's.
+        Returns one line for each difference between this run's data and the checkpoint's.
         """
-        self.parts.whole.precision.settle(found.saved.described["precision"])
-        self.parts.layout.settle(found.saved.described["channels_last"])
-        self.parts.compiling.settle(found.saved.described["compile"])
-        state_dict.restore(self.parts.whole, found, where=f"step {found.step}")
+        self.parts.whole.precision.settle(checkpoint.saved.described["precision"])
+        self.parts.layout.settle(checkpoint.saved.described["channels_last"])
+        self.parts.compiling.settle(checkpoint.saved.described["compile"])
+        state_dict.restore(self.parts.whole, checkpoint, where=f"step {checkpoint.step}")
         now = json.loads(json.dumps(self.parts.described["data"]))
-        return differences({"data": found.saved.described["data"]}, {"data": now})
+        return differences({"data": checkpoint.saved.described["data"]}, {"data": now})
 
 
 @contextmanager
@@ -183,7 +197,7 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
             "  try it before the loop, or between two steps of `for step in run`"
         )
     tried = replace(parts, whole=Whole(state, precision, kept=Kept(dict(parts.whole.kept.objects))))
-    models = {**state.models, **{f"average of {name}": each.model for name, each in state.averages.items()}}
+    models = {**state.models, **{f"average of {name}": each.model for name, each in state.ema_models.items()}}
     format_before = precision.name, precision.open
     layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.described)
     clock, spent_s = parts.whole.clock, parts.whole.clock.now() - parts.whole.clock.since

@@ -51,6 +51,9 @@ class Chosen:
             " (a script: FILE.py:build; by compiling too: --tries all)": self.unknown,
             f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
             " --precision fp32 is quicker, and another run": parts.whole.precision.emulated,
+            "note: fp16 on a CPU is slow, and for trying only; use --precision bf16 or fp32 to train": (
+                parts.whole.precision.name == "fp16" and parts.device.type == "cpu"
+            ),
         }
         return [line for line, is_said in lines.items() if is_said]
 

@@ -61,17 +61,28 @@ class State:
     """What changes from step to step, and what a checkpoint holds: `step` updates have been made."""
 
     models: dict[str, nn.Module]
-    trained: dict[str, Trained]
-    averages: dict[str, Averages] = field(default_factory=dict)
+    optimizers: dict[str, Trained]
+    ema_models: dict[str, Averages] = field(default_factory=dict)
     step: int = 0
     buffers: BatchStatistics = field(default_factory=BatchStatistics)
     rate_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for
-    trainable: Trainable = field(default_factory=Trainable)  # which parameters `trained` has
+    trainable: Trainable = field(default_factory=Trainable)  # which parameters `optimizers` have
+
+    @property
+    def model(self) -> nn.Module:
+        """The only model; `ConfigError` if there are several."""
+        if len(self.models) != 1:
+            raise ConfigError(
+                f"state.model: this run has {len(self.models)} models: {', '.join(self.models)}\n"
+                "  state.model is the only model of a run\n"
+                f"  take one by its name: state.models[{next(iter(self.models))!r}]"
+            )
+        return next(iter(self.models.values()))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Every trained parameter of every model."""
-        return [parameter for trained in self.trained.values() for parameter in trained.parameters]
+        return [parameter for trained in self.optimizers.values() for parameter in trained.parameters]
 
 
 @dataclass(slots=True)
@@ -217,9 +228,9 @@ def update(step: Step, *names: str) -> None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
     (loss, factor), step.pending = step.pending, None
     factor = factor if scale is None else factor / scale.scale
-    step.watch.before(names or state.trained, factor)
-    skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.trained])
-    step.watch.after(names or state.trained)
+    step.watch.before(names or state.optimizers, factor)
+    skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.optimizers])
+    step.watch.after(names or state.optimizers)
     if scale is not None:  # once all gradients made under it are used
         scale.update(skipped > 0)
     step.grad_norm = reduce(torch.hypot, step.grad_norms.values())
@@ -229,7 +240,7 @@ def update(step: Step, *names: str) -> None:
 
 
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
-    task, trained, scale = step.task, step.state.trained[name], step.task.precision.loss_scale
+    task, trained, scale = step.task, step.state.optimizers[name], step.task.precision.loss_scale
     gradients = trained.gradients()
     step.grad_norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
     most, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
@@ -239,6 +250,6 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     for group in trained.optimizer.param_groups:
         group["lr"] = group["initial_lr"] * rate
     trained.skip.apply(trained.optimizer, skipped)
-    if name in step.state.averages:
-        step.state.averages[name].update(1.0 - skipped)
+    if name in step.state.ema_models:
+        step.state.ema_models[name].update(1.0 - skipped)
     return skipped

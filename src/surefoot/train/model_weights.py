@@ -40,7 +40,7 @@ def load_weights(
 @contextmanager
 def weights_of(state: State, found: Checkpoint) -> Iterator[None]:
     """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
-    for name, average in state.averages.items():
+    for name, average in state.ema_models.items():
         average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
     own = [(kind, name, model, module_state.model_tensors(model)) for kind, name, model in models_of(state)]
     try:
@@ -82,7 +82,7 @@ def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable
 
 def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
     """Kind ("model" or "ema"), name and module of every model and every average."""
-    averages = {name: average.model for name, average in state.averages.items()}
+    averages = {name: average.model for name, average in state.ema_models.items()}
     return [(kind, *each) for kind, models in (("model", state.models), ("ema", averages)) for each in models.items()]
 
 

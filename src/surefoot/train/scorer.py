@@ -101,9 +101,9 @@ class Scoring:
             return make(model)
 
     def models(self) -> dict[str, nn.Module]:
-        for name, average in self.state.averages.items():
+        for name, average in self.state.ema_models.items():
             average.refresh(self.state.models[name])
-        return self.state.models | {name: average.model for name, average in self.state.averages.items()}
+        return self.state.models | {name: average.model for name, average in self.state.ema_models.items()}
 
     def _forward(self) -> Any:
         models: dict[str, Any] = dict(self.models())

@@ -103,7 +103,7 @@ class StateCheck:
         return changes(*after, exact=self.exact) or [differ] * (not same(*losses, exact=self.exact))
 
     def _observed(self) -> Observation:
-        optimizers = {name: trained.optimizer for name, trained in self.state.trained.items()}
+        optimizers = {name: trained.optimizer for name, trained in self.state.optimizers.items()}
         return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state)
 
 
@@ -161,7 +161,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
             "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
             "collate": text_hashes([supply.collate]),
             "data": text_hashes(all_within(supply.dataset)),
-            "optimizer": text_hashes(trained.optimizer for trained in parts.state.trained.values()),
+            "optimizer": text_hashes(trained.optimizer for trained in parts.state.optimizers.values()),
         },
         "accepted": [],
     }

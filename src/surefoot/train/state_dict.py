@@ -68,7 +68,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Checkpoint:
     Of several ranks each copies the rows that it holds and is to save, and the `main` one all that is the same on every rank.
     """
     state = whole.state
-    for name, average in state.averages.items():
+    for name, average in state.ema_models.items():
         average.refresh(state.models[name])
     models = {
         file_name(kind, name): module_state.model_tensors(model, whole=main) for kind, name, model in models_of(state)
@@ -76,16 +76,16 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Checkpoint:
     held = {file: each.tensors for file, each in models.items()}
     rows = {file: each.rows for file, each in models.items()}
     optimizer: dict[str, Any] = {}
-    for name, trained in state.trained.items():
+    for name, trained in state.optimizers.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
         held[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, whole=main)
     files, pieces = _divided(held, rows)
     if not main:
         return Checkpoint(state.step, {}, pieces=pieces)
-    groups = {name: group_numbers(trained.optimizer) for name, trained in state.trained.items()}
+    groups = {name: group_numbers(trained.optimizer) for name, trained in state.optimizers.items()}
     loose = {"precision": whole.precision.tensors(), "meter": whole.meter.tensors()}
-    loose["bad_in_a_row"] = {name: trained.bad_in_a_row for name, trained in state.trained.items()}
-    loose |= {f"clipping/{name}": trained.clipping.remembered for name, trained in state.trained.items()}
+    loose["bad_in_a_row"] = {name: trained.bad_in_a_row for name, trained in state.optimizers.items()}
+    loose |= {f"clipping/{name}": trained.clipping.remembered for name, trained in state.optimizers.items()}
     loose["kept"], kept = kept_state(whole.kept.objects)
     loose["optimizer"], optimizer = kept_state(optimizer)
     loose["groups"], numbers = kept_state(groups)
@@ -143,7 +143,7 @@ def restore(whole: Whole, found: Checkpoint, *, where: str, main: bool = True) -
     saved, state = found.saved, whole.state
     wanted = {
         file_name(kind, name)
-        for kind, held in (("model", state.models), ("optimizer", state.trained), ("ema", state.averages))
+        for kind, held in (("model", state.models), ("optimizer", state.optimizers), ("ema", state.ema_models))
         for name in held
     }
     if wanted | {"state"} != set(found.files):
@@ -156,7 +156,7 @@ def restore(whole: Whole, found: Checkpoint, *, where: str, main: bool = True) -
     for name, model in state.models.items():
         for part, module in model.named_modules():
             module.training = part not in saved.evaluating[name]
-    for name, trained in state.trained.items():
+    for name, trained in state.optimizers.items():
         tensors, plain = (
             found.files[file_name("optimizer", name)],
             join_state(saved.optimizer[name], _under("optimizer/", loose)),

@@ -92,7 +92,7 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
     """The steps of the test in blocks: each step's loss before its update, and whether loss and gradient were finite."""
     first, last = parts.state.step, len(rates)
     # a state of its own over the same parts: nothing that the run may have set beside them has a say in the rate
-    state = State(parts.state.models, parts.state.trained, parts.state.averages, first, parts.state.buffers)
+    state = State(parts.state.models, parts.state.optimizers, parts.state.ema_models, first, parts.state.buffers)
     base = _base_rate(parts)
     task = replace(parts.task, factors=lambda step: rates[min(step - first, last - 1)] / base)
     rows: list[Tensor] = []
@@ -103,7 +103,7 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
             with explaining(step):
                 loss = forward_backward(step)
                 update(step)
-            bad = torch.stack([trained.bad_in_a_row for trained in state.trained.values()]).max()
+            bad = torch.stack([trained.bad_in_a_row for trained in state.optimizers.values()]).max()
             rows.append(torch.stack([loss.float(), bad]))
             if len(rows) == _BLOCK or index == first + last:
                 read, rows = torch.stack(rows).tolist(), []
@@ -112,9 +112,9 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
 
 def _base_rate(parts: RunComponents) -> float:
     """The learning rate in the settings of the first optimizer; of one that is built by a function, its first group's."""
-    name, trained = next(iter(parts.state.trained.items()))
+    name, trained = next(iter(parts.state.optimizers.items()))
     described = parts.described["optimizer"]
-    rate = (described if len(parts.state.trained) == 1 and name == "model" else described[name]).get("lr")
+    rate = (described if len(parts.state.optimizers) == 1 and name == "model" else described[name]).get("lr")
     return float(rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"])
 
 

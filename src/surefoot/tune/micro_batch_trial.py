@@ -65,8 +65,8 @@ class Trial:
 
     def standing_bytes(self) -> int:
         """Models, averages and optimizer state, as they are kept between steps; before the first update as far as known."""
-        models = [*self.state.models.values(), *(average.model for average in self.state.averages.values())]
-        states = [held for trained in self.state.trained.values() for held in trained.optimizer.state.values()]
+        models = [*self.state.models.values(), *(average.model for average in self.state.ema_models.values())]
+        states = [held for trained in self.state.optimizers.values() for held in trained.optimizer.state.values()]
         weights = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         return tensor_bytes(
             [*weights, *(held for state in states for held in state.values() if isinstance(held, Tensor))]

@@ -151,7 +151,7 @@ class _Remaking:
         if step not in self.lines or made.window is None:  # of steps before the checkpoint, which it does not hold
             return
         line = self.lines[step]
-        rate = next(iter(stand.parts.state.trained.values())).optimizer.param_groups[0]["lr"]
+        rate = next(iter(stand.parts.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         computed: dict[str, Any] = {**made.window, "learning_rate": rate}
         outcome.unknown |= line.record.keys() - computed.keys() - OWN
         unequal = numbers(line.record, computed, known=self.known, exact=outcome.exact)

@@ -154,7 +154,7 @@ def _of_data(lines: Sequence[str], what: str) -> Problem:
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     """Compare the learning rates on the record with the schedule."""
-    group = next(iter(parts.state.trained.values())).optimizer.param_groups[0]
+    group = next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]
     rates = consistency.rates(
         files.log, lambda step, lowered: group["initial_lr"] * (parts.task.factors(step) * lowered)
     )

@@ -17,15 +17,14 @@ def parameters():
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"lr": 1.0, "weight_decay": 0.1}, {"beta2_decay": -0.5, "clip_threshold": 1.5, "smallest_scale": 0.5}],
+    [{}, {"lr": 1.0, "weight_decay": 0.1}, {"beta2_decay": -0.5, "clip_threshold": 1.5, "min_scale": 0.5}],
     ids=["default", "rate falls", "all"],
 )
 def test_it_is_torchs(settings):
     ours, theirs = parameters(), parameters()
-    theirs_called = {"clip_threshold": "d", "smallest_scale": "eps"}
+    theirs_called = {"clip_threshold": "d", "min_scale": "eps"}
     named = {
-        theirs_called.get(key, key): (None, value) if key == "smallest_scale" else value
-        for key, value in settings.items()
+        theirs_called.get(key, key): (None, value) if key == "min_scale" else value for key, value in settings.items()
     }
     pair = Adafactor(ours, **settings), torch.optim.Adafactor(theirs, **named)
     for step in range(12):

@@ -66,8 +66,8 @@ def test_an_optimizer_that_is_added_trains_and_resumes_to_the_bit(tmp_path: Path
 def test_an_optimizer_that_is_added_is_planned_and_refuses_what_it_does_not_know() -> None:
     with heavy_ball.added():
         run = small_runs.build(None, optimizer=heavy_ball.heavy_ball(0.01))
-        optimizer = run.state.trained["model"].optimizer
-        numbers = sum(held.numel() for held in run.state.trained["model"].parameters)
+        optimizer = run.state.optimizers["model"].optimizer
+        numbers = sum(held.numel() for held in run.state.optimizers["model"].parameters)
         text = "\n".join(line for section in sections(run.parts) for line in section.lines)
         with pytest.raises(sf.ConfigError, match="friction = 2: a number from 0 to below 1 is needed"):
             heavy_ball.heavy_ball(0.1, friction=2)
@@ -102,4 +102,7 @@ with heavy_ball_named.added():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
 
     assert ended.stderr == ""
-    assert re.fullmatch(r"\{'name': 'heavy_ball', 'lr': 0.02, 'weight_decay': 0.1, 'friction': 0.9\}\n", ended.stdout)
+    assert re.fullmatch(
+        r"\{'name': 'heavy_ball', 'lr': 0.02, 'weight_decay': 0.1, 'decay': 'matrices', 'friction': 0.9\}\n",
+        ended.stdout,
+    )

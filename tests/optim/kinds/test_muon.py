@@ -29,7 +29,7 @@ def give_gradients(model, step):
 
 def built(model, **settings):
     spec = sf.optim.muon(0.02, **settings)
-    hidden = hidden_matrices(model, excepted=spec.settings["adamw_for"])
+    hidden = hidden_matrices(model, excepted=spec.settings["adamw_modules"])
     return build_optimizer(spec, split_hidden(parameter_groups(model, spec.weight_decay), hidden))
 
 

@@ -140,7 +140,7 @@ def build(**changes: Any) -> sf.Run:
 
 def expected_mean(run: sf.Run) -> dict[str, Tensor]:
     """x = (y - (1 - beta1) z) / beta1, by name, in float64."""
-    state = run.state.trained["model"].optimizer.state
+    state = run.state.optimizers["model"].optimizer.state
     return {
         name: ((y.double() - 0.1 * state[y]["z"].double()) / 0.9).float().detach()
         for name, y in run.state.models["model"].named_parameters()
@@ -198,7 +198,7 @@ def test_a_mean_that_is_lent_is_not_made_anew_of_the_newest_steps(tmp_path: Any)
                 with weights_of(run.state, start):
                     lent = run.parts.scoring.models()["model"].state_dict()
                     torch.testing.assert_close({name: lent[name] for name in lent}, dict(start.files["ema"]))
-                mean = run.state.averages["model"].model
+                mean = run.state.ema_models["model"].model
                 torch.testing.assert_close(dict(mean.named_parameters()), expected_mean(run), rtol=1e-5, atol=1e-6)
 
 

@@ -161,7 +161,7 @@ def test_another_loss_other_data_and_another_network_are_another_run(
 def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any], says: str, stopped: str) -> None:
     run = images.build(config(out=stopped))
     again = images.build(config(out=stopped, **change))
-    again.load(run.parts.packed())
+    again.load_checkpoint(run.parts.packed())
     with pytest.raises(sf.DataError, match=says):
         again.scores("held-out")
 

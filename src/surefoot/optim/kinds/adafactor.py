@@ -25,10 +25,10 @@ class Adafactor(Optimizer):
         lr: float = 1e-2,
         beta2_decay: float = -0.8,
         clip_threshold: float = 1.0,
-        smallest_scale: float = 1e-3,
+        min_scale: float = 1e-3,
         weight_decay: float = 0.0,
     ) -> None:
-        settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "smallest_scale": smallest_scale}
+        settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "min_scale": min_scale}
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **settings})
 
     @by_group
@@ -53,7 +53,7 @@ class Adafactor(Optimizer):
             replace(state["variance"], state["variance"].lerp(gradient.square(), share), found_inf=found_inf)
             square = state["variance"].clone()
         update: Tensor = square.clamp_(min=smallest * smallest).rsqrt_().mul_(gradient)
-        scale = _root_mean_square(parameter).clamp_(min=group["smallest_scale"])
+        scale = _root_mean_square(parameter).clamp_(min=group["min_scale"])
         excess = (_root_mean_square(update) / group["clip_threshold"]).clamp_(min=1.0)
         return update.mul_((scale * state["step"].rsqrt().clamp_(max=group["lr"])).div_(excess))
 

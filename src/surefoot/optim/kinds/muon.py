@@ -50,7 +50,7 @@ class MuonWithAdamW(Optimizer):
         if not hidden:
             raise ConfigError(
                 "muon: no hidden matrix or kernel is trained: all there is are embeddings, a head, vectors, or of kinds unknown\n"
-                "  use adamw; or name what is no hidden matrix, and all others are: --optimizer.adamw_for MODULE"
+                "  use adamw; or name what is no hidden matrix, and all others are: --optimizer.adamw_modules MODULE"
             )
         settings = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
         self.matrices = [[_as_matrix(parameter) for parameter in group["params"]] for group in hidden]
@@ -180,7 +180,7 @@ def _plain(group: dict[str, Any]) -> dict[str, Any]:
 
 def _built(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
     own: dict[str, Any] = dict(settings)
-    of_adamw, _ = own.pop("adamw_lr"), own.pop("adamw_for")
+    of_adamw, _ = own.pop("adamw_lr"), own.pop("adamw_modules")
     rated = with_rates(groups, lr)
     for group, held in zip(groups, rated, strict=True):
         held["hidden"] = group.hidden
@@ -194,7 +194,7 @@ KINDS = (
         name="muon",
         made=MuonWithAdamW,
         build=_built,
-        split=lambda model, groups, own: split_hidden(groups, hidden_matrices(model, excepted=own["adamw_for"])),
+        split=lambda model, groups, own: split_hidden(groups, hidden_matrices(model, excepted=own["adamw_modules"])),
         shardable=True,
         on_shards="hidden matrices are gathered whole, each by one rank, made orthogonal there and spread again",
         skip="part by part",

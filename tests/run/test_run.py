@@ -1,0 +1,47 @@
+"""What a `Run` says of itself, and the only model of its state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+
+
+def build(**changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": lambda: nn.Linear(3, 2),
+        "loss": lambda model, batch: model(batch[0]).square().mean(),
+        "train_data": (torch.zeros(20, 3),),
+        "batch_size": 4,
+        "length": "2 epochs",
+        "optimizer": sf.optim.sgd(lr=0.1),
+        "device": "cpu",
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def test_a_run_shows_its_model_data_step_and_directory_in_one_line(tmp_path: Path) -> None:
+    run = build(out=tmp_path / "run", stop_after="3 steps", report=False)
+    run.train()
+    line = f"Run(Linear with 8 trainable parameters; 20 samples; step 3 of 10; {tmp_path / 'run'})"
+    assert (repr(run), str(run)) == (line, line)
+    assert repr(build()).endswith("step 0 of 10; no run_dir)")
+
+
+def test_the_only_model_of_a_run_is_the_one_that_is_trained() -> None:
+    run = build()
+    assert run.state.model is run.state.models["model"]
+    assert (run.rank, run.world_size) == (0, 1)
+
+
+def test_one_of_several_models_is_taken_by_its_name() -> None:
+    models = {name: nn.Linear(3, 2) for name in ("generator", "discriminator")}
+    run = build(model=models, loss=None, optimizer=dict.fromkeys(models, sf.optim.sgd(lr=0.1)))
+    with pytest.raises(sf.ConfigError, match=r"2 models: generator, discriminator(.|\n)*state\.models\['generator'\]"):
+        _ = run.state.model
