@@ -81,8 +81,8 @@ class Every:
         return f"{Fraction(*self.period)} steps"
 
 
-def planned(text: str | int, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> Length:
-    """The whole plan of a run of "200 steps" or "30 epochs" (rounded up to a whole step); an integer is steps.
+def planned(text: str, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> Length:
+    """The whole plan of a run of "200 steps" or "30 epochs" (rounded up to a whole step).
 
     Raises `ConfigError` where that is not at least one step. `setting` is the name under which the user knows
     this duration; messages begin with it.
@@ -95,6 +95,7 @@ def planned(text: str | int, *, samples_per_epoch: int, batch_size: int, setting
             f"{setting} = {text!r} of {samples_per_epoch} samples in steps of {batch_size}: both must be at least 1"
         )
     refuse = partial(_refusal, text, setting, examples=("200 steps", "30 epochs"))
+    _refuse_bare(text, setting)
     number, unit = _parsed(text, refuse)
     if unit not in ("steps", "epochs"):
         raise refuse("is not a number of steps or epochs")
@@ -122,7 +123,7 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
     return floor(steps + Fraction(1, 2)) if unit == "%" else ceil(steps)
 
 
-def every(text: str | int | None, *, length: Length, time: bool = False, setting: str = "interval") -> Every:
+def every(text: str | None, *, length: Length, time: bool = False, setting: str = "interval") -> Every:
     """When something recurs: "50 steps", "2 epochs", "5%" of the run, with `time` also "9 min"; None: never.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
@@ -132,6 +133,7 @@ def every(text: str | int | None, *, length: Length, time: bool = False, setting
     if text is None:
         return Every()
     refuse = partial(_refusal, text, setting, examples=("50 steps", "2 epochs", "5%", *(["10 min"] if time else [])))
+    _refuse_bare(text, setting)
     number, unit = _parsed(text, refuse)
     if number == 0:
         raise refuse("would be always")
@@ -153,6 +155,15 @@ def seconds(text: str, *, setting: str = "time") -> float:
     if unit != "seconds" or number == 0:
         raise refuse("is not a time above 0")
     return float(number)
+
+
+def _refuse_bare(duration: object, setting: str) -> None:
+    """Raise where a duration of a run is a number: nobody could tell whether it counts steps or epochs."""
+    if isinstance(duration, int | float) and not isinstance(duration, bool):
+        raise ConfigError(
+            f"{setting} = {duration!r} has no unit: a duration is text\n"
+            f'  write {setting}="{duration} epochs" or {setting}="{duration} steps"'
+        )
 
 
 def _parsed(text: str | int, refuse: Callable[[str], ConfigError]) -> tuple[Fraction, _Unit]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError, refuse_all
 
 Kind = Literal["auto", "none", "ddp", "fsdp"]
@@ -57,6 +58,7 @@ class Strategy(Sharding):
         )
 
 
+@known_keywords
 def ddp(*, sync: Literal["auto", "last", "every"] = "auto", find_unused_parameters: bool = False) -> Strategy:
     """Every rank holds the whole model; gradients are summed while the backward pass still runs (Li et al. 2020).
 
@@ -70,6 +72,7 @@ def ddp(*, sync: Literal["auto", "last", "every"] = "auto", find_unused_paramete
     return Strategy(kind="ddp", sync=sync, find_unused_parameters=find_unused_parameters)
 
 
+@known_keywords
 def fsdp(
     *,
     sync: Literal["auto", "last", "every"] = "auto",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from surefoot.config.keywords import same_as
 from surefoot.errors import ConfigError
 
 T = TypeVar("T")
@@ -106,14 +107,20 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     >>> names = ("seed", "optimizer.lr", "optimizer.name", "schedule.name")
     >>> nearest("optimizer.lrr", names), nearest("lr", names), nearest("--Seed", names)
     ('optimizer.lr', 'optimizer.lr', 'seed')
+    >>> nearest("optimizer.learning_rate", names), nearest("learning_rate", names)
+    ('optimizer.lr', 'optimizer.lr')
     >>> nearest("colour", names) is None
     True
     """
     plain = {known.lower(): known for known in names}
     sought = name.lower().lstrip("-").replace("-", "_")
-    same_leaf = [known for known in plain if known.rpartition(".")[2] == sought.rpartition(".")[2]]
+    table, _, leaf = sought.rpartition(".")
+    same_leaf = [known for known in plain if known.rpartition(".")[2] == leaf]
     if len(same_leaf) == 1:
         return plain[same_leaf[0]]
+    beside = {known.rpartition(".")[2]: known for known in plain if not table or known.rpartition(".")[0] == table}
+    if (keyword := same_as(leaf, beside)) is not None:
+        return plain[beside[keyword]]
     close = difflib.get_close_matches(sought, plain, n=1)
     return plain[close[0]] if close else None
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError
 from surefoot.optim.validation import Declaration
 
@@ -38,6 +39,7 @@ class LRMultipliers:
     like_adam_only: bool = field(default=False, kw_only=True)  # whether other optimizers need other factors
 
 
+@known_keywords
 def layer_decay(decay: float) -> LRMultipliers:
     """Slower the nearer to the input: a parameter at depth d of D has the factor decay^(D - d), the head 1, embeddings decay^D.
 
@@ -68,6 +70,7 @@ def layer_decay(decay: float) -> LRMultipliers:
     return LRMultipliers(factors, described={"layer_decay": decay})
 
 
+@known_keywords
 def width_scaling(*, base_width: int) -> LRMultipliers:
     """The rate that was best at one width, at another: hidden matrices and the head have the factor base_width / width.
 
@@ -104,6 +107,7 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
     return LRMultipliers(factors, described={"base_width": base_width}, like_adam_only=True)
 
 
+@known_keywords
 def frozen(*patterns: str) -> LRMultipliers:
     """Parameters that stay as they are to the bit: those whose name fits one of the patterns, in which * stands for anything.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError
 
 Setting = float | bool | str | None | tuple[float, ...] | tuple[str, ...]
@@ -60,7 +61,7 @@ def declared(
         decay = defaults.pop("weight_decay")
         own = {key: {**_COMMON, **(checks or {})}[key] for key in ("lr", "weight_decay", "decay", *defaults)}
         DECLARED[name] = Declaration(name, file, decay, defaults, own, first_run, like_adam)
-        return function
+        return known_keywords(function)
 
     return declare
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from surefoot.checkpoint.format import Checkpoint
+from surefoot.config.keywords import known_keywords
 from surefoot.config.setting import ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.errors import ConfigError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from surefoot.tracking.panels_file import Panels
 
 
+@known_keywords
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class Run(RunSettings):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.config.durations import Length, in_steps
+from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES, Factors, Fall, curve, in_a_run, refuse_foreign_or_out_of_range, shown
 
@@ -121,6 +122,7 @@ class Joined:
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)
 
 
+@known_keywords
 def constant(warmup: str | int = 0) -> Schedule:
     """The base learning rate throughout, after a warm-up; a run of this schedule can be made longer exactly.
 
@@ -131,6 +133,7 @@ def constant(warmup: str | int = 0) -> Schedule:
     return Schedule("constant", warmup=warmup)
 
 
+@known_keywords
 def linear(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
     """Rise for `warmup`, then fall along a straight line to `min_lr_ratio` times the base learning rate.
 
@@ -141,6 +144,7 @@ def linear(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
     return Schedule("linear", warmup=warmup, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def cosine(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
     """Rise for `warmup`, then fall along half a cosine to `min_lr_ratio` times the base learning rate.
 
@@ -153,6 +157,7 @@ def cosine(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
     return Schedule("cosine", warmup=warmup, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float = 0.0) -> Schedule:
     """Rise for `warmup`, then fall to `min_lr_ratio` as what is left of the fall to the `power`; 1 is a straight line.
 
@@ -165,6 +170,7 @@ def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float
     return Schedule("polynomial", warmup=warmup, power=power, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
     """Rise for `warmup`, then fall as the inverse square root of the step; can be made longer exactly.
 
@@ -178,6 +184,7 @@ def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
     return Schedule("inverse_sqrt", warmup=warmup)
 
 
+@known_keywords
 def multistep(
     warmup: str | int = 0, *, milestones: tuple[str | int, ...] = ("50%", "75%"), gamma: float = 0.1
 ) -> Schedule:
@@ -192,6 +199,7 @@ def multistep(
     return Schedule("multistep", warmup=warmup, milestones=milestones, gamma=gamma)
 
 
+@known_keywords
 def exponential(warmup: str | int = 0, *, min_lr_ratio: float = 0.01) -> Schedule:
     """Rise for `warmup`, then multiply by the same factor at each step, so that the last one has `min_lr_ratio`.
 
@@ -202,6 +210,7 @@ def exponential(warmup: str | int = 0, *, min_lr_ratio: float = 0.01) -> Schedul
     return Schedule("exponential", warmup=warmup, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def one_cycle(warmup: str | int = "30%", *, start_lr_ratio: float = 1 / 25, min_lr_ratio: float = 0.0) -> Schedule:
     """Rise from `start_lr_ratio` along half a cosine for `warmup`, then fall along another to `min_lr_ratio`; momentum stays.
 
@@ -214,6 +223,7 @@ def one_cycle(warmup: str | int = "30%", *, start_lr_ratio: float = 1 / 25, min_
     return Schedule("one_cycle", warmup=warmup, start_lr_ratio=start_lr_ratio, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def wsd(warmup: str | int = 0, *, cooldown: str | int = "20%", min_lr_ratio: float = 0.0) -> Schedule:
     """Rise for `warmup`, stay, and fall to `min_lr_ratio` over the last `cooldown`; until then it can be made longer exactly.
 
@@ -227,6 +237,7 @@ def wsd(warmup: str | int = 0, *, cooldown: str | int = "20%", min_lr_ratio: flo
     return Schedule("wsd", warmup=warmup, cooldown=cooldown, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def cosine_restarts(
     warmup: str | int = 0, *, cycle: str | int = "25%", cycle_growth: float = 1.0, min_lr_ratio: float = 0.0
 ) -> Schedule:
@@ -243,6 +254,7 @@ def cosine_restarts(
     return Schedule("cosine_restarts", warmup=warmup, cycle=cycle, cycle_growth=cycle_growth, min_lr_ratio=min_lr_ratio)
 
 
+@known_keywords
 def join(first: Schedule | Joined, second: Schedule | Joined, at: str | int = "50%") -> Joined:
     """`first` on the steps before `at`, then `second`; percentages within them are of their own part of the run.
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_split
 from surefoot.data.loader import MicroBatch, in_order
 from surefoot.distributed.world import World, device_called
@@ -31,6 +32,7 @@ class _MetricObject(Protocol):
     def compute(self) -> Any: ...
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Split:
     """A named data set to score.

@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from surefoot.checkpoint.state_json import Lowered, Watched
+from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError
 
 
+@known_keywords
 @dataclass(frozen=True)
 class EarlyStopping:
     """End a run whose watched score has not improved for `patience` evaluations.
@@ -27,6 +29,7 @@ class EarlyStopping:
             raise ConfigError(f"early stopping: min_delta = {self.min_delta}: a number from 0 on")
 
 
+@known_keywords
 @dataclass(frozen=True)
 class ReduceLROnPlateau:
     """Multiply every learning rate by `factor` whenever the watched score has not improved for `patience` evaluations.

@@ -1,0 +1,125 @@
+"""A keyword that does not exist: the one that was probably meant, with its value. Other libraries' words for ours. Torch-free."""
+
+import difflib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar, cast
+
+from surefoot.errors import ConfigError
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+# Words of other libraries -> what to write here, the first whose keyword exists; {} is the value as Python writes it, {n} without quotes.
+_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "epochs num_epochs n_epochs max_epochs num_train_epochs": ('length="{n} epochs"',),
+    "steps max_steps num_steps n_steps total_steps num_training_steps max_iters iterations": ('length="{n} steps"',),
+    "output_dir out_dir out save_dir log_dir logging_dir default_root_dir directory": ("run_dir={}",),
+    "resume resume_from resume_from_checkpoint ckpt_path": ("run_dir=...",),
+    "learning_rate base_lr": ("lr={}", "optimizer=sf.optim.adamw(lr={})"),
+    "lr": ("optimizer=sf.optim.adamw(lr={})",),
+    "weight_decay": ("optimizer=sf.optim.adamw(lr=..., weight_decay={})",),
+    "wd decay l2": ("weight_decay={}", "optimizer=sf.optim.adamw(lr=..., weight_decay={})"),
+    "momentum": ("optimizer=sf.optim.sgd(lr=..., momentum={})",),
+    "beta1 beta2 adam_beta1 adam_beta2": ("betas=(0.9, 0.999)", "optimizer=sf.optim.adamw(lr=..., betas=(0.9, 0.999))"),
+    "epsilon adam_epsilon": ("eps={}", "optimizer=sf.optim.adamw(lr=..., eps={})"),
+    "warmup_steps num_warmup_steps": ('warmup="{n} steps"', 'schedule=sf.schedules.cosine(warmup="{n} steps")'),
+    "warmup_ratio warmup": ('warmup="5%"', 'schedule=sf.schedules.cosine(warmup="5%")'),
+    "min_lr eta_min lr_min end_lr": ("min_lr_ratio=0.1", "schedule=sf.schedules.cosine(min_lr_ratio=0.1)"),
+    "scheduler lr_scheduler lr_scheduler_type lr_schedule": ("schedule=sf.schedules.cosine(...)",),
+    "step_size": ("milestones={}",),
+    "num_workers dataloader_num_workers": ("workers={}",),
+    "gradient_accumulation_steps accumulate_grad_batches accumulation_steps grad_accum": (
+        "micro_batch_size=batch_size // {}",
+    ),
+    "train_batch_size per_device_train_batch_size": ("batch_size={}",),
+    "train train_dataset train_set trainset train_loader train_dataloader train_dataloaders dataset dataloader": (
+        "train_data={}",
+        "data={}",
+    ),
+    "data": ("train_data={}",),
+    "eval_dataset val_dataset valid_dataset test_dataset val_data eval_data validation_data evaluate val_loader"
+    " val_dataloaders": ('splits={"val": sf.Split({})}',),
+    "compute_metrics metrics": ('splits={"val": sf.Split(data, metrics=...)}',),
+    "scores metric": ("metrics={}", 'splits={"val": sf.Split(data, metrics=...)}'),
+    "collator data_collator": ("collate_fn={}",),
+    "loss_fn loss_function criterion objective": ("loss={}",),
+    "optim optimizers": ("optimizer={}",),
+    "max_grad_norm gradient_clip_val grad_clip clip_grad_norm clip_norm": ('clip="norm {n}"',),
+    "fp16": ('precision="fp16"',),
+    "bf16 amp use_amp mixed_precision autocast": ('precision="bf16"',),
+    "tf32": ('precision="tf32"',),
+    "dtype": ("precision=...",),
+    "torch_compile": ("compile={}",),
+    "gradient_checkpointing": ('activation_checkpointing="blocks"',),
+    "save_steps": ('save_every="{n} steps"',),
+    "eval_steps eval_every val_every": ('evaluate_every="{n} steps"',),
+    "logging_steps log_interval log_every_n_steps": ('log_every="{n} steps"',),
+    "save_total_limit": ("keep_last={}",),
+    "logger loggers report_to": ("trackers={}",),
+    "random_seed manual_seed": ("seed={}",),
+    "strategy": ("parallel={}",),
+    "ema_decay": ("ema={}",),
+    "patience": ('early_stopping=sf.EarlyStopping("min val/loss", patience={})',),
+    "watch": ("monitor={}",),
+}
+_REPLACEMENTS = {word: texts for words, texts in _ELSEWHERE.items() for word in words.split()}
+_NO_KEYWORD = {  # of a run
+    **dict.fromkeys(("callbacks", "callback"), "put your code into the body of `for step in run:`, inside `with run:`"),
+    **dict.fromkeys(
+        ("devices", "gpus", "num_gpus", "nproc"),
+        "start several processes by torchrun, or `surefoot train FILE.py:build --nproc {}`",
+    ),
+}
+
+
+def known_keywords(constructor: T) -> T:
+    """Have a function or a class refuse a keyword that it does not take, by naming the one that was probably meant.
+
+    >>> @known_keywords
+    ... def adamw(lr, *, weight_decay=0.0): ...
+    >>> adamw(learning_rate=0.1)
+    Traceback (most recent call last):
+    surefoot.errors.ConfigError: adamw(learning_rate=0.1): adamw has no keyword learning_rate
+      its keywords: lr, weight_decay
+      write lr=0.1
+    """
+    if isinstance(constructor, type):
+        setattr(constructor, "__init__", known_keywords(vars(constructor)["__init__"]))  # noqa: B010 (mypy)
+        return constructor
+    known = [name for name in inspect.signature(constructor).parameters if name != "self"]
+    name = constructor.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(constructor)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if unknown := next((keyword for keyword in keywords if keyword not in known), None):
+            raise ConfigError(_refusal(name, unknown, keywords[unknown], known))
+        return constructor(*arguments, **keywords)
+
+    return cast("T", call)
+
+
+def same_as(word: str, known: Collection[str]) -> str | None:
+    """The keyword among those known for which another library says `word`; None if none is.
+
+    >>> same_as("learning_rate", ["lr", "name"]), same_as("epochs", ["length"]), same_as("colour", ["length"])
+    ('lr', 'length', None)
+    """
+    keywords = (text.partition("=")[0] for text in _REPLACEMENTS.get(word, ()))
+    return next((keyword for keyword in keywords if keyword in known), None)
+
+
+def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
+    shown = json.dumps(value) if isinstance(value, str) and len(value) < 40 else repr(value)
+    shown = shown if isinstance(value, bool | int | float | str) and len(shown) < 40 else "..."
+    texts = [f"write {text}" for text in _REPLACEMENTS.get(word, ()) if text.partition("=")[0] in known]
+    if word in _NO_KEYWORD and "train_data" in known:
+        texts.append(_NO_KEYWORD[word])
+    texts += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]
+    lines = [
+        f"{name}({word}={shown}): {name} has no keyword {word}",
+        f"all of its keywords: help(surefoot.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}",
+        *(text.replace("{}", shown).replace("{n}", shown.strip('"')) for text in texts[:1]),
+    ]
+    return "\n  ".join(lines)

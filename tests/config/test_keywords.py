@@ -1,0 +1,89 @@
+"""A keyword that does not exist is refused with the line to write instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+
+RUN: dict[str, Any] = {
+    "model": lambda: nn.Linear(1, 1),
+    "train_data": (torch.zeros(4, 1),),
+    "optimizer": sf.optim.sgd(lr=0.1),
+    "batch_size": 2,
+}
+
+
+def refusal(constructor: Callable[..., Any], **keywords: Any) -> str:
+    with pytest.raises(sf.ConfigError) as refused:
+        constructor(**keywords)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ({"epochs": 30}, 'length="30 epochs"'),
+        ({"num_train_epochs": 3}, 'length="3 epochs"'),
+        ({"steps": 100}, 'length="100 steps"'),
+        ({"max_steps": 100}, 'length="100 steps"'),
+        ({"learning_rate": 1e-3}, "optimizer=sf.optim.adamw(lr=0.001)"),
+        ({"lr": 0.1}, "optimizer=sf.optim.adamw(lr=0.1)"),
+        ({"num_workers": 4}, "workers=4"),
+        ({"gradient_accumulation_steps": 4}, "micro_batch_size=batch_size // 4"),
+        ({"train_dataset": [1]}, "train_data=..."),
+        ({"max_grad_norm": 1.0}, 'clip="norm 1.0"'),
+        ({"fp16": True}, 'precision="fp16"'),
+        ({"bf16": True}, 'precision="bf16"'),
+        ({"scheduler": "cosine"}, "schedule=sf.schedules.cosine(...)"),
+        ({"lenght": "3 epochs"}, 'length="3 epochs"'),
+        ({"early_stoping": None}, "early_stopping=..."),
+    ],
+    ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
+)
+def test_a_run_names_the_keyword_that_is_meant_with_its_value(wrong: dict[str, Any], right: str) -> None:
+    first, _, last = refusal(sf.Run, **RUN, **wrong).splitlines()
+    assert first.startswith(f"Run({next(iter(wrong))}=")
+    assert last == f"  write {right}"
+
+
+def test_callbacks_have_the_body_of_the_loop_instead() -> None:
+    assert "`for step in run:`" in refusal(sf.Run, callbacks=[])
+
+
+def test_a_keyword_like_no_other_is_refused_too() -> None:
+    assert refusal(sf.Run, colour=1).splitlines()[0] == "Run(colour=1): Run has no keyword colour"
+
+
+@pytest.mark.parametrize(
+    ("constructor", "wrong", "right"),
+    [
+        (sf.optim.adamw, {"learning_rate": 0.1}, "lr=0.1"),
+        (sf.optim.sgd, {"lr": 0.1, "momentun": 0.9}, "momentum=0.9"),
+        (sf.Split, {"dataset": "a"}, 'data="a"'),
+        (sf.schedules.cosine, {"warmup_steps": 10}, 'warmup="10 steps"'),
+        (sf.schedules.wsd, {"min_lr": 0.1}, "min_lr_ratio=0.1"),
+        (sf.EarlyStopping, {"watch": "min val/loss"}, 'monitor="min val/loss"'),
+    ],
+)
+def test_so_does_every_other_constructor(constructor: Callable[..., Any], wrong: dict[str, Any], right: str) -> None:
+    assert refusal(constructor, **wrong).splitlines()[-1] == f"  write {right}"
+
+
+@pytest.mark.parametrize("setting", ["length", "stop_after", "evaluate_every", "save_every"])
+def test_a_duration_without_a_unit_names_both(setting: str) -> None:
+    message = refusal(sf.Run, **{"length": "2 steps", **RUN, setting: 30})
+    assert f'{setting}="30 epochs" or {setting}="30 steps"' in message
+
+
+def test_signatures_and_docstrings_are_those_of_the_functions() -> None:
+    assert list(inspect.signature(sf.optim.adamw).parameters)[:2] == ["lr", "weight_decay"]
+    assert (sf.optim.adamw.__doc__ or "").startswith("Adam")
+    assert next(iter(inspect.signature(sf.Split).parameters)) == "data"
+    assert "model" in inspect.signature(sf.Run).parameters
