@@ -76,7 +76,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
 
     held_out = text()[-round(0.05 * len(text())) :]
     corpus = read_corpus(gpt.Data(path=str(path), tokenizer=tokenizer, vocab_size=300))
-    tokens = torch.from_numpy(corpus.held_out.astype(np.int64))
+    tokens = torch.from_numpy(corpus.val.astype(np.int64))
     nats = 0.0
     model = run.state.models["model"].eval()
     with torch.no_grad():

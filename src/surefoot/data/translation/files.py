@@ -41,10 +41,10 @@ class ParallelText:
     Parts with files of their own have an origin. `left_out` counts skipped pairs with an empty side.
     """
 
-    training: Sentences
-    held_out: Sentences
+    train: Sentences
+    val: Sentences
     test: Sentences | None
-    held_out_origin: Origin | None = field(default=None, compare=False)
+    val_origin: Origin | None = field(default=None, compare=False)
     test_origin: Origin | None = field(default=None, compare=False)
     left_out: int = 0
 

@@ -24,8 +24,8 @@ _GPT2 = Path.home() / ".cache" / "surefoot" / "gpt2"
 class Corpus:
     """Tokens to train on and to score, and the tokenizer that made them."""
 
-    training: Any
-    held_out: Any
+    train: Any
+    val: Any
     tokenizer: Any
     chosen: str
     """What the settings say of the tokenizer; compared when a run goes on."""
@@ -37,13 +37,13 @@ class Corpus:
         """Lines that say which text it is, what of it is held out, and what tokens it has."""
         return [
             *self.about,
-            f"{len(self.training):,} tokens to train on, {len(self.held_out):,} held out;"
+            f"{len(self.train):,} tokens to train on, {len(self.val):,} held out;"
             f" {self.tokenizer.vocab_size:,} different ones in the vocabulary",
         ]
 
     @property
     def _held_out_arrays(self) -> Any:
-        return self.held_out.arrays if isinstance(self.held_out, sf.data.TokenShards) else [self.held_out]
+        return self.val.arrays if isinstance(self.val, sf.data.TokenShards) else [self.val]
 
     @property
     def longest_held_out(self) -> Any:

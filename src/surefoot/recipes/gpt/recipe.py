@@ -82,7 +82,7 @@ def build(config: Config) -> "sf.Run":
 
     splits = {
         "held-out": sf.Split(
-            sf.data.EvalWindows(found.held_out, context=context),
+            sf.data.EvalWindows(found.val, context=context),
             batch_size=64,
             derived={
                 "perplexity": sf.metrics.perplexity,
@@ -100,7 +100,7 @@ def build(config: Config) -> "sf.Run":
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
-        train_data=sf.data.TrainWindows(found.training, context=context, seed=config.seed),
+        train_data=sf.data.TrainWindows(found.train, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
         evaluate=splits,

@@ -36,7 +36,7 @@ def build(config: Config) -> "sf.Run":
     network = network_shape(config, source=own, target=found.target.vocab_size)
     at_end = Search(found.source, found.target, config.beam_size, config.length_penalty)
     while_training = replace(at_end, beam_size=config.val_beam_size)
-    scored = found.held_out[: config.val_pairs]
+    scored = found.val[: config.val_pairs]
 
     def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> "sf.Split":
         # neighbours of one length, so that batches have little padding: the order of a split changes no score
@@ -78,7 +78,7 @@ def build(config: Config) -> "sf.Run":
         model=lambda: sf.models.Seq2Seq(network),
         loss=texts.smoothed(config.label_smoothing),
         count=texts.targets_of,
-        train_data=found.training,
+        train_data=found.train,
         optimizer=optimizer,
         schedule=schedule,
         evaluate=splits,
