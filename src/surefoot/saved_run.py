@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.diagnose.finding import Finding
-    from surefoot.export.export import Exported, Layout, Weights
+    from surefoot.export.export import ExportResult, Layout, Weights
     from surefoot.recipes.program import Program
     from surefoot.replay.replay import Replay
     from surefoot.report.headline import State
@@ -176,7 +176,7 @@ class SavedRun:
         layout: Layout = "own",
         max_file: str = "5 GB",
         model: str = "model",
-    ) -> Exported:
+    ) -> ExportResult:
         """Write a checkpoint's weights as others load them; never is more than one tensor in memory.
 
         `checkpoint` is "newest" (the newest intact one), "best", or a step. "auto" weights are the averaged ones where the run

@@ -209,7 +209,7 @@ def test_width_scaling_is_refused_for_optimizers_with_other_factors():
 
 def test_an_update_of_sgd_is_scaled_by_exactly_the_factor():
     """Factors and rate are powers of two, so nothing is rounded: the change with them is the change without, times them."""
-    rates = [sf.optim.layer_decay(0.5), sf.optim.LRMultipliers(lambda model: {"0.bias": 4.0}, described={"mine": 4})]
+    rates = [sf.optim.layer_decay(0.5), sf.optim.LRMultipliers(lambda model: {"0.bias": 4.0}, identity={"mine": 4})]
     changes = []
     for given in ((), rates):
         run = run_of(length="1 steps", optimizer=sf.optim.sgd(0.25, lr_multipliers=given))
@@ -345,15 +345,15 @@ def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_froze
         (sf.optim.frozen, "frozen = "),
         (lambda: sf.optim.frozen(""), "frozen = "),
         (
-            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"5.weight": 1.0}, described={})]),
+            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"5.weight": 1.0}, identity={})]),
             "'5.weight' is no parameter",
         ),
         (
-            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": -1.0}, described={})]),
+            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": -1.0}, identity={})]),
             "-1.0 for 0.weight is no factor",
         ),
         (
-            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": math.inf}, described={})]),
+            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": math.inf}, identity={})]),
             "inf for 0.weight",
         ),
         (lambda: sf.optim.adamw(0.1, lr_multipliers=0.5), "lr_multipliers = 0.5"),
@@ -384,7 +384,7 @@ def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_pat
 
 def test_a_rule_of_ones_own_that_changed_is_seen_at_resume(tmp_path):
     def build(factor, **changes):
-        rates = sf.optim.LRMultipliers(lambda _: {"0.weight": factor}, described={"mine": "slower"})
+        rates = sf.optim.LRMultipliers(lambda _: {"0.weight": factor}, identity={"mine": "slower"})
         return run_of(optimizer=sf.optim.adamw(0.05, lr_multipliers=rates), out=tmp_path / "run", **changes)
 
     build(0.5, stop_after="4 steps").train()
@@ -394,12 +394,12 @@ def test_a_rule_of_ones_own_that_changed_is_seen_at_resume(tmp_path):
 
 def test_settings_of_a_recipe_make_the_same_specification():
     config = Optimizer(lr=0.1, layer_decay=0.75, base_width=64, frozen=("embedding.*",))
-    assert config.spec().described()["lr_multipliers"] == [
+    assert config.spec().to_dict()["lr_multipliers"] == [
         {"layer_decay": 0.75},
         {"base_width": 64},
         {"frozen": ["embedding.*"]},
     ]
-    assert "lr_multipliers" not in Optimizer(lr=0.1).spec().described()
+    assert "lr_multipliers" not in Optimizer(lr=0.1).spec().to_dict()
 
 
 def test_everything_wrong_with_them_is_told_at_once():

@@ -77,7 +77,7 @@ SHAPES["late"] = Shape({"warmup": 0}, lambda at: lambda step: 1.0)
 from surefoot.config.tree import layered
 from surefoot.recipes.images.config import Config
 config, _ = layered(Config, [("flag", {"schedule.name": "late"})])
-print(config.schedule.spec().described())
+print(config.schedule.spec().to_dict())
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 

@@ -1,1 +1,5 @@
 """What is wrong with a run, from its records alone: findings with evidence, causes and what to try. Torch-free."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -28,15 +28,15 @@ class OptimizerSpec:
     decay: Decay = "matrices"  # which parameters decay
     lr_multipliers: tuple[LRMultipliers, ...] = ()  # of parts of the model
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything that must agree for an exact resume, as JSON values.
 
-        >>> sgd(0.1, momentum=0.9).described()
+        >>> sgd(0.1, momentum=0.9).to_dict()
         {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'decay': 'matrices', 'momentum': 0.9, 'nesterov': False}
         """
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
         lr_multipliers = (
-            {"lr_multipliers": [dict(rate.described) for rate in self.lr_multipliers]} if self.lr_multipliers else {}
+            {"lr_multipliers": [dict(rate.identity) for rate in self.lr_multipliers]} if self.lr_multipliers else {}
         )
         numbers = {"lr": self.lr, "weight_decay": self.weight_decay, "decay": self.decay}
         return {"name": self.name, **numbers, **plain, **lr_multipliers}
@@ -85,7 +85,7 @@ def adam(
 
     For comparison: the decay goes through the moments, so weights with large gradients hardly decay; `adamw` has it apart.
 
-    >>> adam(3e-4).described()["betas"]
+    >>> adam(3e-4).to_dict()["betas"]
     [0.9, 0.999]
     """
     return named(
@@ -133,7 +133,7 @@ def lion(
 
     Every number moves by lr, so lr is 3 to 10 times smaller than AdamW's, and weight_decay as many times larger (section 5).
 
-    >>> lion(3e-4, weight_decay=1.0).described()
+    >>> lion(3e-4, weight_decay=1.0).to_dict()
     {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'decay': 'matrices', 'betas': [0.9, 0.99]}
     """
     return named(
@@ -199,7 +199,7 @@ def muon(
     https://arxiv.org/abs/2502.16982), so that AdamW's rate and decay serve both; `adamw_lr` gives its part another rate.
     `adamw_modules` names the modules or parameters that AdamW trains instead of the head. `surefoot plan` prints who trains what.
 
-    >>> muon(3e-3).described()["ns_steps"]
+    >>> muon(3e-3).to_dict()["ns_steps"]
     5
     """
     settings: dict[str, Setting] = {
@@ -231,7 +231,7 @@ def nadam(
 
     Its weight decay is decoupled, as AdamW's.
 
-    >>> nadam(1e-3).described()["momentum_decay"]
+    >>> nadam(1e-3).to_dict()["momentum_decay"]
     0.004
     """
     settings: dict[str, Setting] = {"betas": betas, "eps": eps, "momentum_decay": momentum_decay}
@@ -281,7 +281,7 @@ def adamw8bit(
 
     A quarter of AdamW's state. Parameters of fewer than 4096 numbers keep theirs in 32 bits. Needs bitsandbytes.
 
-    >>> adamw8bit(3e-4).described()["eps"]
+    >>> adamw8bit(3e-4).to_dict()["eps"]
     1e-08
     """
     return named(
@@ -335,7 +335,7 @@ def named(
 
     Raises one `ConfigError` with all problems; a setting that only other optimizers know is one of them.
 
-    >>> named("sgd", lr=0.1, settings={"momentum": 0.9, "betas": None}).described()["momentum"]
+    >>> named("sgd", lr=0.1, settings={"momentum": 0.9, "betas": None}).to_dict()["momentum"]
     0.9
     """
     kind = declaration(name)

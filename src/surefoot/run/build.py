@@ -213,16 +213,16 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "init": None if settings.init is None else str(local_path(settings.init, setting="init").resolve()),
         "length": f"{times.length.steps} steps",
         "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
-        **supply.sizes.described(),
+        **supply.sizes.to_dict(),
         "optimizer": sole_or_all(optimizers),
-        "schedule": plan.schedule.described(),
+        "schedule": plan.schedule.to_dict(),
         "plateau": plateau,
         "precision": models.precision.name,
         "channels_last": laid.channels_last,
         "compile": models.compiling.on,
         "settings": json_settings(settings.settings or {}),
         "schedule_of_steps": times.length.steps,
-        "data": {"plan": supply.plan.described(), **fingerprint(supply.dataset)},
+        "data": {"plan": supply.plan.to_dict(), **fingerprint(supply.dataset)},
     }
     return identity_of(settings, resolved)
 
@@ -231,7 +231,7 @@ def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:
     spec = decision.spec
     if isinstance(spec, OptimizerSpec):  # rates of all parameters, whatever is frozen at the moment
         rates = [spec.lr * factor for factor in sorted(set(decision.factors.values()) - {0.0}, reverse=True)]
-        return spec.described() | ({"learning_rates": rates} if spec.lr_multipliers else {})
+        return spec.to_dict() | ({"learning_rates": rates} if spec.lr_multipliers else {})
     defaults, *groups = (
         {key: value for key, value in held.items() if isinstance(value, bool | int | float | str | tuple)}
         for held in (optimizer.defaults, *optimizer.param_groups)

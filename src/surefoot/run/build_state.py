@@ -228,7 +228,7 @@ def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: fl
 
 def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
-    shape = schedule.described()["shape"]
+    shape = schedule.to_dict()["shape"]
     return [
         f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=sf.schedules.constant(...), or --schedule.name constant"
         for kind in (kind_of(trained.optimizer) for trained in optimizers.values())

@@ -72,7 +72,7 @@ class Schedule:
     def _in(self, length: Length) -> Fall:
         return in_a_run(self.shape, self._given, length)
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The shape and the settings that are not absent, as JSON."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in self._given.items()}
         return {"shape": self.shape, **plain}
@@ -109,8 +109,8 @@ class Joined:
         at, _, after = self._cut(length)
         return at + self.second.shared_steps(after)
 
-    def described(self) -> dict[str, Any]:
-        return {"shape": "joined", "first": self.first.described(), "second": self.second.described(), "at": self.at}
+    def to_dict(self) -> dict[str, Any]:
+        return {"shape": "joined", "first": self.first.to_dict(), "second": self.second.to_dict(), "at": self.at}
 
     def _cut(self, length: Length) -> tuple[int, Length, Length]:
         at = in_steps(self.at, length=length, setting="at")

@@ -26,14 +26,23 @@ class Panels:
     step: int
     panels: tuple[Panel, ...]
 
-    def to_json(self) -> str:
-        """As it stands in `panels.json`.
+    def __str__(self) -> str:
+        """Name the step, and each panel with its kind."""
+        return "\n".join(
+            [f"panels of step {self.step:,}", *(f"  {panel.kind:<16} {panel.title}" for panel in self.panels)]
+        )
 
-        >>> Panels(step=3, panels=()).to_json()
-        '{"format_version": 2, "step": 3, "panels": []}\\n'
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values, as `panels.json` holds it.
+
+        >>> Panels(step=3, panels=()).to_dict()
+        {'format_version': 2, 'step': 3, 'panels': []}
         """
-        panels = [written(panel) for panel in self.panels]
-        return json.dumps({"format_version": VERSION, "step": self.step, "panels": panels}, allow_nan=False) + "\n"
+        return {"format_version": VERSION, "step": self.step, "panels": [written(panel) for panel in self.panels]}
+
+    def to_json(self) -> str:
+        """Write `to_dict()` as the text of `panels.json`."""
+        return json.dumps(self.to_dict(), allow_nan=False) + "\n"
 
 
 def written(panel: Panel) -> dict[str, Any]:

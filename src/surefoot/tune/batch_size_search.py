@@ -1,8 +1,8 @@
 """Which micro-batch sizes to try, and which of those tried to take: no run and no torch, only what trying them told."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from surefoot.memory import in_words
 from surefoot.tracking.format import text_table
@@ -28,7 +28,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class BatchSizeSearch:
-    """What `find_batch` tried, in order of size, and its recommendation; `batch_size` is the one that every row keeps."""
+    """What `find_batch_size` tried, in order of size, and its recommendation; `batch_size` is the one that every row keeps."""
 
     tried: list[Tried]
     batch_size: int
@@ -43,6 +43,10 @@ class BatchSizeSearch:
         sizes = (self.batch_size, self.recommended.size)
         batch, micro_batch = (f"{size}" if self.unit == "samples" else f'"{size} tokens"' for size in sizes)
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self) | {"flags": self.flags, "reason": self.reason}
 
     def __str__(self) -> str:
         head = ["micro-batch", "accumulation", "memory", "samples/s", "targets/s", ""]

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,10 @@ class LRRangeTest:
         wild = "the running average of the losses went past four times its best"
         why = wild if self.end == "diverged" else "a loss or gradient was not finite"
         return f"the test stopped at {written(self.diverged_at)}: {why}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
 
     def __str__(self) -> str:
         """A few of the rates with their losses, the suggestion and its reason, and why the test ended."""

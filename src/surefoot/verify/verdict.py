@@ -142,7 +142,8 @@ class Verdict:
         lines = [line for title, said in titles.items() if said for line in [title, *(f"  {each}" for each in said)]]
         return "\n".join([*lines, self.sentence])
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values, as `surefoot verify --json` prints it."""
         return {
             "run": self.run,
             "exit_status": self.exit_status,
