@@ -150,6 +150,12 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
 
     `eos_id` is the token between documents: `tokenizer.eos_id`, or None. A model that is there already is replaced. Raises
     `CheckpointError` for another family, a head that is not the embedding, and an `eos_id` outside the vocabulary.
+
+    >>> import tempfile
+    >>> model = GPT(GPTConfig(layers=1, heads=1, width=8, context=4, vocab_size=10, family="gpt2", tie_embeddings=True))
+    >>> save_gpt2(model, directory := tempfile.mkdtemp(), eos_id=9)
+    >>> load_gpt2(directory).shape == model.shape
+    True
     """
     shape, directory = model.shape, local_path(directory, setting="directory")
     if eos_id is not None and not 0 <= eos_id < shape.vocab_size:

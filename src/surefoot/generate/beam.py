@@ -21,7 +21,11 @@ BEGIN, END = 1, 2  # as `tokenizers/subwords.py` has them
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A target: its tokens without begin and end, and the logarithm of its probability over the length penalty."""
+    """A target: its tokens without begin and end, and the logarithm of its probability over the length penalty.
+
+    >>> Hypothesis(tokens=[5, 6], score=-0.7).tokens
+    [5, 6]
+    """
 
     tokens: list[int]
     score: float

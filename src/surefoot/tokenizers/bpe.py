@@ -175,6 +175,12 @@ def load(path: Path | str) -> Tokenizer:
     """The tokenizer in a file that some `to_json` or the library `tokenizers` wrote, or in a directory that holds one.
 
     Such a directory has a tokenizer.json (as every run's has), or GPT-2's encoder.json and vocab.bpe. Raises `DataError`.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "tokenizer.json"
+    >>> _ = path.write_text(CharacterTokenizer.from_text("banana").to_json())
+    >>> load(path).decode([1, 0])
+    'ba'
     """
     path = local_path(path, setting="path")
     inside = path / "tokenizer.json"

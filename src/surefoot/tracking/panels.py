@@ -1,69 +1,18 @@
 """What a report can show of a task beside its curves, as plain data; `report/task_panels.py` makes it of a model."""
 
-import base64
 import math
 import random
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 
-from surefoot.errors import ConfigError
 from surefoot.tokenizers.tokenizer import Tokenizer
+from surefoot.tracking.panel_checks import check, check_count, check_number, check_png, check_texts, is_count
 
-LONGEST = 20_000  # characters of one text
-LARGEST = 1_024  # pixels of one side of an image
-_MOST = 5_000  # pieces, points, examples, images of one panel
 _MOST_CLASSES = 100
 _ALL_CLASSES = 30  # of a matrix made of counts
-_PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
-
-
-def check(holds: bool, otherwise: str) -> None:
-    """Raise `ConfigError` where something does not hold."""
-    if not holds:
-        raise ConfigError(f"a panel cannot be shown: {otherwise}")
-
-
-def check_texts(*texts: Any) -> None:
-    """Raise where one is no text, is too long, or holds half a character, which no file can hold."""
-    for text in texts:
-        check(isinstance(text, str), f"a text is a {type(text).__name__}")
-        check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
-        check(not any("\ud800" <= one <= "\udfff" for one in text), "a text holds half a surrogate pair")
-
-
-def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raise where it is neither absent nor a finite number in these limits."""
-    if value is not None:
-        check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
-        check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
-
-
-def is_count(value: Any) -> bool:
-    """Whether it is a whole number from 0 on that others can hold too.
-
-    >>> is_count(3), is_count(True), is_count(-1)
-    (True, False, False)
-    """
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-
-
-def check_count(parts: Sized, what: str) -> None:
-    """Raise where there are more parts than can be shown."""
-    check(len(parts) <= _MOST, f"{len(parts):,} {what}, and {_MOST:,} can be shown")
-
-
-def check_png(text: Any) -> None:
-    """Raise where it is no base64 of a PNG file of few pixels."""
-    try:
-        data = base64.b64decode(text.encode("ascii"), validate=True)
-    except (AttributeError, ValueError) as problem:
-        raise ConfigError("a panel cannot be shown: an image's png is no base64") from problem
-    check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "an image's png is no PNG file")
-    wide, high = (int.from_bytes(data[place : place + 4], "big") for place in (16, 20))
-    check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"an image has {wide} x {high} pixels, at most {LARGEST} each")
 
 
 Group = Literal["best", "worst", "random"]
@@ -137,7 +86,11 @@ class TextHeatmap:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """What a model made of one source, beside what was meant; `group` says why it was chosen."""
+    """What a model made of one source, beside what was meant; `group` says why it was chosen.
+
+    >>> Example(source="one", reference="eins", output="ein", score=0.5, group="worst").output
+    'ein'
+    """
 
     source: str
     reference: str
@@ -188,7 +141,11 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Values over steps that the run's records do not have: {name: ((step, value), ...)}."""
+    """Values over steps that the run's records do not have: {name: ((step, value), ...)}.
+
+    >>> Curves(title="temperature", legend="of the softmax", curves={"head": ((1, 1.0), (100, 0.7))}).kind
+    'curves'
+    """
 
     kind: ClassVar[str] = "curves"
     title: str
@@ -243,7 +200,11 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A small image (a PNG file as base64), what it shows, what it was taken for and how wrong that was."""
+    """A small image (a PNG file as base64), what it shows, what it was taken for and how wrong that was.
+
+    >>> Image(png="iVBORw0KGgo=", label="cat", guess="dog", loss=2.3).guess
+    'dog'
+    """
 
     png: str
     caption: str = ""
@@ -256,7 +217,11 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageGrid:
-    """Images in a row."""
+    """Images in a row.
+
+    >>> ImageGrid(title="the largest losses", images=()).kind
+    'image-grid'
+    """
 
     kind: ClassVar[str] = "image-grid"
     title: str

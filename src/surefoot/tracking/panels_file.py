@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 from surefoot.config.paths import local_path, open_regular
 from surefoot.errors import ConfigError, DataError, first_line
-from surefoot.tracking.panels import Example, Image, Panel, check, is_count
+from surefoot.tracking.panel_checks import check, is_count
+from surefoot.tracking.panels import Example, Image, Panel
 
 FILE = "panels.json"
 VERSION = 2  # of the format

@@ -28,7 +28,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class BatchSizeSearch:
-    """What `find_batch_size` tried, in order of size, and its recommendation; `batch_size` is the one that every row keeps."""
+    """What `find_batch_size` tried, in order of size, and its recommendation; `batch_size` is the one that every row keeps.
+
+    >>> row = Tried(size=16, accumulation=2, memory_bytes=10**9, samples_per_s=500.0)
+    >>> BatchSizeSearch([row], 32, "samples", 4 * 10**9, recommended=row, fastest=row, largest=row).flags
+    '--batch-size 32 --micro-batch-size 16'
+    """
 
     tried: list[Tried]
     batch_size: int

@@ -29,6 +29,11 @@ class LRRangeTest:
     `rates` and `losses` are (n,): those before the loss diverged, or all. `end` says why there are no more: the highest rate was
     reached, the running average of the losses (`averaged`) went past four times its best, or a loss or gradient was not finite; in
     the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits, if there is one.
+
+    >>> rates = np.geomspace(1e-5, 1.0, 50)
+    >>> test = judged(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
+    >>> test.suggested == test.to_dict()["suggested"], len(test.losses)
+    (True, 50)
     """
 
     rates: Curve

@@ -98,7 +98,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is proved of a run and what is not, and all that is wrong with it; as text, what `surefoot verify` prints."""
+    """What is proved of a run and what is not, and all that is wrong with it; as text, what `surefoot verify` prints.
+
+    >>> print(Verdict("runs/a", proved=["steps 0 to 40, bit for bit"], not_proved=[], problems=[]))
+    proved
+      steps 0 to 40, bit for bit
+    runs/a: the files are as their manifests tell; no step was made again
+    """
 
     run: str
     proved: list[str]

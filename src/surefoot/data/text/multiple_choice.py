@@ -26,6 +26,9 @@ class Question:
 
     Usually all contexts are the same; if the choice lies in the context, all endings are. None may be empty. `source` says in
     messages where the question comes from, such as a file and a line.
+
+    >>> Question(contexts=[[5, 6]] * 2, endings=[[7], [8, 9]], label=1).endings[1]
+    [8, 9]
     """
 
     contexts: Sequence[TokenRow]

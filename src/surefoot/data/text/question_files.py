@@ -49,6 +49,14 @@ def load_questions(
     nor the ending begins with it.
 
     Raises `DataError`, naming file and line, for what is none of these; the whole file is checked, whatever is chosen.
+
+    >>> import tempfile
+    >>> from surefoot.tokenizers import ByteTokenizer
+    >>> path = Path(tempfile.mkdtemp()) / "questions.jsonl"
+    >>> _ = path.write_text('{"query": "1 + 1 =", "choices": ["2", "3"], "gold": 0}')
+    >>> question, = load_questions(path, ByteTokenizer())
+    >>> bytes(question.endings[question.label].tolist())
+    b' 2'
     """
     path = local_path(path, setting="path")
     if number is not None and number < 1:
