@@ -59,7 +59,7 @@ def draw(found: Mapping[str, Told], path: Path) -> None:
     """A field for each cost: curves on logarithmic axes, or bars where there is nothing that grows."""
     from matplotlib.figure import Figure
 
-    from surefoot.report.figures import COLOURS, drawing
+    from surefoot.report.figures import COLORS, drawing
 
     with drawing():
         columns = min(3, len(found))
@@ -74,9 +74,9 @@ def draw(found: Mapping[str, Told], path: Path) -> None:
             axes.set_axisbelow(True)
             axes.spines[["top", "right"]].set_visible(False)
             if told.x:
-                lines(axes, told, COLOURS)
+                lines(axes, told, COLORS)
             else:
-                bars(axes, told, COLOURS[0])
+                bars(axes, told, COLORS[0])
         figure.savefig(path, metadata={"Date": None})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "img", "br", "line", "rect", "circle", "path"}
+VOID = {"meta", "link", "img", "br", "line", "rect", "circle", "path", "input"}
 
 
 class Elements(HTMLParser):

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import surefoot as sf
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+from prose import Sentence, measures, sentences, split
+
 SOURCE = Path(sf.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 TOP = {
@@ -33,6 +36,8 @@ MAX = {
     "lines that `import surefoot.run.run` loads": 19_000,
     "modules that train/loop.py needs": 30,
 }
+# README, docs, help texts and docstrings: words in a sentence on average, sentences above 35 words, and with a turn to avoid
+MAX_PROSE = {"README": (13.1, 1, 0), "docs": (17.9, 69, 135), "help": (12.0, 8, 46), "docstrings": (15.1, 29, 538)}
 
 
 def lines(path: Path) -> int:
@@ -121,3 +126,20 @@ def test_what_a_run_imports_holds_no_tool() -> None:
         name for name in loaded()["surefoot.run.run"] if name.split(".")[1:2] in (["diagnose"], ["report"], ["replay"])
     }
     assert not tools
+
+
+def test_prose_gets_no_harder_to_read() -> None:
+    """`make prose ARGS="--worst 40"` lists the sentences."""
+    now = {area: (mean, too_long, turned) for area, (_, mean, too_long, turned) in measures(sentences()).items()}
+    assert now.keys() == MAX_PROSE.keys()
+    for area, limits in MAX_PROSE.items():
+        assert all(value <= limit for value, limit in zip(now[area], limits, strict=True)), (area, now[area], limits)
+
+
+def test_a_sentence_ends_at_a_full_stop_and_code_in_it_is_no_turn() -> None:
+    text = "Read the file. It has [a link](so-many.md), e.g. one.\n\nOf a run, so many\nsteps are kept: so it goes."
+    parts = list(split(text))
+    assert parts == ["Read the file.", "It has a link, e.g. one.", "Of a run, so many steps are kept: so it goes."]
+    turns = [Sentence("docs", "", part).turns for part in parts]
+    assert turns == [[], [], ["fronted 'Of a ..., '", "'so many', 'so-manieth'"]]
+    assert Sentence("docs", "", "The `optimiser` is `none`, and it is no longer a second step.").turns == []

@@ -23,7 +23,7 @@ from surefoot.report.series import read_reported_run
 from surefoot.tracking.jsonl import line, records
 from surefoot.tracking.record import PHASES
 from surefoot.train.loop import Step, steps
-from surefoot.train.timer import Clock
+from surefoot.train.timer import Clock, RemainingTime
 from waiting import LogicalClock
 
 SAMPLES = 40
@@ -487,3 +487,37 @@ def test_a_record_of_a_first_step_alone_tells_neither(tmp_path: Path) -> None:
     first, second, *_ = training_records(tmp_path / "run")
     assert first.keys().isdisjoint({"targets_per_s", "left_s"})
     assert second["left_s"] == pytest.approx(7 * 0.5)
+
+
+def test_the_time_that_is_left_counts_evaluations_before_the_first_one(tmp_path: Path) -> None:
+    """A forward pass is a third of the 0.5 s of a step of 8 samples, and an evaluation passes 40, until one has taken 4 s."""
+    run = timed(tmp_path / "run", length="12 steps", evaluate_every="6 steps")
+    run.train()
+    left = [record["left_s"] for record in training_records(tmp_path / "run")]
+    each = SAMPLES / 8 * 0.5 / 3
+    # one micro-batch of the steps 5 to 8 has nothing to count, and is left out
+    assert left == pytest.approx([8 * 0.5 + 2 * each, 4 * 0.5 - 0.125 + 4.0, 4.0])
+
+
+def test_neither_a_slow_start_nor_a_busy_spell_is_trusted_for_long() -> None:
+    remaining = RemainingTime()
+    left: list[float | None] = []
+    for step_s in (9.0, 9.0, 1.0, 1.0, 1.0, 1.0, 9.0, 9.0, 1.0, 1.0):
+        remaining.add_steps(10, training_s=10 * step_s)
+        left.append(remaining.seconds(steps=100, evaluations=0.0))
+    assert left[1] == 900.0
+    assert left[3:] == [100.0] * 7
+    for _ in range(5):  # a machine that is slower for good is believed
+        remaining.add_steps(10, training_s=30.0)
+    assert remaining.seconds(steps=100, evaluations=0.0) == 300.0
+
+
+def test_samples_saves_and_code_of_the_users_count_in_the_time_that_is_left() -> None:
+    remaining = RemainingTime()
+    assert remaining.seconds(steps=100, evaluations=2.0) is None
+    remaining.add_steps(10, training_s=10.0, user_s=5.0)
+    remaining.add_steps(10, training_s=10.0)  # what it does in some steps only counts as a mean
+    remaining.add_event("sample", 7.0)
+    remaining.add_event("save", 3.0)
+    assert remaining.seconds(steps=100, evaluations=2.0, samples=2, saves=1) == 100 * 1.25 + 2 * 1.0 + 2 * 7.0 + 3.0
+    assert remaining.seconds(steps=100, evaluations=0.0, save_every_s=50.0) == 125.0 + 2 * 3.0

@@ -86,7 +86,7 @@ def test_no_two_of_many_curves_look_alike() -> None:
     together = schedule_plot.charts(
         traced({f"{place}": sf.schedules.linear() for place in range(35)}, length), rate=1.0
     )[0]
-    styles = {(line.colour % len(figures.COLOURS), line.dashes % len(figures.DASHES)) for line in together.lines}
+    styles = {line.series % (len(figures.COLORS) * len(figures.DASHES)) for line in together.lines}
     assert len(styles) == 35
 
 
@@ -113,7 +113,7 @@ BLIND = {
 
 @pytest.mark.parametrize("kind", BLIND)
 def test_colours_next_to_each_other_are_told_apart_without_one_kind_of_cones(kind: str) -> None:
-    colours = [BLIND[kind] @ linear_light(colour) for colour in figures.COLOURS]
+    colours = [BLIND[kind] @ linear_light(colour) for colour in figures.COLORS]
     assert min(np.linalg.norm(one - other) for one, other in pairwise(colours)) > 0.1
     white = BLIND[kind] @ np.ones(3)
     assert min(np.linalg.norm(white - one) for one in colours) > 0.4

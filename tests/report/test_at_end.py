@@ -38,7 +38,7 @@ def test_a_finished_run_leaves_a_page(run: Path) -> None:
     page = (run / "report.html").read_text()
     Elements(page)
     assert state(run / "report.html") == "finished"
-    assert {"Loss", "Scores", "Learning rate and gradient", "Layers", "Settings"} <= set(titles(page))
+    assert {"Loss", "Metrics", "Learning rate and gradient", "Layers", "Settings"} <= set(titles(page))
     assert not list(run.glob(".report*"))
 
 

@@ -71,7 +71,7 @@ def test_a_page_is_seen_without_complaint_and_asks_nobody(tmp_path: Path) -> Non
     seen = Seen(page.as_uri(), tmp_path)
     assert seen.console == []
     assert seen.hosts == set()
-    assert titles(seen.document)[1:4] == ["Loss", "Scores", "Learning rate and gradient"]
+    assert titles(seen.document)[1:4] == ["Loss", "Metrics", "Learning rate and gradient"]
     assert seen.document.count('<svg class="plot"') == page.read_text().count('<svg class="plot"') == 10
     assert seen.picture.shape == (1500, 900, 3)
     blue = (np.abs(seen.picture.astype(int) - (0, 0x72, 0xB2)) < 8).all(axis=2)

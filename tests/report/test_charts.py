@@ -18,9 +18,15 @@ from surefoot.report.heatmap import grouped, heat_map
 from surefoot.report.page import environment
 
 
-def svg(shown: Chart) -> str:
+def svg(chart: Chart) -> str:
     """The picture of a chart, as it stands on a page."""
-    return str(environment().get_template("parts.html").module.plot(shown)).strip()  # type: ignore[attr-defined]
+    return str(environment().get_template("parts.html").module.plot(chart)).strip()  # type: ignore[attr-defined]
+
+
+def stripes(chart: Chart) -> list[ElementTree.Element]:
+    """The hit areas of a chart, from left to right, as they stand on a page."""
+    text = str(environment().get_template("parts.html").module.values(chart)).strip()  # type: ignore[attr-defined]
+    return list(ElementTree.fromstring(text))
 
 
 def chart(*lines: Line, marks: tuple[Mark, ...] = (), **settings: object) -> Chart:
@@ -73,7 +79,7 @@ def test_what_is_marked_beyond_the_last_point_stands_where_it_happened() -> None
     marks = (Mark("strange", 20, None, "not finite"), Mark("event", 15, None, "stopped"))
     root = ElementTree.fromstring(svg(chart(Line("a", ((0.0, 1.0), (10.0, 2.0))), marks=marks)))
     (cross,) = [text for text in root.iter("text") if text.attrib.get("class") == "strange"]
-    (event,) = [line for line in root.iter("line") if line.attrib.get("class") == "near"]
+    (event,) = [line for line in root.iter("line") if line.attrib.get("class") == "event"]
     assert (cross.attrib["x"], event.attrib["x1"]) == ("100.00%", "75.00%")
 
 
@@ -95,7 +101,7 @@ def test_a_chart_without_a_point_is_no_picture() -> None:
 def test_a_picture_is_well_formed_and_its_lines_stay_inside(count: int, x_scale: str) -> None:
     lines = (
         Line("raw & <b>", tuple((float(x), math.sin(x)) for x in range(count)), faint=True),
-        Line("smooth", tuple((float(x), 0.1) for x in range(1, count + 1)), 1, 1, dots=True),
+        Line("smooth", tuple((float(x), 0.1) for x in range(1, count + 1)), 8, dots=True),
     )
     marks = (
         Mark("best", 1, 0.1, "best <0.1>"),
@@ -111,16 +117,46 @@ def test_a_picture_is_well_formed_and_its_lines_stay_inside(count: int, x_scale:
         ]
         assert all(0 <= x <= 2000 for x in numbers[::2])
         assert all(0 <= y <= 1000 for y in numbers[1::2])
-    titles = [title.text for title in root.iter("title")]
-    assert {"best <0.1>", "resumed & so on", "not finite"} <= set(titles)
+    values = [text for stripe in stripes(chart(*lines, marks=marks, x_scale=x_scale)) for text in stripe.itertext()]
+    assert {"best <0.1>", "resumed & so on", "not finite"} <= {text.strip() for text in values}
     assert "raw & <b>" in root.attrib["aria-label"]
 
 
-def test_the_pointer_finds_what_the_lines_are_at_a_step() -> None:
-    lines = (Line("a", ((0.0, 1.0), (10.0, 3.0))), Line("b", ((10.0, 7.5),), 1))
-    root = ElementTree.fromstring(svg(chart(*lines)))
-    tips = [text.text for text in root.iter("text") if text.attrib.get("class") == "tip"]
-    assert tips == ["step 0   a 1", "step 10   a 3   b 7.5"]
+def test_a_hit_area_has_the_step_the_value_of_each_line_and_the_events_there() -> None:
+    lines = (Line("a", ((0.0, 1.0), (10.0, 3.0))), Line("b", ((10.0, 7.5),), 8))
+    marks = (Mark("event", 4, None, "resumed"), Mark("best", 10, 7.5, "best 7.5", 8))
+    found = stripes(chart(*lines, marks=marks))
+    assert [" ".join("".join(stripe.itertext()).split()) for stripe in found] == [
+        "step 0 a 1 resumed",
+        "step 10 a 3 b 7.5 best 7.5",
+    ]
+    assert [value.attrib.get("class") for stripe in found for value in stripe.iter("b")] == [
+        "s0", None, "s0", "s8", "s8",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("x_scale", "steps"), [("linear", (0, 1, 7, 100)), ("log", (1, 2, 50, 900)), ("linear", range(500))]
+)
+def test_hit_areas_cover_a_chart_and_the_line_of_each_stands_at_its_step(x_scale: str, steps: range) -> None:
+    shown = chart(Line("a", tuple((float(step), 1.0) for step in steps)), x_scale=x_scale)
+    found, both = stripes(shown), axes(shown)
+    assert both is not None
+    assert len(found) == min(60, len(steps))
+    left = 0.0
+    for stripe in found:
+        width, _, center = stripe.attrib["style"].removeprefix("flex:").partition(";--c:")
+        step = float("".join(stripe.itertext()).split()[1].replace(",", ""))
+        place = (left + int(width) * (int(center.rstrip("%")) / 100 if center else 0.5)) / 10_000
+        assert place == pytest.approx(both[0].place(step), abs=0.01)
+        left += int(width)
+    assert left == pytest.approx(10_000, abs=len(found))
+    assert [stripe.attrib.get("class") for stripe in found].count("r") == 1
+
+
+def test_the_stripes_of_a_chart_are_one_stop_of_the_keyboard() -> None:
+    inputs = [stripe.find("input") for stripe in stripes(chart(Line("a", ((0.0, 1.0), (10.0, 3.0)))))]
+    assert [one.attrib if one is not None else None for one in inputs] == [{"type": "radio", "name": "name"}] * 2
 
 
 def test_a_heat_map_is_a_png_in_which_what_is_absent_is_clear_and_what_is_not_finite_red() -> None:

@@ -68,12 +68,12 @@ def test_a_page_has_all_its_sections_in_order(page: str) -> None:
     assert titles(page) == [
         "Findings",
         "Loss",
-        "Scores",
+        "Metrics",
         "Learning rate and gradient",
         "Speed, memory and time",
-        "Logged by the run&#39;s own code",
+        "Logged by your code",
         "Layers",
-        "What the model does",
+        "Model outputs",
         "Samples",
         "Events",
         "Settings",
@@ -91,6 +91,16 @@ def test_a_page_is_well_formed_and_every_picture_has_words(page: str) -> None:
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in plots)
     named = [attributes["id"] for _, attributes in elements if "id" in attributes]
     assert len(set(named)) == len(named)
+
+
+def test_every_named_line_of_several_can_be_toggled(page: str) -> None:
+    for figure in re.findall(r'<figure class="card.*?</figure>', page, flags=re.DOTALL):
+        legend, _, frame = figure.partition('<div class="frame">')
+        toggles = set(re.findall(r'<input type="checkbox" class="t(\d+)" checked/>', legend))
+        assert toggles in (set(), set(re.findall(r'<path class="s(\d+)', frame)))
+        for number in toggles:
+            assert f"figure:has(.t{number}:not(:checked)) .frame .s{number}" in page
+    assert page.count('type="checkbox"') == 4 * 2  # three charts of the loss, and the gradient norm
 
 
 def test_a_page_asks_for_nothing_and_runs_nothing(page: str) -> None:
@@ -113,7 +123,7 @@ def test_how_the_run_went_is_said_in_a_sentence(page: str) -> None:
 
 
 def test_settings_are_parted_by_who_chose_them(page: str) -> None:
-    chosen, _, left = page.partition("left at their defaults")
+    chosen, _, left = page.partition("with their defaults")
     assert "<code>optimizer.lr</code></th><td>0.003</td><td" in chosen
     assert "<code>seed</code>" in chosen
     assert "<code>clip</code>" in left
@@ -149,7 +159,7 @@ def test_three_records_are_a_page_without_empty_sections(tmp_path: Path) -> None
     page = page_of([written(tmp_path / "run", [train(10, 3.0), train(20, 2.5), scores(20, loss=2.6)])])
     Elements(page)
     assert titles(page) == ["Loss"]
-    assert "ended at step 20 without a word" in page
+    assert "ended at step 20 without a final record" in page
 
 
 @pytest.mark.parametrize("records", [[], [{"kind": "resumed", "step": 0}], [train(1, float("nan"))]])
@@ -218,7 +228,9 @@ def test_what_stopped_a_run_is_told_until_it_goes_on(tmp_path: Path) -> None:
     assert "stopped by SIGTERM at step 100 of 600" in page
     assert "surefoot resume" in page
     went_on = [*stopped, {"kind": "resumed", "step": 100}, train(110)]
-    assert "ended at step 110 of 600 without a word" in page_of([written(tmp_path / "gone on", went_on, config=CONFIG)])
+    assert "ended at step 110 of 600 without a final record" in page_of(
+        [written(tmp_path / "gone on", went_on, config=CONFIG)]
+    )
 
 
 # --- hostile and large --------------------------------------------------------------------------------------------

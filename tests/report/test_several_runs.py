@@ -34,7 +34,7 @@ def test_only_settings_that_differ_are_told(runs: list[Path]) -> None:
 
 def test_the_best_of_each_score_is_marked(runs: list[Path]) -> None:
     held = page_values([read_reported_run(run) for run in runs], stretches=100)
-    place = held["score_names"].index("held-out/loss")
+    place = held["metric_names"].index("held-out/loss")
     value, _, best = held["cells"][1][place]
     assert (value, best) == ("1.1996", True)
     assert held["verdict"].startswith("slow has the best held-out/loss") or "best held-out/loss" in held["verdict"]
@@ -42,9 +42,9 @@ def test_the_best_of_each_score_is_marked(runs: list[Path]) -> None:
 
 def test_every_run_has_a_line_in_every_chart_and_one_colour(runs: list[Path]) -> None:
     held = page_values([read_reported_run(run) for run in runs], stretches=100)
-    assert [chart.name for chart in held["overlaid"]][:2] == ["loss", "score-held-out/loss"]
+    assert [chart.name for chart in held["overlaid"]][:2] == ["loss", "metric-held-out/loss"]
     for chart in held["overlaid"]:
-        assert [(line.name, line.colour) for line in chart.lines] == [("slow", 0), ("fast", 1), ("wild", 2)]
+        assert [(line.name, line.series) for line in chart.lines] == [("slow", 0), ("fast", 1), ("wild", 2)]
 
 
 def test_the_page_of_several_is_well_formed_and_asks_for_nothing(runs: list[Path]) -> None:
@@ -59,7 +59,7 @@ def test_more_runs_than_colours_differ_in_their_dashes(tmp_path: Path) -> None:
     several = [read_reported_run(written(tmp_path / f"run {n}", [train(1), train(2)])) for n in range(20)]
     page = page_of([run.files.path for run in several])
     keys = re.findall(r'<svg class="key"[^>]*><path class="([^"]*)"', page)
-    lines = {(line.colour, line.dashes) for line in page_values(several, stretches=20)["overlaid"][0].lines}
+    lines = {line.series for line in page_values(several, stretches=20)["overlaid"][0].lines}
     assert len(set(keys)) == len(lines) == 20
 
 

@@ -162,9 +162,9 @@ def _values(row: Row) -> dict[str, Any]:
 
 
 def draw(comparison: Comparison, path: Path) -> list[Path]:
-    """Draw training losses as lines and the watched score as points, one colour a variant, best first; returns the files.
+    """Draw training losses as lines and the watched score as points, one color per variant, best first; returns the files.
 
-    `path` is without suffix. A score that is no loss has a field of its own below. Repeats have the colour of their variant.
+    `path` is without suffix. A score that is no loss has a field of its own below. Repeats have the color of their variant.
     What is so far away that it would flatten the others is not shown, and the legend says so. The same comparison gives the
     same bytes.
     """
@@ -189,13 +189,12 @@ def charts(comparison: Comparison) -> list[Chart]:
     for (title, losses, scores), (within, _) in zip(fields, bounds, strict=True):
         lines = []
         for place, (name, runs) in enumerate(zip(names, groups.values(), strict=True)):
-            style: Any = {"colour": place, "dashes": place // 7}
             for run in runs:
                 if losses:
-                    lines.append(Line(name, tuple(_smoothed(run)), **style, faint=True, named=False))
+                    lines.append(Line(name, tuple(_smoothed(run)), place, faint=True, named=False))
                 if scores:
                     named = place < _SHOWN and run is runs[-1]
-                    lines.append(Line(name, tuple(_finite(run.trained.scores)), **style, dots=True, named=named))
+                    lines.append(Line(name, tuple(_finite(run.trained.scores)), place, dots=True, named=named))
         more = f"{len(names) - _SHOWN} more, without a name" if scores and len(names) > _SHOWN else ""
         found.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
     return found

@@ -69,6 +69,17 @@ class Every:
         numerator, denominator = self.period
         return step_done * denominator // numerator > (step_done - 1) * denominator // numerator
 
+    def count(self, after: int, until: int) -> int:
+        """How many of the steps after `after`, up to and with `until`, complete a period.
+
+        >>> Every(period=(5, 2)).count(0, 8), Every(period=(5, 2)).count(3, 8), Every().count(0, 8)
+        (3, 2, 0)
+        """
+        if self.period is None:
+            return 0
+        numerator, denominator = self.period
+        return until * denominator // numerator - after * denominator // numerator
+
     def described(self) -> str:
         """The same as text: how many steps, a fraction where it is no whole number, or seconds.
 

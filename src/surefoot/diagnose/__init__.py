@@ -1,4 +1,4 @@
-"""What is wrong with a run, from its records alone: findings with evidence, causes and what to try. Torch-free."""
+"""Problems of a run, from its records alone: findings with evidence, causes and remedies. Torch-free."""
 
 import lazy_loader
 

@@ -47,11 +47,11 @@ CHECKS: Sequence[Check] = (
     schedule.high_rate_at_end,
     schedule.still_improving,
 )
-"""In the order in which they are told, within one severity: what would explain others comes first."""
+"""In the order of the report within one severity: a finding that would explain others comes first."""
 
 
 def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | None = None) -> list[Verdict]:
-    """What every check comes to, in the order of `CHECKS`.
+    """The verdict of every check, in the order of `CHECKS`.
 
     A check that fails is a fault of ours: it is handed to `broken`, and the others are made; without that it raises.
     """
@@ -67,7 +67,7 @@ def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | N
 
 
 def findings(history: History) -> list[Finding]:
-    """What is wrong with a run, or worth knowing: errors first. A pure function of its records and settings."""
+    """The problems of a run and facts worth knowing, errors first. A pure function of its records and settings."""
     return worst_first(verdicts(history))
 
 
@@ -95,7 +95,7 @@ def in_a_line(finding: Finding, *, command: str | None) -> str:
 
 
 def _more_records(history: History) -> list[str]:
-    """What to type for a run of these steps to have records enough."""
+    """The text to type so that a run of this many steps has enough records."""
     every = history.step // (2 * FEWEST)
     if not history.over or every < 1 or len(history.train) >= FEWEST:
         return []
@@ -114,7 +114,7 @@ def _headline(history: History, found: Sequence[Finding], *, else_said: str) -> 
 
 
 def _rows(title: str, verdicts: Sequence[Well | Unclear], after: Sequence[str] = ()) -> list[str]:
-    """A block of a line for each, with a line after them; none where there are none."""
+    """A block with a line for each and lines after them; [] without verdicts."""
     wide = max((len(verdict.name) for verdict in verdicts), default=0)
     rows = [wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]
     return ["\n".join([title, *chain.from_iterable(rows), *after])] if rows else []

@@ -93,7 +93,7 @@ def non_finite_steps(history: History) -> Verdict:
 
 @check("loss-spikes")
 def loss_spikes(history: History) -> Verdict:
-    """The largest loss of a step in each record against those of its neighbours."""
+    """The largest loss of a step in each record, relative to those of its neighbors."""
     series = history.column("loss_max").finite
     series = series if len(series) >= FEWEST else history.loss
     need(len(series) >= FEWEST, f"{len(series)} records of the loss are too few (at least {FEWEST})")

@@ -1,4 +1,4 @@
-"""What a look at a run's records comes to: something found, something found well, or too little to tell."""
+"""The verdict of a check on a run's records: a finding, healthy, or unknown."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +20,8 @@ _HEAD = 11  # columns of what stands before evidence, causes and things to try
 class Finding:
     """Something that is wrong with a run, or worth knowing, with what it was concluded from and what to try.
 
-    `evidence` are sentences with numbers and steps, `numbers` those that thresholds were compared with, `step` where it began
-    (steps made; None where it holds for the whole run), `causes` the likely ones first, `try_` flags or code with the value of now.
+    `evidence` has sentences with numbers and steps, `numbers` the values that were compared with thresholds. `step` is where it
+    began (None: all of the run). `causes` has the likely ones first, `try_` flags or code with the current value.
 
     >>> Finding("loss-spikes", "warning", "The loss jumped.", step=40).to_dict()["name"]
     'loss-spikes'
@@ -88,7 +88,7 @@ Needs = Callable[[History], None]
 
 
 class EndedError(Exception):
-    """What `need` and `well` end a check by: its argument is the verdict that the check comes to."""
+    """Raised by `need` and `well` to end a check; its argument is the check's verdict."""
 
 
 def need(holds: object, lacking: str) -> None:
@@ -105,7 +105,7 @@ def well(holds: object, message: str) -> None:
 
 @dataclass(frozen=True)
 class Check:
-    """A look at a run: what it is called, what it looks for first (`need`) that others look for too, and what it comes to."""
+    """A check of a run: its name, its preconditions (`needs`, shared with others), and the function that measures."""
 
     name: str
     needs: Needs
@@ -135,7 +135,7 @@ def wrong(
     step: int | None = None,
     numbers: Mapping[str, float],
 ) -> Finding:
-    """What a check has found, still without its name; texts that are empty are left out.
+    """A finding that does not have the check's name yet; empty texts are left out.
 
     >>> wrong("note", "The loss jumped.", ("once", ""), causes=(), try_=(), numbers={}).evidence
     ('once',)
@@ -145,7 +145,7 @@ def wrong(
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
-    """What was found: errors, warnings, notes; within each in the order given.
+    """The findings: errors, warnings, notes; within each in the given order.
 
     >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
     ['b', 'a']

@@ -166,7 +166,7 @@ def constant_targets(history: History) -> Verdict:
 
 @check("smoothed-perplexity")
 def smoothed_perplexity(history: History) -> Verdict:
-    """A score called perplexity while the training loss is smoothed: the exponential of a smoothed loss is none."""
+    """A metric called perplexity although the training loss is smoothed: its exponential is not a perplexity."""
     described, smoothing = history.described, history.described.label_smoothing
     scores = [score for score in history.score_names if "perplexity" in score.lower() or score.lower().endswith("ppl")]
     trained_on = history.data.get("scored_by_training_loss")

@@ -195,7 +195,7 @@ def noise_scale(rows: NDArray[np.float64]) -> float:
 
 
 def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each row an unbiased estimate of the true gradient's squared norm, and of the variance of one target's gradient."""
+    """Unbiased estimates per row: the true gradient's squared norm, and the variance of one target's gradient."""
     small, small_squared, big, big_squared = rows.T
     noise = (small_squared - big_squared) / (1 / small - 1 / big)
     return (big * big_squared - small * small_squared) / (big - small), noise

@@ -1,6 +1,6 @@
 """The records of a run as arrays, with its settings: all that findings are made from. Torch-free.
 
-What records lack, as those of older versions do, is no error: values are NaN, and what is not there is an empty array.
+Missing values are not an error, because older versions recorded less: they are NaN, and missing series are empty arrays.
 """
 
 import math
@@ -104,7 +104,7 @@ class History:
 
     @property
     def targets(self) -> Mapping[str, Any]:
-        """What the look at the data has found of the targets."""
+        """Facts about the targets, from the check of the data."""
         targets = self.data.get("targets")
         return targets if isinstance(targets, dict) else {}
 

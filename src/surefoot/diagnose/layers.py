@@ -30,7 +30,7 @@ SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmo
 
 
 def watched_steps(history: History) -> None:
-    """What a check of layers needs: enough steps at which they were watched."""
+    """Require enough steps with layer statistics."""
     need(len(history.layers) >= WATCHED, f"{len(history.layers)} watched steps are too few (at least {WATCHED})")
 
 
@@ -202,7 +202,7 @@ def saturated_units(history: History) -> Verdict:
 
 
 def died(history: History) -> list[str]:
-    """Layers of which a tenth of the units at most was dead at some time in the first third, and half or more are in the last."""
+    """Layers with at most 10% dead units at some time in the first third, and 50% or more in the last third."""
     dead = []
     for parameter, series in history.watched("zero_rows").items():
         third = len(series) // 3

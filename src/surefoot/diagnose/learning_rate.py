@@ -63,7 +63,7 @@ def course(loss: Series) -> Course:
 
 
 def _error(wobble: float, count: int) -> float:
-    """The standard error of the median of so many values: sqrt(pi / 2) of their mean's."""
+    """The standard error of the median of `count` values: sqrt(pi / 2) times that of their mean."""
     return 1.2533 * wobble / math.sqrt(count)
 
 
@@ -105,7 +105,7 @@ def loss_not_falling(history: History) -> Verdict:
 
 @check("rate-too-high")
 def rate_too_high(history: History) -> Verdict:
-    """Updates of a tenth of the weights and more, or a loss above where it began."""
+    """Updates of 10% of the weights or more, or a loss above its first value."""
     loss, described = history.loss, history.described
     ratio = ratio_at_full_rate(history)
     need(len(loss) >= FEWEST or not math.isnan(ratio), _too_few(history))

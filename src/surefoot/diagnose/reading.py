@@ -1,6 +1,6 @@
 """The history of a run: collected while it trains, or from its directory, be it running, dead or resumed. Torch-free.
 
-Settings are those that its newest checkpoint notes; config.toml adds what changes no result. What cannot be read is left out.
+Settings are those that its newest checkpoint notes; config.toml adds what changes no result. Unreadable records are left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from surefoot.tracking.run_reader import Session, read_records, read_run, standi
 
 
 def history_in(path: Path | str) -> History:
-    """The history of the run in a directory; `ConfigError` where there is no run."""
+    """The history of the run in a directory; `ConfigError` without one."""
     run = local_path(path, setting="path")
     if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
         raise ConfigError(
@@ -31,7 +31,7 @@ def history_in(path: Path | str) -> History:
 
 
 def described_in(run: Path) -> Described:
-    """What the run in a directory was asked to do, as far as its files say."""
+    """The settings of the run in a directory, as far as its files hold them."""
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
     return Described(
@@ -48,7 +48,7 @@ def described_in(run: Path) -> Described:
 
 
 MOST: dict[str, int] = {"train": 2000, "scores": 1000, "layers": 200, "event": 200}
-"""Of each kind. Past it the older half is thinned to half as many, so what is new is whole and what is old is coarse."""
+"""Limits per kind. Beyond one, the older half is thinned to half as many: new records are complete, old ones coarse."""
 _SUMMED = ("targets", "starting_targets", "skipped", *(f"{phase}_s" for phase in PHASES))
 _LARGEST = ("norm_max", "host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
 _AVERAGED = ("loss", "norm", "clipped")
@@ -102,7 +102,7 @@ def thinned(records: Sequence[Record]) -> list[Record]:
 
 
 def _as_one(first: Record, second: Record) -> Record:
-    """Two neighbouring records of training as that of all their steps: sums, means over targets, and what is largest."""
+    """Two adjacent training records as one record of all their steps: sums, means over targets, and maxima."""
     merged: dict[str, Any] = first | second
     share, of_other = first.get("targets", 1), second.get("targets", 1)
     for name in (*_SUMMED, *_LARGEST, *_AVERAGED):
@@ -121,7 +121,7 @@ def _as_one(first: Record, second: Record) -> Record:
 
 
 def _better(first: Record, second: Record) -> Record:
-    """Of two evaluations that with the lower first loss, so that the best is never lost; of all else the second."""
+    """The one of two evaluations whose first loss is lower, so that the best is never lost; else the second record."""
     name = next((name for name in second if name.endswith("/loss")), "")
     one, other = first.get(name), second.get(name)
     return first if isinstance(one, int | float) and isinstance(other, int | float) and one < other else second

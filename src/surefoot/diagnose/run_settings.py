@@ -1,4 +1,4 @@
-"""What a run was asked to do, as far as findings are measured by it; and how another value is asked for."""
+"""The settings of a run that findings depend on, and the text to type for other values."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -75,12 +75,12 @@ class Described:
 
     @property
     def batch_size(self) -> int | None:
-        """Of one step, in samples or tokens."""
+        """Samples or tokens of one step."""
         return _whole(self.made.get("batch_size"))
 
     @property
     def samples(self) -> int | None:
-        """Of one pass over the training data."""
+        """Samples of one epoch."""
         data = _mapping(self.made.get("data"))
         return _whole(_mapping(data.get("plan")).get("samples")) or _whole(data.get("samples"))
 
@@ -91,7 +91,7 @@ class Described:
 
     @property
     def label_smoothing(self) -> float:
-        """Of the training loss, where the settings say so; else 0."""
+        """Label smoothing of the training loss; 0 if the settings have none."""
         named = [*_named(self.made.get("settings")), *self.written.items()]
         values = (value for name, value in named if name.rpartition(".")[2] == "label_smoothing")
         return max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
@@ -115,12 +115,12 @@ class Described:
 
     @property
     def rate_test(self) -> str:
-        """What to type to test rates from the run's start on; a finished run has no next steps to do it in."""
+        """The text to type to test learning rates from the run's start; a finished run has no next steps for it."""
         in_script = "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
         return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
     def go_on(self, length: str = "") -> str:
-        """What to type to go on with the run, or to make it longer; a script is started again."""
+        """The text to type to continue the run, or to make it longer; a script is started again."""
         return (
             "start its script again" + (f" with Run(length={length!r})" if length else "")
             if self.program == "script"
@@ -138,11 +138,11 @@ class Described:
         return "" if self.lr is None else f", {self.lr:g},"
 
     def lr_divided(self, by: float, *, digits: int = 3, otherwise: str = "") -> str:
-        """What to type for a fraction of the base rate; `otherwise` if that is not known."""
+        """The text to type for a fraction of the base rate; `otherwise` if that is not known."""
         return self.typed("optimizer.lr", float(f"{self.lr / by:.{digits}g}")) if self.lr else otherwise
 
     def typed(self, name: str, value: Any) -> str:
-        """What to type for another value of a setting, with that of now: a flag, or code where the run is no recipe's.
+        """The text to type for another value of a setting, with the current one: a flag, or code if the run is not a recipe's.
 
         >>> Described(program="recipe", made={"optimizer": {"name": "adamw", "lr": 3e-3}}).typed("optimizer.lr", 3e-4)
         '--optimizer.lr 0.0003 (now 0.003)'

@@ -16,7 +16,7 @@ _OF_NORMAL = 1.4826  # of a normal distribution: its standard deviation over its
 
 
 def level(values: Numbers) -> float:
-    """The median of the finite values; NaN where there is none.
+    """The median of the finite values; NaN without any.
 
     >>> level(np.array([1.0, 2.0, np.nan, 900.0]))
     2.0
@@ -26,7 +26,7 @@ def level(values: Numbers) -> float:
 
 
 def levels(values: Numbers, width: int) -> Numbers:
-    """The median of each `width` neighbours.
+    """The median of each `width` neighbors.
 
     >>> levels(np.array([1.0, 2.0, 9.0, 4.0]), 3)
     array([2., 4.])
@@ -55,7 +55,7 @@ def spread(values: Numbers) -> float:
 
 
 def noise(values: Numbers) -> float:
-    """The standard deviation of a series around its own slow course, from how far each value is from the line of its neighbours.
+    """The standard deviation of a series around its own slow course, from the distance of each value to the line of its neighbors.
 
     >>> noise(np.arange(10.0)), round(noise(np.array([1.0, -1.0] * 50)), 2)
     (0.0, 2.42)

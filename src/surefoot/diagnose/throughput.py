@@ -134,7 +134,7 @@ def falling_throughput(history: History) -> Verdict:
 
 @check("jittering-throughput", needs=_enough_speeds)
 def jittering_throughput(history: History) -> Verdict:
-    """How much targets a second differ from one record to the next."""
+    """The variation of targets per second from one record to the next."""
     speed = _speeds(history).value
     middle = level(speed)
     share = noise(speed) / middle if middle > 0 else 0.0

@@ -143,7 +143,7 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
     each = []
     for place, trace in enumerate(traces):
         name, (peak_step, peak), (lowest_step, lowest) = shortened(trace.name, _LONGEST_NAME), trace.peak, trace.lowest
-        line = Line(name, tuple((float(step), rate * float(factor)) for step, factor in _points(trace)), place, place)
+        line = Line(name, tuple((float(step), rate * float(factor)) for step, factor in _points(trace)), 8 * place)
         marks = [Mark("best", peak_step, peak * rate, "peak", place)]
         if lowest < peak:
             marks.append(Mark("best", lowest_step, lowest * rate, "lowest", place))

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from surefoot.memory import tensor_bytes
 from surefoot.profile.timed_step import RANGE, REST
-from surefoot.report.figures import COLOURS, drawing, write
+from surefoot.report.figures import COLORS, drawing, write
 from surefoot.train.loop import State
 
 _POINTS = 400  # of a curve
@@ -207,7 +207,7 @@ def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
     with drawing():
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         axes = figure.add_subplot()
-        axes.stackplot(times_ms, *layers.values(), labels=list(layers), colors=COLOURS, step="post")
+        axes.stackplot(times_ms, *layers.values(), labels=list(layers), colors=COLORS, step="post")
         axes.set(xlabel="ms since the step began, under the profiler", ylabel="MB", title=title)
         axes.legend(loc="upper right", frameon=False)
         axes.margins(x=0)

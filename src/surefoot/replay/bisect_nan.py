@@ -20,7 +20,7 @@ def first_bad(
 ) -> tuple[int | None, str]:
     """The first bad step of the run in a directory, or None, and a sentence; steps are made again with `parts`.
 
-    Loss or gradient of a bad step are not finite, or a weight after it; an overflow that a smaller loss scale cures is none.
+    A step is bad if its loss, its gradient or a weight after it is not finite. An overflow that a smaller loss scale cures does not count.
     """
     store = Store(out / "checkpoints")
     logged = max((int(record["step"]) for record in known if record["kind"] == "train"), default=0)

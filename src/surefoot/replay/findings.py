@@ -1,4 +1,4 @@
-"""What a look at one step finds, as plain data: it goes into `crash/`, between ranks as JSON, and onto a page as tables."""
+"""The result of inspecting one step, as plain data: it goes into `crash/`, between ranks as JSON, and onto a page as tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from surefoot.tracking.format import in_line, number, shortened, text_table, vis
 class First:
     """The first thing in a step that was not finite, in the order in which it was computed.
 
-    `what` is "inputs" (the data themselves, `name` says which tensor of the batch), "weight" or "buffer" (before the step;
-    `name` is theirs), "input" or "output" (of module `name`), "loss", "gradient of output" (of module `name`), "gradient" (of
-    parameter `name`), or "norm" (every number is finite, and their squares are not).
+    `what` is one of: "inputs" (the data; `name` is the tensor of the batch), "weight" or "buffer" (before the step), "input",
+    "output" or "gradient of output" (of module `name`), "loss", "gradient" (of parameter `name`). "norm" means that every number is
+    finite, and their squares are not.
     """
 
     what: str

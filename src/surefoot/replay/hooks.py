@@ -1,4 +1,4 @@
-"""The glass over one step: what goes into modules and comes out of them, and the gradients that come back, in their order.
+"""Module hooks of one step: inputs and outputs of modules, and the gradients of the backward pass, in their order.
 
 Hooks stand on the plain modules and change nothing. A block that backward computes again is not looked at twice.
 """
@@ -36,7 +36,7 @@ class Event:
 
 
 class Glass:
-    """What was seen while a step was made: events in their order, and sums over modules."""
+    """The trace of a step: events in their order, and sums over modules."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -145,7 +145,7 @@ def passed_under_glass(step: Step, loss: Loss) -> Glass:
 
 
 def value_of(result: Any) -> tuple[float, float | None]:
-    """What a loss returned: its mean, and over how many things, where it says so; waits for the device.
+    """The value of a loss: its mean, and the number of targets if it has one; waits for the device.
 
     >>> value_of(Mean(6.0, 3)), value_of((torch.tensor(0.5), {}))
     ((2.0, 3.0), (0.5, None))

@@ -93,7 +93,7 @@ def look(
 
 
 def _norm(step: Step, factor: Tensor | float) -> Tensor:
-    """As `update` takes it, of all optimizers together; what an optimizer notes of absent gradients is taken back."""
+    """The norm that `update` uses, over all optimizers; notes of an optimizer on absent gradients are removed."""
     norms = []
     for trained in step.state.optimizers.values():
         groups = [(group, dict(group)) for group in trained.optimizer.param_groups]
@@ -129,7 +129,7 @@ def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParamet
 
 
 def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]) -> First | None:
-    """What was not finite first, and of which samples."""
+    """The first value that was not finite, and its samples."""
     event = glass.first()
     if event is None:
         largest = max(parameters, key=lambda held: held.norm, default=None)

@@ -17,7 +17,7 @@ _SAMPLES = 8
 
 @dataclass(frozen=True)
 class Seen:
-    """What all ranks have seen of a step between them. `plain` is JSON, `text` for people; `first` the first fault of any rank."""
+    """The traces of a step from all ranks, merged. `plain` is JSON, `text` for people; `first` the first fault of any rank."""
 
     finite: bool
     first: First | None
@@ -57,7 +57,7 @@ def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
 
 
 def _own(parts: Components, step: int) -> Look | str:
-    """What this rank sees of its own micro-batches; in words what has gone wrong in that."""
+    """The trace of this rank's own micro-batches; a text if tracing failed."""
     try:
         with untouched(), closing(parts.supply.feed(workers=0)) as feed:
             feed.start(step, stop=step + 1)
@@ -75,7 +75,7 @@ def _own(parts: Components, step: int) -> Look | str:
 
 
 def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
-    """What every rank has seen, the same on all of them; collective."""
+    """The traces of all ranks, the same on all of them; collective."""
     heard: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _told(own))
     if not (looked := [one for one in heard if "why" not in one]):
         return str(heard[0]["why"])

@@ -84,7 +84,7 @@ class Probe:
         return [row for half in halves for row in self._halved(half)] if halves else chosen
 
     def _tried(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
-        """What passing comes to, from the state before the step on; None where it fails."""
+        """The result of the pass from the state before the step; None if it fails."""
         self.put_back()
         for model in self.step.state.models.values():
             for module in model.modules():

@@ -21,7 +21,7 @@ from surefoot.train.error_causes import explaining
 
 @dataclass(frozen=True)
 class Logged:
-    """What the run itself has noted of a step, against what it came to now. `where`: a record, or a checkpoint's rows."""
+    """The numbers of a step that the run recorded, against those of the replay. `where`: a record, or a checkpoint's rows."""
 
     where: str
     names: tuple[str, ...]
@@ -121,13 +121,13 @@ def replayed(
 
 
 def refuse_step(step: int, length: int, *, where: Path) -> None:
-    """Raise `ConfigError` for a step that a run of so many steps does not have."""
+    """Raise `ConfigError` for a step that does not exist in a run of `length` steps."""
     if not 0 <= step < length:
         raise ConfigError(f"--step {step}: the steps of {where} are 0 to {length - 1}")
 
 
 def records_of(out: Path) -> list[Record]:
-    """The records of a run; none where there is no file of them."""
+    """The records of a run; [] without a file."""
     try:
         return records(out / "metrics.jsonl")
     except OSError:

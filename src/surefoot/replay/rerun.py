@@ -1,6 +1,6 @@
 """The steps of a run made again, exactly as they were made: from a checkpoint, without its directory being touched.
 
-What a step depends on beside that, the rate that a plateau has lowered meanwhile, follows from the scores on the record.
+A step also depends on the learning rate that a plateau has lowered, which follows from the recorded metrics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from surefoot.train.run_identity import differences
 
 
 class Numbers(NamedTuple):
-    """What a step came to, on the host."""
+    """The numbers of a step, on the host."""
 
     loss: float
     norm: float
@@ -36,8 +36,8 @@ class Numbers(NamedTuple):
 class Made:
     """A step that was made again; its tensors are on the device.
 
-    `window` is what a record written after this step holds (loss, targets, norm over the steps since the one before), without what
-    the user's own code has logged; None if there is none, or if a diverged run's last good state was saved amid its steps.
+    `window` has the values of a record written after this step (loss, targets, norm over the steps since the one before), without
+    values logged by the user's code. It is None without a record, or if a diverged run's last good state was saved amid its steps.
     """
 
     step: Step
@@ -70,7 +70,7 @@ class Execution:
         return self.parts.state.step
 
     def steps(self, until: int) -> Iterator[Made]:
-        """Make steps until so many are made in all, and yield each; what the run's own loop does between steps is not repeated."""
+        """Make steps until `until` are made in all, and yield each; work of the run's own loop between steps is not repeated."""
         parts, state = self.parts, self.parts.state
         if self.done >= until:
             return
@@ -161,7 +161,7 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
 
 
 def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What equal bits depend on and is not as it was, in words; empty where nothing is.
+    """The conditions of equal bits that have changed, in words; empty if all are the same.
 
     >>> unlike({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
     'threads was 1, now 4'
@@ -196,7 +196,7 @@ def _refused_in_own_words() -> Iterator[None]:
 
 
 def _notes(parts: Components, found: Checkpoint) -> list[str]:
-    """What is not as it was when the steps were made, as far as the checkpoint tells."""
+    """The conditions that have changed since the steps were made, as far as the checkpoint records them."""
     then, now = found.saved.machine, parts.machine()
     notes = []
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:

@@ -15,7 +15,8 @@ _VALUES = 6  # of a tensor, in words
 
 @dataclass(frozen=True)
 class Tally:
-    """Of `numbers` values. Mean, root mean square, largest absolute value are over the finite ones; `zeros` is a fraction of all.
+    """Statistics of `numbers` values. Mean, root mean square and largest absolute value are over the finite ones; `zeros` is a
+    fraction of all.
 
     `nans`, `plus` and `minus` count what is not finite: NaN, infinity, and minus infinity.
     """
@@ -96,7 +97,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
-    """Which rows (of dimension 0) hold something that is not finite; None where the tensor has not so many rows.
+    """The rows (of dimension 0) with a value that is not finite; None if the tensor has fewer rows.
 
     >>> bad_rows(torch.tensor([[0.0], [math.inf]]), 2), bad_rows(torch.zeros(3), 2)
     ([1], None)
@@ -118,8 +119,8 @@ def floating(held: Any) -> list[Tensor]:
 def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
     """The batch of some of its `of` samples; None where it does not say which rows are whose.
 
-    That it does where every tensor in it (in nested tuples, lists and dictionaries) has `of` as its first dimension. What is no
-    tensor goes with all samples alike.
+    That it does where every tensor in it (in nested tuples, lists and dictionaries) has `of` as its first dimension. Values other
+    than tensors belong to all samples.
 
     >>> rows((torch.tensor([[1, 1], [2, 2]]), torch.tensor([5, 6])), [1], of=2)
     (tensor([[2, 2]]), tensor([6]))

@@ -1,4 +1,4 @@
-"""What a chart shows, apart from how it is drawn: lines, marks, and what its numbers are."""
+"""The content of a chart, apart from its drawing: lines, marks, and the unit of its numbers."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +13,14 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Line:
-    """Points joined by a line: `colour` is a place in the palette, `faint` is behind others, `named` stands in the legend."""
+    """Points joined by a line. `series` selects one of 7 colors and 5 dashes; lines of one `series` are toggled together.
+
+    `faint` lines lie behind the others. Lines that are not `named` are left out of the legend.
+    """
 
     name: str
     points: Points
-    colour: int = 0
-    dashes: int = 0
+    series: int = 0
     faint: bool = False
     dots: bool = False
     named: bool = True
@@ -26,13 +28,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point, or where `y` is None a line from top to bottom; "strange": a value that is not finite, at the upper edge."""
+    """A point, or a vertical line if `y` is None. "strange" is a value that is not finite, drawn at the upper edge."""
 
     kind: Literal["best", "event", "strange"]
     x: float
     y: float | None
     title: str
-    colour: int = 0
+    series: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Axis:
     unit: Unit = "number"
 
     def place(self, value: float) -> float:
-        """Where a value stands, from 0 to 1; what lies outside is brought to the edge.
+        """The position of a value, from 0 to 1; values outside are moved to the edge.
 
         >>> Axis(0.0, 8.0).place(2.0), Axis(1.0, 100.0, logarithmic=True).place(10.0), Axis(0.0, 1.0).place(7.0)
         (0.25, 0.5, 1.0)
@@ -80,7 +82,7 @@ _FLATTENED = 30.0  # times the median: what is so large takes an even scale's ro
 
 
 def axes(chart: Chart) -> tuple[Axis, Axis] | None:
-    """The axes that hold every point and mark of a chart; None where there is no point.
+    """The axes that hold every point and mark of a chart; None without points.
 
     >>> horizontal, vertical = axes(Chart("a", "a", (Line("a", ((0, 1.0), (10, 3.0))),)))
     >>> horizontal.high, vertical.low < 1.0, vertical.high > 3.0
@@ -150,13 +152,13 @@ def written(value: float, unit: Unit = "number") -> str:
     """A number as a person reads it, with its unit.
 
     >>> written(0.25, "fraction"), written(3 * 2**30, "bytes"), written(75.0, "seconds"), written(0.00012)
-    ('25 %', '3 GiB', '1m15s', '0.00012')
+    ('25%', '3 GiB', '1m15s', '0.00012')
     """
     if not math.isfinite(value):
         return repr(value)
     match unit:
         case "fraction":
-            return f"{100 * value:.3g} %"
+            return f"{100 * value:.3g}%"
         case "bytes":
             size, name = next(((size, name) for size, name in _POWERS if abs(value) >= size), (1, "B"))
             return f"{value / size:.4g} {name}"

@@ -1,4 +1,4 @@
-"""A curve of any length in bounded room: what is drawn of it, its least and largest values, and it without its noise."""
+"""A curve of any length in bounded memory: the points to draw, its minimum and maximum, and its smoothed form."""
 
 import math
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ def _together(one: Stretch, later: Stretch) -> Stretch:
 
 @dataclass(eq=False)
 class Curve:
-    """Values by step, added in order. Up to `stretches` of them are kept as they are; of more, pairs of neighbours are joined.
+    """Values by step, added in order. Up to `stretches` of them are kept as they are; beyond that, pairs of neighbors are merged.
 
     >>> curve = Curve(stretches=2)
     >>> for step, value in enumerate([3.0, 1.0, 2.0, 9.0, 2.0, 2.0]):
@@ -73,7 +73,7 @@ class Curve:
         held.append(Stretch(step, value, step, value, float(step), value, 1))
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
-        """What is drawn: the first and last value, and the least and largest of each stretch; `stretches` asks for fewer of these."""
+        """The points to draw: the first, the last, and the minimum and maximum of each stretch; `stretches` limits their number."""
         held = _joined(self.held, stretches)
         points = [point for each in held for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
         points += [end for end in (self.first, self.last) if end is not None]
@@ -84,14 +84,14 @@ class Curve:
         return [(held.steps / held.count, held.total / held.count, held.count) for held in self.held]
 
     def best(self, direction: str) -> tuple[int, float] | None:
-        """The step of the largest ("max") or the least value, the first of equals, and that value; None where there is none."""
+        """The step of the largest ("max") or the smallest value, the first of equals, and that value; None without values."""
         sign = -1 if direction == "max" else 1
         points = [(held.high_at, held.high) if sign < 0 else (held.low_at, held.low) for held in self.held]
         return min(points, key=lambda point: (sign * point[1], point[0]), default=None)
 
 
 def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
-    """A curve without its noise: means of stretches, weighed with their neighbours by a Gaussian of this `width`.
+    """A curve without its noise: means of stretches, weighted with their neighbors by a Gaussian of this `width`.
 
     >>> flat = Curve()
     >>> for step in range(100):

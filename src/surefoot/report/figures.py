@@ -10,10 +10,10 @@ from surefoot.config.paths import write_whole
 from surefoot.errors import ConfigError
 from surefoot.report.charts import Axis, Chart, axes, on_axis, ticks
 
-# Okabe and Ito 2008, told apart with every kind of colour vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito 2008, distinguishable with every kind of color vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
-# as many as have no common divisor with the colours: 35 pairs, all different
+# with the colors, 35 pairs
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (10, 3)))
 
 _SETTINGS: Any = {
@@ -126,8 +126,8 @@ def _draw(field: Any, chart: Chart) -> None:
         field.plot(
             [x for x, _ in line.points],
             [y for _, y in line.points],
-            color=COLOURS[line.colour % len(COLOURS)],
-            linestyle=DASHES[line.dashes % len(DASHES)],
+            color=COLORS[line.series % len(COLORS)],
+            linestyle=DASHES[line.series // len(COLORS) % len(DASHES)],
             linewidth=0.8 if line.faint else 1.4,
             alpha=0.35 if line.faint else 1.0,
             marker="o" if line.dots else None,
@@ -135,7 +135,7 @@ def _draw(field: Any, chart: Chart) -> None:
             label=line.name if line.named else None,
         )
     for mark in chart.marks:
-        colour, across = COLOURS[mark.colour % len(COLOURS)], field.get_xaxis_transform()  # height 1 is the top
+        color, across = COLORS[mark.series % len(COLORS)], field.get_xaxis_transform()  # height 1 is the top
         match mark.kind:
             case "event":
                 field.axvline(mark.x, color="0.6", linestyle=":", linewidth=0.9)
@@ -144,13 +144,13 @@ def _draw(field: Any, chart: Chart) -> None:
                         mark.x, 0.02, mark.title, transform=across, rotation=90, ha="right", fontsize=7, color="0.4"
                     )
             case "best" if mark.y is not None:
-                ring = {"markeredgecolor": colour, "markeredgewidth": 1.5, "markersize": 7}
+                ring = {"markeredgecolor": color, "markeredgewidth": 1.5, "markersize": 7}
                 field.plot(mark.x, mark.y, "o", color="white", clip_on=False, zorder=3, **ring)
                 field.annotate(
                     mark.title, (mark.x, mark.y), (0, 9), textcoords="offset points", ha="center", fontsize=8
                 )
             case "strange":
-                field.plot(mark.x, 1.0, "x", color=COLOURS[1], markersize=6, clip_on=False, transform=across)
+                field.plot(mark.x, 1.0, "x", color=COLORS[1], markersize=6, clip_on=False, transform=across)
     field.set_title(chart.title, fontsize=9.5, loc="left", pad=6 + 11 * len(chart.note.splitlines()))
     above = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
     field.annotate(chart.note, (0, 1), xytext=(0, 4), fontsize=8, color="0.25", **above)

@@ -33,7 +33,7 @@ class Headline:
 
 
 def state_of(run: ReportedRun) -> State:
-    """What became of a run."""
+    """The state of a run."""
     recorded = run.recorded
     first = next(iter((recorded.over or "").split()), "")
     if (state := _ENDS.get(first.rstrip(":"))) is not None:
@@ -102,7 +102,7 @@ def _how_it_ended(run: ReportedRun, state: State) -> str:
                 error = str(run.files.crashes[0].get("error", "")).partition("\n")[0]
             return f"failed at {step}" + (f": {error[:200]}" if error else "")
         case "silent":
-            return f"ended at {step} without a word: killed, or its machine went away"
+            return f"ended at {step} without a final record: killed, or its machine stopped"
 
 
 def _headline(name: str, curve: Curve, direction: str) -> Headline:
@@ -131,7 +131,7 @@ def _moved(found: Headline, curve: Curve, *, running: bool) -> list[str]:
 
 
 def _trend(found: Headline, curve: Curve) -> str:
-    """What a score did in the last fifth of the run, against all that it moved; nothing where too little is known.
+    """The trend of a metric in the last fifth of the run, relative to its whole range; "" if too little is known.
 
     >>> curve = Curve()
     >>> for step in range(10):

@@ -1,4 +1,4 @@
-"""What the watched steps tell of each layer, as heat maps: a row for each layer, a column for each watched step or some neighbours.
+"""Layer statistics as heat maps: one row per layer, one column per measured step (or per few neighboring ones).
 
 Each is a picture with one pixel for each value, since rectangles for tens of thousands of values would be megabytes.
 """
@@ -27,7 +27,7 @@ _Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 @dataclass(frozen=True)
 class HeatMap:
-    """What the page shows. Of each row its name, its last value, and all of its values in words."""
+    """A heat map of the page. Each row is its name, its last value, and all of its values in words."""
 
     name: str
     title: str
@@ -50,7 +50,7 @@ def heat_map(
 ) -> HeatMap | None:
     """A heat map of values by row, one for each step; None where none can be shown. Absent ones are empty, not finite ones red.
 
-    The scale is logarithmic but for fractions, and a 0 has its lowest colour.
+    The scale is logarithmic but for fractions, and a 0 has the lowest color.
     """
     logarithmic = unit != "fraction"
     known = [
@@ -131,7 +131,7 @@ def _palette() -> list[tuple[int, int, int, int]]:
 
 @dataclass
 class Layers:
-    """The "layers" records of a run: at most twice `COLUMNS` of them, each the largest of its neighbours' values."""
+    """The "layers" records of a run: at most twice `COLUMNS` of them, each the maximum over its neighbors."""
 
     steps: list[int] = field(default_factory=list)
     tables: list[_Table] = field(default_factory=list)
@@ -161,19 +161,19 @@ class Layers:
 
     def maps(self) -> list[HeatMap]:
         """Gradient norm, update to weight, and what is saturated, as far as they were recorded."""
-        several = f" Each column is the largest of {self.size} watched steps." if self.size > 1 else ""
+        several = f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
         kinds: list[tuple[str, str, Unit, str]] = [
-            ("gradient_norm", "Gradient norm of each layer", "number", "Before clipping. Light is large."),
+            ("gradient_norm", "Gradient norm of each layer", "number", "Before clipping. Lighter is larger."),
             (
                 "ratio",
-                "Update to weight",
+                "Update-to-weight ratio",
                 "number",
-                "How large a step is against what it changes: about 0.001 is usual.",
+                "Norm of the update over the norm of the weight; about 0.001 is usual.",
             ),
         ]
         if any(value > 0 for table in self.tables for value in table["saturated"].values()):
-            note = "Of activations that saturate or rectify; 100 % passes no gradient."
-            kinds.append(("saturated", "Outputs at their flat end", "fraction", note))
+            note = "Outputs of activations where their slope is almost 0; at 100% no gradient passes."
+            kinds.append(("saturated", "Saturated outputs", "fraction", note))
         maps = (
             heat_map(kind, title, self._table(kind), self.steps, unit=unit, note=note + several)
             for kind, title, unit, note in kinds

@@ -24,10 +24,28 @@ EVERY_S = 3.0
 _PATIENCE_S = 10.0  # for a request
 _LAST_PORT = 65_535
 _SHOWN = {"metrics.jsonl", "config.toml", "environment.json", "panels.json", "crash", "checkpoints"}
-# the body is exchanged, not loaded again: the page stays where it was scrolled to
+# the body is exchanged, not loaded again: scroll position, toggles, focus and open details stay
 _SCRIPT = """
 (function () {
   var tag = "";
+  function key(one) {
+    var figure = one.closest("figure"), label = one.closest("label,details").textContent;
+    return (figure ? figure.id : "") + "\\n" + label.trim().split("\\n")[0];
+  }
+  function exchange(body) {
+    var before = new Map(), all = "input,details", focus = document.activeElement;
+    focus = focus.matches("input") ? key(focus) : "";
+    document.querySelectorAll(all).forEach(function (one) {
+      before.set(key(one), one);
+    });
+    document.body.replaceChildren.apply(document.body, body.childNodes);
+    document.querySelectorAll(all).forEach(function (one) {
+      var old = before.get(key(one));
+      if (old && old.matches("input")) one.checked = old.checked;
+      if (old && old.matches("details")) one.open = old.open;
+      if (key(one) === focus) one.focus({preventScroll: true});
+    });
+  }
   function look() {
     fetch("/", {headers: tag ? {"If-None-Match": tag} : {}, cache: "no-store"}).then(function (answer) {
       tag = answer.headers.get("ETag") || "";
@@ -37,7 +55,7 @@ _SCRIPT = """
         var page = new DOMParser().parseFromString(text, "text/html");
         document.documentElement.dataset.state = page.documentElement.dataset.state;
         document.title = page.title;
-        document.body.replaceChildren.apply(document.body, page.body.childNodes);
+        exchange(page.body);
       }
       setTimeout(look, EVERY_MS);
     }).catch(function () {
@@ -96,7 +114,7 @@ def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
                     self.wfile.write(page)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: who looks is one person on this machine."""
+            """Write no log: the only reader is a person on this machine."""
 
     server = ThreadingTCPServer((HERE, port), Handler, bind_and_activate=False)
     server.daemon_threads, server.allow_reuse_address = True, True
@@ -123,7 +141,7 @@ _HEADERS = (
 
 
 def _signature(place: Path) -> tuple[object, ...]:
-    """What changes where the page of a run would."""
+    """A value that changes whenever the page of a run would."""
     with suppress(OSError):  # a file may go meanwhile
         stats = {entry.name: entry.stat() for entry in os.scandir(place) if entry.name in _SHOWN}
         return is_running(place), *sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())

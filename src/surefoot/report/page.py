@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.finding import Finding
 from surefoot.report import tables
@@ -40,11 +40,11 @@ _DARKEST = 78  # percent, so that letters can be read
 
 
 def tinted(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
-    """Each piece with the strength of its tint in percent, None for none, and its number in words; equal neighbours as one.
+    """Each piece with the strength of its tint in percent (None: untinted) and its number in words.
 
     >>> panel = TextHeatmap(title="a", legend="b", unit="fraction", pieces=(("so", None), (" it", 0.5), (" goes", 0.0)))
     >>> tinted(panel)
-    [('so', None, ''), (' it', 39, '50 %'), (' goes', 0, '0 %')]
+    [('so', None, ''), (' it', 39, '50%'), (' goes', 0, '0%')]
     """
     full = _FULL_NATS if text.unit == "nats" else 1.0
     tints: list[tuple[str, int | None, str]] = []
@@ -74,12 +74,12 @@ def chart_of(panel: Curves) -> Chart:
     lines = []
     for place, (name, curve) in enumerate(panel.curves.items()):
         points = tuple((float(step), value) for step, value in curve if value is not None)
-        lines.append(Line(name, points, place, place // 7, dots=len(curve) < 60))
-    return Chart("panel", panel.title, tuple(lines), note=panel.legend, wide=True)
+        lines.append(Line(name, points, place, dots=len(curve) < 60))
+    return Chart(f"panel-{panel.title}", panel.title, tuple(lines), note=panel.legend, wide=True)
 
 
 def summary(chart: Chart) -> str:
-    """A chart in words, for who does not see it.
+    """A chart in words, for screen readers.
 
     >>> summary(Chart("loss", "Loss", (Line("training", ((10, 3.0), (20, 2.5))),)))
     'Loss. training: 3 at step 10, 2.5 at step 20, between 2.5 and 3'
@@ -101,8 +101,24 @@ def traced(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]
     return [place for place, _ in groupby(places)]
 
 
-def bands(chart: Chart, horizontal: Axis) -> list[tuple[float, float, float, list[str]]]:
-    """Stripes from top to bottom: left edge, width and centre from 0 to 1, and what the lines are there."""
+class Band(NamedTuple):
+    """A vertical stripe of a chart, which shows its values while it is under the pointer or has the focus."""
+
+    width: int  # in 1/10,000 of the chart
+    center: int  # where in the stripe its step is, in percent of it
+    is_right: bool  # the first one of the right half
+    step: str
+    values: list[tuple[int | None, str]]  # series and value of each line; title of each mark
+
+
+def bands(chart: Chart, horizontal: Axis) -> list[Band]:
+    """The stripes of a chart, from left to right; together they cover it.
+
+    >>> from surefoot.report.charts import Mark
+    >>> chart = Chart("a", "a", (Line("loss", ((0, 2.0), (10, 1.0))),), (Mark("event", 10, None, "finished"),))
+    >>> [(band.width, band.step, band.values) for band in bands(chart, Axis(0.0, 10.0))]
+    [(5000, 'step 0', [(0, 'loss 2')]), (5000, 'step 10', [(0, 'loss 1'), (None, 'finished')])]
+    """
     lines = []
     for line in chart.lines:
         points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
@@ -112,24 +128,30 @@ def bands(chart: Chart, horizontal: Axis) -> list[tuple[float, float, float, lis
         steps = [steps[round(n * (len(steps) - 1) / (_BANDS - 1))] for n in range(_BANDS)]
     places = [horizontal.place(step) for step in steps]
     edges = [0.0, *[(one + other) / 2 for one, other in pairwise(places)], 1.0]
-    found = []
-    for step, place, left, right in zip(steps, places, edges, edges[1:], strict=False):
-        told = [
-            f"{line.name} {_told(near, step, chart.unit, faint=line.faint)}"
+    titles: dict[int, list[tuple[int | None, str]]] = {}
+    for mark in chart.marks:
+        index = bisect_right(edges, horizontal.place(mark.x), 1, len(edges) - 1) - 1
+        titles.setdefault(index, []).append((mark.series if mark.kind == "best" else None, mark.title))
+    stripes = []
+    for index, (step, place, left, right) in enumerate(zip(steps, places, edges, edges[1:], strict=False)):
+        values: list[tuple[int | None, str]] = [
+            (line.series, f"{line.name} {_value_in(near, step, chart.unit, faint=line.faint)}")
             for line, points, placed in lines
             if (near := points[bisect_left(placed, left) : bisect_right(placed, right)])
         ]
-        if told and right - left >= 0.0001:
-            found.append((left, right - left, place, [f"step {written(step)}", *told]))
-    return found
+        center = round(100 * (place - left) / (right - left)) if right > left else 50
+        is_right = place >= 0.5 and (index == 0 or places[index - 1] < 0.5)
+        width = round(10_000 * (right - left))
+        stripes.append(Band(width, center, is_right, f"step {written(step)}", values + titles.get(index, [])))
+    return stripes
 
 
-def _told(near: Sequence[tuple[float, float]], centre: float, unit: Unit, *, faint: bool) -> str:
-    """What a line is in a stripe: its value, of a faint one its least and largest."""
+def _value_in(near: Sequence[tuple[float, float]], center: float, unit: Unit, *, faint: bool) -> str:
+    """The value of a line in a stripe: the one nearest to its step, or the range of a faint line."""
     low, high = min(y for _, y in near), max(y for _, y in near)
     if faint and low != high:
         return f"{written(low, unit)} \u2013 {written(high, unit)}"
-    return written(min(near, key=lambda point: abs(point[0] - centre))[1], unit)
+    return written(min(near, key=lambda point: abs(point[0] - center))[1], unit)
 
 
 # tried one after the other until the page is small enough: stretches of a curve, samples, rows of settings and of events,
@@ -139,7 +161,7 @@ _ROOMS: tuple[tuple[int | None, int, int, int, str], ...] = (
     (75, 3, 200, 200, "Curves are thinned further, and samples left out, to keep the page small."),
     (40, 1, 80, 80, "Curves are thinned further, and much is left out, to keep the page small."),
 )
-_KINDS = {"loss": "loss", "score": "scores", "throughput": "machine", "memory": "machine", "value": "users"}
+_KINDS = {"loss": "loss", "metric": "metrics", "throughput": "machine", "memory": "machine", "value": "users"}
 
 
 def run_page(
@@ -172,7 +194,7 @@ def run_page(
     }
 
     def fitted(stretches: int | None, samples: int, rows: int, letters: int, left_out: str) -> dict[str, Any]:
-        kinds: dict[str, list[Chart]] = {"loss": [], "scores": [], "optimizer": [], "machine": [], "users": []}
+        kinds: dict[str, list[Chart]] = {"loss": [], "metrics": [], "optimizer": [], "machine": [], "users": []}
         for chart in charts(run, stretches=stretches):
             kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
         return kinds | {
@@ -188,7 +210,7 @@ def run_page(
 
 
 def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
-    """The page of several runs: what differs between them, their scores, and their curves over each other."""
+    """The page of several runs: the settings that differ, their metrics, and their curves over each other."""
     whole = {"states": [state_of(run) for run in runs], "script": script, "policy": policy, "state": "", "left_out": ""}
     rooms = (max(20, 300 // len(runs)), 40, 20)
     return _rendered("runs.html", whole, (page_values(runs, stretches=stretches) for stretches in rooms))
@@ -219,7 +241,7 @@ def _rendered(name: str, whole: dict[str, Any], parts: Iterable[dict[str, Any]])
 
 @cache
 def environment() -> "Environment":
-    """Templates beside this file; what is put into them is escaped. Imported here: a run that writes no page needs none."""
+    """The templates beside this file; values put into them are escaped. Imported here: a run that writes no page needs none."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

@@ -9,7 +9,7 @@ from surefoot.report.series import ReportedRun
 
 _SMOOTHED = 40  # points; fewer are few enough to be seen
 _DOTS = 60
-_MOST_SCORES, _MOST_USERS = 16, 8  # charts of the kind
+_MOST_METRICS, _MOST_USERS = 16, 8  # charts of the kind
 _MOST_LINES = 14  # of a chart
 _LATE = 8  # points of the second half that are worth a chart of their own
 _LOG_X = 12  # points, from which on the same on logarithmic axes tells more
@@ -17,7 +17,7 @@ _LOG_X = 12  # points, from which on the same on logarithmic axes tells more
 
 def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
     """All charts of one run, the loss first; those without a point are left out."""
-    kinds = (loss_charts, _score_charts, _train_charts, _users_charts)
+    kinds = (loss_charts, _metric_charts, _train_charts, _users_charts)
     found = (chart for kind in kinds for chart in kind(run, stretches))
     return [chart for chart in found if any(line.points for line in chart.lines)]
 
@@ -36,12 +36,12 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
             lines.append(Line("training", points_of(loss, stretches), dots=loss.count < _DOTS))
         marks += _strange(loss, "training loss")
     for place, (name, curve) in enumerate(losses.items(), 1):
-        lines.append(Line(name, points_of(curve, stretches), colour=place, dots=curve.count < _DOTS))
+        lines.append(Line(name, points_of(curve, stretches), series=place, dots=curve.count < _DOTS))
         marks += _strange(curve, name)
     main, best = headline(run), list[Mark]()
     if main is not None and main.name in losses:
-        colour = 1 + list(losses).index(main.name)
-        best.append(Mark("best", main.best_step, main.best, f"best {written(main.best)}", colour))
+        series = 1 + list(losses).index(main.name)
+        best.append(Mark("best", main.best_step, main.best, f"best {written(main.best)}", series))
     charts = [Chart("loss", "Loss", tuple(lines), (*_events(run), *marks, *best), wide=True)]
     if max((line.points[-1][0] / max(1, line.points[0][0]) for line in lines if line.points), default=0) >= _LOG_X:
         positive = all(value > 0 for line in lines for _, value in line.points)
@@ -57,17 +57,17 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     return charts
 
 
-def _score_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    """One chart for each score that is no loss, all splits in it."""
+def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
+    """One chart per metric other than the loss, with all splits in it."""
     by_score: dict[str, dict[str, Curve]] = {}
     for name, curve in run.recorded.scores.items():
         split, _, score = name.rpartition("/")
         if score != "loss":
             by_score.setdefault(score, {})[split] = curve
     found, main = [], headline(run)
-    for score, splits in list(by_score.items())[:_MOST_SCORES]:
+    for score, splits in list(by_score.items())[:_MOST_METRICS]:
         lines = tuple(
-            Line(split or score, points_of(curve, stretches), colour=place, dots=curve.count < _DOTS)
+            Line(split or score, points_of(curve, stretches), series=place, dots=curve.count < _DOTS)
             for place, (split, curve) in enumerate(list(splits.items())[:_MOST_LINES], 1)
         )
         marks = [mark for split, curve in splits.items() for mark in _strange(curve, f"{split}/{score}")]
@@ -77,7 +77,7 @@ def _score_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
             if main is not None and main.name == f"{split}/{score}"
         ]
         title = f"{next(iter(splits))}/{score}".lstrip("/") if len(splits) == 1 else score
-        found.append(Chart(f"score-{score}", title, lines, tuple(marks)))
+        found.append(Chart(f"metric-{score}", title, lines, tuple(marks)))
     return found
 
 
@@ -85,25 +85,27 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     """Learning rate and gradient, speed and memory; a line without points is left out."""
 
     def lines(*curves: tuple[str, str, int]) -> tuple[Line, ...]:
-        drawn = [(name, points_of(train.get(key), stretches), colour) for key, name, colour in curves]
-        return tuple(Line(name, points, colour) for name, points, colour in drawn if points)
+        drawn = [(name, points_of(train.get(key), stretches), series) for key, name, series in curves]
+        return tuple(Line(name, points, series) for name, points, series in drawn if points)
 
     train = run.recorded.train
-    rate, clipped = lines(("learning_rate", "learning rate", 0)), lines(("clipped", "clipped", 2))
-    norms = lines(("norm_max", "largest", 1), ("norm", "mean", 0))
+    rate, clipped = lines(("learning_rate", "learning rate", 0)), lines(("clipped", "clip fraction", 2))
+    norms = lines(("norm_max", "maximum", 1), ("norm", "mean", 0))
     strange = tuple(_strange(train["norm_max"], "gradient norm") if "norm_max" in train else ())
-    speed = lines(("targets_per_s", "targets a second", 0))
+    speed = lines(("targets_per_s", "targets per second", 0))
     memory = lines(
-        ("host_memory_bytes", "this process", 0),
-        ("host_memory_peak_bytes", "this process, largest", 1),
-        ("device_memory_peak_bytes", "device, largest", 2),
+        ("host_memory_bytes", "host", 0),
+        ("host_memory_peak_bytes", "host, peak", 1),
+        ("device_memory_peak_bytes", "device, peak", 2),
     )
-    share, waiting = "Share of the gradient that was clipped", "training and waiting for data"
+    rate_note = "mean of each record, over training and waiting for data"
     return [
         Chart("learning-rate", "Learning rate", rate, zero=True, scale="linear"),
-        Chart("norm", "Gradient norm", norms, strange, note="of each step, before clipping"),
-        Chart("clipped", share, clipped, unit="fraction", zero=True, scale="linear"),
-        Chart("throughput", "Targets a second", speed, zero=True, scale="linear", note=waiting),
+        Chart("norm", "Gradient norm", norms, strange, note="before clipping, of the steps of each record"),
+        Chart(
+            "clipped", "Clip fraction", clipped, unit="fraction", zero=True, scale="linear", note="mean of each record"
+        ),
+        Chart("throughput", "Targets per second", speed, zero=True, scale="linear", note=rate_note),
         Chart("memory", "Memory", memory, unit="bytes", zero=True, scale="linear"),
     ]
 
@@ -113,7 +115,7 @@ def _users_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         Chart(
             f"value-{name}",
             name,
-            (Line(name, points_of(curve, stretches), colour=3, dots=curve.count < _DOTS),),
+            (Line(name, points_of(curve, stretches), series=3, dots=curve.count < _DOTS),),
             tuple(_strange(curve, name)),
         )
         for name, curve in list(run.recorded.users.items())[:_MOST_USERS]
@@ -121,7 +123,7 @@ def _users_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 
 def points_of(curve: Curve | None, stretches: int | None) -> Points:
-    """What is drawn of a curve; nothing where there is none."""
+    """The points that are drawn of a curve; () without a curve."""
     return () if curve is None else tuple((float(step), value) for step, value in curve.points(stretches))
 
 

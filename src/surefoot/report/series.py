@@ -1,4 +1,4 @@
-"""What the records of a run come to: curves, events, samples, layers and times, gathered one record at a time; and the whole run."""
+"""The content of a run's records (curves, events, samples, layers and times), read one record at a time; and the run itself."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ _LONGEST_SAMPLE = 6_000  # letters
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened after so many steps."""
+    """An event, and the number of steps made before it."""
 
     step: int
     what: str
@@ -41,7 +41,7 @@ class Event:
 
 @dataclass
 class Recorded:
-    """What the records of a run tell."""
+    """The content of a run's records."""
 
     train: dict[str, Curve] = field(default_factory=dict)
     users: dict[str, Curve] = field(default_factory=dict)  # what `step.log` added

@@ -1,4 +1,4 @@
-"""Several runs on one page: one colour each, their curves over each other, and only the settings in which they differ."""
+"""Several runs on one page: one color each, their curves over each other, and only the settings in which they differ."""
 
 import re
 from collections.abc import Sequence
@@ -11,15 +11,19 @@ from surefoot.report.headline import direction_of, headline
 from surefoot.report.run_charts import points_of
 from surefoot.report.series import ReportedRun
 
-_MOST_SCORES = 12
+_MOST_METRICS = 12
 _DOTS = 60
 _LONGEST_TITLE = 60  # letters
-_MORE = {"learning_rate": "Learning rate", "norm": "Gradient norm, mean", "targets_per_s": "Targets a second"}
+_MORE = {
+    "learning_rate": "Learning rate",
+    "norm": "Gradient norm, mean of each record",
+    "targets_per_s": "Targets per second, mean of each record",
+}
 
 
 def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any]:
-    """What the page shows of runs next to each other, in the order in which they are given."""
-    names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_SCORES]
+    """The values that the page of several runs shows, in the order of `runs`."""
+    names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_METRICS]
     called = labels(runs)
     title = " · ".join(called)
     return {
@@ -27,7 +31,7 @@ def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any
         "verdict": _verdict(called, runs),
         "runs": runs,
         "labels": called,
-        "score_names": names,
+        "metric_names": names,
         "cells": list(zip(*(_cells(name, runs) for name in names), strict=True)) or [()] * len(runs),
         "differing": tables.differing(runs),
         "overlaid": overlaid_charts(called, runs, names, stretches),
@@ -58,17 +62,17 @@ def _without_common_begin(names: list[str]) -> list[str]:
 
 
 def overlaid_charts(
-    labels: Sequence[str], runs: Sequence[ReportedRun], score_names: Sequence[str], stretches: int
+    labels: Sequence[str], runs: Sequence[ReportedRun], metric_names: Sequence[str], stretches: int
 ) -> list[Chart]:
     """Training loss, each score, learning rate, gradient norm and speed, one line a run."""
     trained = [run.recorded.train for run in runs]
     losses = [tuple(smoothed(train.get("loss", Curve()))) for train in trained]
     found = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
-    for name in score_names:
+    for name in metric_names:
         curves = [run.recorded.scores.get(name, Curve()) for run in runs]
         dots = max(curve.count for curve in curves) < _DOTS
         lines = _lines(labels, [points_of(curve, stretches) for curve in curves], dots=dots)
-        found.append(Chart(f"score-{name}", name, lines, _best_of_all(curves, direction_of(name))))
+        found.append(Chart(f"metric-{name}", name, lines, _best_of_all(curves, direction_of(name))))
     for key, title in _MORE.items():
         lines = _lines(labels, [points_of(train.get(key), stretches) for train in trained])
         found.append(Chart(key, title, lines, zero=key != "norm"))
@@ -76,9 +80,9 @@ def overlaid_charts(
 
 
 def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = False) -> tuple[Line, ...]:
-    """One line for each run that has the curve, in the run's colour."""
+    """One line for each run that has the curve, in the run's color."""
     return tuple(
-        Line(label, points, place % 7, place // 7 % 5, dots=dots)
+        Line(label, points, place, dots=dots)
         for place, (label, points) in enumerate(zip(labels, curves, strict=True))
         if points
     )
@@ -91,11 +95,11 @@ def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
     if not known:
         return ()
     place, step, value = (max if direction == "max" else min)(known, key=lambda one: one[2])
-    return (Mark("best", step, value, f"best {written(value)}", place % 7),)
+    return (Mark("best", step, value, f"best {written(value)}", place),)
 
 
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:
-    """Of each run the best value of a score, its step where that was not the last, and whether no other run was better."""
+    """The best value of a metric in each run, its step if that was not the last, and whether it is the best of all runs."""
     direction = direction_of(name)
     curves = [run.recorded.scores.get(name, Curve()) for run in runs]
     bests = [curve.best(direction) for curve in curves]

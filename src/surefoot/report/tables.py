@@ -46,7 +46,7 @@ def shown(value: Any, *, longest: int = _LONGEST) -> str:
 
 
 def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
-    """Where the time of all sittings went, in a fixed order: what, its seconds, its share of all, and its colour on the page."""
+    """The time of all sessions by phase, in a fixed order: name, seconds, fraction of all, and color on the page."""
     spent = run.recorded.spent_s
     total = sum(spent.values()) or 1.0
     rows = [
@@ -56,14 +56,18 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
 
 
 def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
-    """The first row: what each is, its number and what belongs to it; the score that counts first, then loss, steps, time, speed."""
+    """The first row of the page: names, values and remarks. The main metric comes first, then loss, steps, time, speed."""
     recorded, found, loss = run.recorded, headline(run), run.recorded.train.get("loss")
     row = [] if found is None else [_of_headline(found)]
     if loss is not None and loss.last is not None and (found is None or found.name != "training loss"):
         row.append(("training loss", written(loss.last[1]), f"at step {loss.last[0]:,}"))
     step = recorded.at_end_of_step
     row += [
-        (name, written(value), "scored once" if step is None else f"scored once, weights of step {step:,}")
+        (
+            name,
+            written(value),
+            "evaluated once, at the end" if step is None else f"evaluated at the end, weights of step {step:,}",
+        )
         for name, value in list(recorded.at_end.items())[:3]
         if found is None or name != found.name
     ]
@@ -73,10 +77,10 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     )
     spent, total = recorded.spent_s, sum(recorded.spent_s.values())
     if total > 0:
-        row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} of it training"))
+        row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} training"))
     trained = spent["training"] + spent["waiting"]
     if recorded.targets > 0 and trained > 0:
-        row.append(("targets a second", written(float(f"{recorded.targets / trained:.3g}")), "while training"))
+        row.append(("targets per second", written(float(f"{recorded.targets / trained:.3g}")), "mean, while training"))
     if resumed := sum(event.resumed for event in recorded.events):
         row.append(("resumed", "once" if resumed == 1 else f"{resumed:,} times", ""))
     if recorded.skipped:
@@ -85,7 +89,7 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
 
 
 def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
-    """Where the run was made: versions, hardware, when each sitting began. Of several sittings, what the last one had."""
+    """Versions, hardware, and when the run began; values of the last session if there were several."""
     if not run.files.sessions:
         return []
     first, *later = run.files.sessions
@@ -99,7 +103,7 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
     rows = [
         ("began", _time(first)),
         ("last resumed", _time(last) if later else None),
-        ("sittings", str(1 + len(later)) if later else None),
+        ("sessions", str(1 + len(later)) if later else None),
         *((name, machine.get(name)) for name in ("surefoot", "torch")),
         *((name, last.get(name)) for name in ("python", "numpy", "platform")),
         ("device", ", ".join(str(machine[name]) for name in ("device", "hardware", "cpu") if machine.get(name))),

@@ -29,7 +29,7 @@ _AT_ONCE = 64
 
 
 def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
-    """An image of 1 or 3 channels as a small PNG in base64; `mean` and `std` are those it was normalised with, if it is not 0..1.
+    """An image of 1 or 3 channels as a small PNG in base64; `mean` and `std` undo its normalization, if it is not in 0..1.
 
     >>> encode_png(torch.zeros(1, 8, 8))[:8]
     'iVBORw0K'
@@ -69,9 +69,9 @@ def classification_panels(
 ) -> Iterator[Panel]:
     """The confusion matrix over a data set of (image, label), and the images with the largest losses.
 
-    As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are those
-    that images are normalised with. Of a large data set 10,000 samples spread over it, and no more than 30 seconds' worth.
-    images: how many; 0 where the inputs are none.
+    As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are
+    those of the images' normalization. A large data set is read in 10,000 spread samples, for at most 30 s. images: their number;
+    0 if the inputs are not images.
 
     >>> data = torch.eye(3).view(3, 1, 1, 3), torch.tensor([0, 1, 0])
     >>> confusion, wrong = classification_panels(nn.Flatten(), data, classes=("a", "b", "c"))
@@ -106,11 +106,11 @@ def classification_panels(
 
 
 def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Image:
-    """What a model made of one image; `log_chance` is that of its guess."""
+    """One image with the model's prediction; `log_chance` is the log probability of its guess."""
     finite = math.isfinite(loss)
     return Image(
         png=png,
-        caption=f"{label}, taken for {guess}",
+        caption=f"{label}, predicted {guess}",
         label=label,
         guess=guess,
         probability=None if math.isnan(log_chance) else min(1.0, math.exp(log_chance)),
@@ -120,7 +120,7 @@ def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -
 
 
 def _spread(dataset: Any, total: int, *, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of samples from everywhere in a data set, in no order: whoever stops early has seen all kinds."""
+    """Batches of samples from everywhere in a data set, shuffled, so that a reader who stops early has seen all kinds."""
     ids = np.unique(np.linspace(0, total - 1, min(total, _SAMPLES)).round().astype(np.int64))
     mixed = np.random.default_rng(0).permutation(ids)
     some = tuple(part[mixed] for part in dataset) if is_tensors(dataset) else Subset(dataset, mixed.tolist())

@@ -1,4 +1,4 @@
-"""Reports where they are asked for, and the one at the end of every run that has a directory."""
+"""Write reports: on request, and at the end of every run that has a directory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,8 +23,8 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
 
     paths: directories of runs, finished, running or dead; nothing in them is changed but the page itself.
     out: the file to write. Absent: report.html in the run's directory, or, of several runs, in the current one.
-    The page needs no network and no other file, and has at most a megabyte. It is there whole or not at all. Raises
-    `ConfigError` where a path is no directory of a run, or the file cannot be written.
+    The page needs no network and no other file, and has at most a megabyte. It is there whole or not at all. Raises `ConfigError`
+    if a path is not the directory of a run, or the file cannot be written.
 
     >>> import tempfile
     >>> run = Path(tempfile.mkdtemp())
@@ -40,7 +40,7 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
 
 
 def page_of(places: Sequence[Path], *, script: str = "", policy: str = POLICY) -> str:
-    """The page on some runs as they are now; `ConfigError` where a directory is none of a run."""
+    """The page on some runs as they are now; `ConfigError` if a directory does not hold a run."""
     for place in places:
         if place.is_dir() and not (place / "metrics.jsonl").exists() and not (place / "config.toml").exists():
             raise ConfigError(f"{place} is no directory of a run: it has neither config.toml nor metrics.jsonl")
@@ -56,7 +56,7 @@ def page_of(places: Sequence[Path], *, script: str = "", policy: str = POLICY) -
 
 
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
-    """Write the page of a run that this process has just trained; whatever goes wrong with it is one warning."""
+    """Write the page of a run that this process has just trained; a failure becomes one warning."""
     try:
         write_file(path / FILE, page_of([path]).encode())
     except Exception as problem:  # looking at a run never breaks it

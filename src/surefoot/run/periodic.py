@@ -4,7 +4,10 @@ The loop asks (`surefoot.train.loop.Duties`); only here may a run wait for the d
 """
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.format import Checkpoint
@@ -18,6 +21,7 @@ from surefoot.tracking.logger import Journal
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
 from surefoot.train.step_watch import UNWATCHED, Watch
+from surefoot.train.timer import Event, RemainingTime
 
 if TYPE_CHECKING:
     from surefoot.train.state_check import StateCheck
@@ -37,7 +41,7 @@ class BetweenSteps:
         self.skipped = 0  # steps, as far as the records tell
         self.logged_step = 0
         self.evaluated_step = 0  # the last one after which scores or a sample were due
-        self.looped_at = self.whole.clock.now()
+        self.remaining = RemainingTime()
         self.changes: set[str] = set()  # of what is trained, as they were said
 
     def opened(self, state_check: "StateCheck | None") -> None:
@@ -46,7 +50,6 @@ class BetweenSteps:
         self.layers, self.flags = self._layers(), self.state.trainable.flags
 
     def started(self) -> None:
-        self.looped_at = self.whole.clock.now()
         self.later_step = self.state.step + (1 if self.state_check is None else self.state_check.steps)
         self.whole.clock.first_steps += range(self.state.step, self.later_step)
         if self.parts.console is not None:
@@ -87,7 +90,9 @@ class BetweenSteps:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
         self.logged_step = self.state.step
         self.whole.meter.collect(self.parts.world)
-        values, skipped = self.whole.meter.read(first_steps=self.whole.clock.first_steps)
+        first_steps = self.whole.clock.first_steps
+        later_steps = sum(index not in first_steps for index, *_ in self.whole.meter.rows)
+        values, skipped = self.whole.meter.read(first_steps=first_steps)
         times = self.whole.clock.window()
         trained_s = times["training_s"] + times["waiting_s"]
         # first steps are not in those seconds
@@ -95,10 +100,9 @@ class BetweenSteps:
         if counted > 0 and trained_s > 0:
             values["targets_per_s"] = counted / trained_s
         values["learning_rate"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
-        later_steps = self.state.step - self.later_step  # since `looped_at`
-        if later_steps > 0:
-            step_s = (self.whole.clock.now() - self.looped_at) / later_steps
-            values["left_s"] = step_s * (self.parts.length.steps - self.state.step)
+        self.remaining.add_steps(later_steps, training_s=trained_s, user_s=times["user_s"])
+        if (left_s := self._left_s()) is not None:
+            values["left_s"] = left_s
         values |= used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.skipped += len(skipped)
@@ -121,7 +125,8 @@ class BetweenSteps:
         assert self.parts.saving is not None  # save_due says so
         self._keep_directory()
         self.wishes.saved()
-        self.parts.saving.save(self._packed, protected=self._best)
+        with self._timed("save"):
+            self.parts.saving.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
         due = self.parts.timetable.every["watch_every"].due(index + 1)
@@ -135,8 +140,6 @@ class BetweenSteps:
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
         self.whole.meter.add(step)
-        if step.index == self.later_step - 1:
-            self.looped_at = self.whole.clock.now()  # what comes once is over: later steps tell the time that is left
         if (
             isinstance(step.watch, Watched)
             and (seen := self.layers.read(step.watch, count=step.target_count)) is not None
@@ -191,15 +194,55 @@ class BetweenSteps:
             )
 
     def _evaluate(self) -> None:
-        done = self.evaluated_step = self.state.step
+        done = self.state.step
         if self.alone and self.whole.meter.rows and self.log_due(done):
             self.whole.clock.enter("training")  # the device may still be busy with it
             self.log()  # nothing can be added to it: the loss stands before the scores
             self.whole.clock.enter("evaluating")
+        self.evaluated_step = done
         if self.evaluations.scores_due(done):
-            self.evaluations.score(stop=self.wishes.told_to_stop if self.alone else lambda: False)
+            with self._timed("evaluation"):
+                self.evaluations.score(stop=self._evaluation_stop)
         if self.evaluations.sample_due(done) and not self.evaluations.due:
-            self.evaluations.sample()
+            with self._timed("sample"):
+                self.evaluations.sample()
+
+    def _evaluation_stop(self) -> bool:
+        """Whether an evaluation is to be given up; never if code of the user's waits for its numbers."""
+        return self.alone and self.wishes.told_to_stop()
+
+    @contextmanager
+    def _timed(self, event: Event) -> Iterator[None]:
+        """Time an evaluation, a sample or a save, for the time that is left; not one that was given up."""
+        begun = self.whole.clock.now()
+        yield
+        if not self.evaluations.due:
+            steps = self._evaluation_steps[0] if event == "evaluation" else 1.0
+            self.remaining.add_event(event, self.whole.clock.now() - begun, steps=steps)
+
+    @cached_property
+    def _evaluation_steps(self) -> tuple[float, float]:
+        """About how many steps' time an evaluation takes, and the one at the end alone; a forward pass is a third of a step."""
+        samples_per_step = self.parts.supply.plan.samples * self.parts.length.epochs / self.parts.length.steps
+        scoring = self.parts.scoring
+        during, at_end = (scoring.training_samples(scoring.names(at_end=at_end)) for at_end in (False, True))
+        return during / (3 * samples_per_step), at_end / (3 * samples_per_step)
+
+    def _left_s(self) -> float | None:
+        """Seconds until the run's last step is made, evaluated and saved, with the samples and the evaluation at the end."""
+        done, last, every = self.state.step, self.parts.length.steps, self.parts.timetable.every
+        evaluated = done - (self.evaluated_step != done)  # what is due after this step comes after its record
+        evaluations = every["evaluate_every"].count(evaluated, last) + (not every["evaluate_every"].due(last))
+        saves = every["save_every"].count(done - 1, last) + (not every["save_every"].due(last))
+        samples = every["sample_every"].count(evaluated, last - 1) + 1
+        during, at_end = self._evaluation_steps
+        return self.remaining.seconds(
+            steps=last - done,
+            evaluations=evaluations * during * (evaluated < last) + at_end,
+            samples=samples * (self.parts.settings.sample_fn is not None),
+            saves=saves * (self.parts.saving is not None),
+            save_every_s=every["save_every"].seconds,
+        )
 
     def _follow_trainable(self) -> None:
         """Go on with what was frozen or unfrozen since the last step: agree on it, have it watched, and say it. Collective."""

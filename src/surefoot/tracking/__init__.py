@@ -1,1 +1,1 @@
-"""The records and files of a run: who writes them, who reads them, and how numbers and tables are written as text."""
+"""The records and files of a run: their writers and readers, and numbers and tables as text."""

@@ -1,4 +1,4 @@
-"""What to type next for a run: resume, replay, diagnose, and its first command again."""
+"""The commands to type next for a run: resume, replay, diagnose, and its first command."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ _TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}  # names of programs that a
 
 
 def resume_command(directory: Path) -> str:
-    """What to type to go on with the run in a directory; for code that no command can start again, just that."""
+    """The command that continues the run in a directory; for code that no command can start, a sentence says so."""
     if by_command():
         return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory))}"
     if Path(sys.argv[0]).name in _TYPED_IN:
@@ -22,20 +22,20 @@ def resume_command(directory: Path) -> str:
 
 
 def replay_command(directory: Path, step: int) -> str:
-    """What to type to have a step made again and shown."""
+    """The command that replays and shows a step."""
     if by_command():
         return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory))} --step {step}"
     return f"print(surefoot.load(run).replay({step})) where this run is built, in place of training it"
 
 
 def diagnose_command(directory: Path) -> str:
-    """What to type to have what is wrong with a run explained."""
+    """The command that explains the problems of a run."""
     command = typed(Path(sys.argv[0]) if by_command() else Path(sys.executable).with_name("surefoot"))
     return f"{command} diagnose {shlex.quote(str(directory))}"
 
 
 def typed(program: Path, name: str | None = None) -> str:
-    """What to type for a program: its name where that finds it, else its path from here."""
+    """The text to type for a program: its name if that finds it, else its path from here."""
     name, here = name or program.name, program.absolute()
     on_path = Path(shutil.which(name) or "")
     if not here.is_file() or (on_path.resolve() == program.resolve() and on_path.parent == here.parent):

@@ -1,4 +1,4 @@
-"""Records as plain lines, one per record: `key=value`, no colour, nothing redrawn. For files, pipes and dumb terminals."""
+"""Records as plain lines, one per record: `key=value`, no color, no redrawing. For files, pipes and dumb terminals."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ class Screen(Sink, Protocol):
 
     @property
     def fresh_line(self) -> str:
-        """What a message must begin with that is written past it, to stand on a line of its own."""
+        """The prefix that puts a message of another writer on a line of its own."""
 
     def say(self, text: str) -> None: ...
     def started(self, spent_s: float) -> None: ...
@@ -125,7 +125,7 @@ class Console:
 
 
 class RankLog(StringIO):
-    """What a rank above 0 says: kept until it is told where to append it; without a place nothing is kept for long."""
+    """The messages of a rank above 0, buffered until it gets a file to append them to; without a file the buffer stays small."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ _decoded = json.JSONDecoder().decode  # json.loads looks for the encoding of eac
 
 
 class AppendedFile:
-    """A file at whose end bytes are written; what the disk has no room for waits in memory for the next call."""
+    """A file that bytes are appended to; bytes that do not fit on the disk wait in memory for the next call."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.waiting = path, b""
@@ -157,7 +157,7 @@ def records(path: Path) -> list[Record]:
 def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
     """The records of one curve, one at a time: the file is read twice, first for where it was gone on from.
 
-    What is appended meanwhile, what stands behind the first `size_bytes`, half-written lines and what is no record are left out.
+    It leaves out lines appended meanwhile, bytes beyond the first `size_bytes`, half-written lines and lines that are not records.
     """
     ends, steps, size = _resumed(path, size_bytes)
     for place in range(len(steps) - 2, -1, -1):  # of all resumes from here on, the earliest step
@@ -187,7 +187,7 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
 
 
 def parse_record(text: bytes) -> Record | None:
-    """The record in a line, with its numbers that are not finite put back; None where there is none."""
+    """The record in a line, with its non-finite numbers restored; None if the line does not hold one."""
     try:
         record = _decoded(text.decode())
     except (ValueError, RecursionError):

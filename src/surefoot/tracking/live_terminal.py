@@ -1,6 +1,6 @@
 """A run in a terminal: a table that grows by one row per evaluation, and one live line under it.
 
-Only the live line is drawn again. No thread, no hidden cursor: whatever ends the process leaves the terminal as it was.
+Only the live line is drawn again. No thread, no hidden cursor: every way to end the process leaves the terminal as it was.
 """
 
 import os
@@ -35,7 +35,7 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this ord
 
 
 class Terminal:
-    """The terminal that `stream` (default: standard output) is. NO_COLOR is obeyed; only the eight plain colours are used."""
+    """The terminal that `stream` (default: standard output) is. NO_COLOR is honored; only the eight plain colors are used."""
 
     def __init__(self, length: int, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console  # 60 ms, and only terminals need it
@@ -57,7 +57,7 @@ class Terminal:
 
     @property
     def fresh_line(self) -> str:
-        """What erases the live line; nothing where standard error goes elsewhere."""
+        """The text that erases the live line; "" if standard error goes elsewhere."""
         return _ERASE if os.isatty(2) else ""
 
     def write(self, record: Record) -> None:
@@ -87,7 +87,7 @@ class Terminal:
             self._draw()
 
     def close(self) -> None:
-        """Take the live line away: what follows stands on a line of its own."""
+        """Erase the live line, so that the next text stands on a line of its own."""
         self.guests.close()
         if self.drawn or self.unfinished:
             self.said.put(self._start())
@@ -102,7 +102,7 @@ class Terminal:
             self.unfinished = not text.endswith("\n")
 
     def _start(self) -> str:
-        """What brings the cursor to an empty line."""
+        """The text that moves the cursor to an empty line."""
         return "\n" if self.unfinished else _ERASE
 
     def _above(self, *lines: "str | Text") -> None:
@@ -190,7 +190,7 @@ class _Guest:
 
 
 def _values(record: Record) -> list[tuple[str, str]]:
-    """What the live line shows of a record beside its step, with the style of each."""
+    """The fields of the live line other than the step, with the style of each."""
     values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
     if loss := _loss(record):
         values.append((f"loss {loss}", ""))
@@ -199,7 +199,7 @@ def _values(record: Record) -> list[tuple[str, str]]:
 
 
 def _loss(record: Record) -> str:
-    """Of the steps that were applied; "" where there is none."""
+    """The loss of the applied steps; "" without one."""
     loss = record.get("loss_of_applied", record.get("loss"))
     return "" if loss is None else number(loss)
 

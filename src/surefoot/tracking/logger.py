@@ -85,7 +85,7 @@ class Journal:
                 last_first.callback(self._close, sink)
 
     def state(self) -> tuple[int, str] | None:
-        """What a checkpoint notes of the file of records; None where there is none."""
+        """The state of the file of records for a checkpoint; None without a file."""
         return None if self.metrics is None else self.metrics.state()
 
     def _close(self, sink: Sink) -> None:

@@ -14,13 +14,13 @@ _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 
 def check(holds: bool, otherwise: str) -> None:
-    """Raise `ConfigError` where something does not hold."""
+    """Raise `ConfigError` if something does not hold."""
     if not holds:
         raise ConfigError(f"a panel cannot be shown: {otherwise}")
 
 
 def check_texts(*texts: Any) -> None:
-    """Raise where one is no text, is too long, or holds half a character, which no file can hold."""
+    """Raise if one is not a text, is too long, or holds half a character, which no file can hold."""
     for text in texts:
         check(isinstance(text, str), f"a text is a {type(text).__name__}")
         check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
@@ -28,7 +28,7 @@ def check_texts(*texts: Any) -> None:
 
 
 def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raise where it is neither absent nor a finite number in these limits."""
+    """Raise if it is neither absent nor a finite number in these limits."""
     if value is not None:
         check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
         check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
@@ -44,12 +44,12 @@ def is_count(value: Any) -> bool:
 
 
 def check_count(parts: Sized, what: str) -> None:
-    """Raise where there are more parts than can be shown."""
+    """Raise if there are more parts than can be shown."""
     check(len(parts) <= _MOST, f"{len(parts):,} {what}, and {_MOST:,} can be shown")
 
 
 def check_png(text: Any) -> None:
-    """Raise where it is no base64 of a PNG file of few pixels."""
+    """Raise if it is not the base64 of a PNG file of few pixels."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (AttributeError, ValueError) as problem:

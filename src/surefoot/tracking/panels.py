@@ -1,4 +1,4 @@
-"""What a report can show of a task beside its curves, as plain data; `report/task_panels.py` makes it of a model."""
+"""Panels that a report shows beside its curves, as plain data; `report/task_panels.py` makes them from a model."""
 
 import math
 import random
@@ -86,7 +86,7 @@ class TextHeatmap:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """What a model made of one source, beside what was meant; `group` says why it was chosen.
+    """A model's output for one source, with its reference; `group` says why it was chosen.
 
     >>> Example(source="one", reference="eins", output="ein", score=0.5, group="worst").output
     'ein'

@@ -22,7 +22,7 @@ PANELS: dict[str, type[Panel]] = {panel.kind: panel for panel in get_args(Panel)
 
 @dataclass(frozen=True, kw_only=True)
 class Panels:
-    """What a report shows of the weights after `step` steps."""
+    """The panels of the weights after `step` steps."""
 
     step: int
     panels: tuple[Panel, ...]
@@ -81,7 +81,7 @@ def made(
 ) -> tuple[list[Panel], list[str]]:
     """The panels of a model, made until `stop` says so or a minute is over, and why there are not more; raises nothing.
 
-    What the function has yielded before it failed is kept.
+    Panels that the function yielded before it failed stay.
 
     >>> made(lambda model: 1 / 0, None)
     ([], ['no panels: ZeroDivisionError: division by zero'])
@@ -129,7 +129,7 @@ def read_panels(run: Path | str) -> Panels | None:
 
 
 def panels_from_json(text: str) -> Panels:
-    """What `Panels.to_json` wrote; `ConfigError` for anything else.
+    """Read the text that `Panels.to_json` wrote; `ConfigError` for any other.
 
     >>> panels_from_json(Panels(step=3, panels=()).to_json())
     Panels(step=3, panels=())

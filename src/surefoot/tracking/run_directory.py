@@ -1,4 +1,4 @@
-"""A run's directory: what lies in it besides checkpoints and metrics, and who may write there."""
+"""A run's directory: the files in it besides checkpoints and metrics, and the lock of its writer."""
 
 import errno
 import json
@@ -196,7 +196,7 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
 
 
 def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
-    """What bit-equal results depend on besides the configuration."""
+    """The facts about the machine that bit-equal results depend on."""
     return {
         "surefoot": surefoot_version(),
         "torch": torch.__version__,

@@ -115,7 +115,7 @@ def read_run(path: Path) -> RunFiles:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Read the records of one curve one at a time, none if there is no file; `OSError` if it cannot be read."""
+    """Read the records of one curve one at a time; an absent file has no records. `OSError` if it cannot be read."""
     metrics = path / "metrics.jsonl"
     return streamed(metrics) if metrics.exists() else iter(())
 
@@ -159,7 +159,7 @@ def began_with(path: Path, batch_size: int | str) -> int | str | None:
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:
-    """Read the newest state.json that can be read, and its step; 0 and None if there is none."""
+    """Read the newest readable state.json, and its step; 0 and None without one."""
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
         number = directory.name.removeprefix("step-")
         if number.isdecimal() and (state := read_state(path, int(number))) is not None:
@@ -199,7 +199,7 @@ def surefoot_version() -> str:
 
 
 def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """What the run died of; a file that cannot be read is left out."""
+    """The errors that ended the run; an unreadable file is left out."""
     crashes = []
     for file in sorted((path / "crash").glob("step-*.json"), reverse=True)[:_MAX_CRASHES]:
         with suppress(OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Records as TensorBoard scalars, texts, images and hparams; what a resume supersedes is purged."""
+"""Records as TensorBoard scalars, texts, images and hparams; points that a resume supersedes are purged."""
 
 import base64
 import itertools

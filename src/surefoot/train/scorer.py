@@ -7,7 +7,8 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from surefoot.data.gathering import sample_count
 from surefoot.data.pipeline import Supply
@@ -70,6 +71,19 @@ class Scoring:
             scored(forward, [batch], without_judge, **self._how())
             took_s, seen = took_s + perf_counter() - begun, seen + len(batch.sample_ids)
         return took_s * sample_count(split.data) / max(1, seen)
+
+    def training_samples(self, names: Sequence[str]) -> float:
+        """How many samples of the training data hold as many values as these splits, by one sample of each; computes no pass."""
+
+        def values(data: Any) -> int:
+            (batch,) = self.supply.split(data, batch_size=1, most=1)
+            return max(
+                (leaf.numel() for leaf in pytree.tree_leaves(batch.batch) if isinstance(leaf, Tensor)), default=1
+            )
+
+        with untouched():
+            total = sum(sample_count(self.splits[name].data) * values(self.splits[name].data) for name in names)
+            return total / max(1, values(self.supply.dataset)) if total else 0.0
 
     def score_by_batch(self, score: str, *, batches: int) -> list[Mean] | None:
         """ "SPLIT/SCORE" of each of so many batches of neighbouring samples by itself (fewer of a small split).

@@ -45,6 +45,7 @@ class BatchSizeSearch:
 
     @property
     def flags(self) -> str:
+        """The flags that set the recommended sizes."""
         sizes = (self.batch_size, self.recommended.size)
         batch, micro_batch = (f"{size}" if self.unit == "samples" else f'"{size} tokens"' for size in sizes)
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"

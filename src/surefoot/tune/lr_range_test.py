@@ -48,6 +48,7 @@ class LRRangeTest:
 
     @property
     def ended(self) -> str:
+        """Why the test ended, in a sentence."""
         if self.end == "highest":
             return f"the test went to the highest rate, {written(float(self.rates[-1]))}"
         if self.diverged_at is None:

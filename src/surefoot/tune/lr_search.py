@@ -132,10 +132,10 @@ def chart_of(found: LRRangeTest) -> Chart:
     above = np.flatnonzero(found.losses > far(found.rates, found.losses))
     end = next(iter(above[above > found.smoothed.argmin()]), len(found.losses))
 
-    def line(name: str, values: Curve, colour: int = 0, *, measured: bool = False) -> Line:
+    def line(name: str, values: Curve, series: int = 0, *, measured: bool = False) -> Line:
         points = zip(found.rates.tolist(), values.tolist(), strict=False)
         inside = tuple((rate, value) for rate, value in points if value <= top)
-        return Line(name, inside, colour, faint=measured, dots=measured)
+        return Line(name, inside, series, faint=measured, dots=measured)
 
     lines = [
         line("loss after a step at this rate", found.losses, measured=True),
@@ -144,10 +144,10 @@ def chart_of(found: LRRangeTest) -> Chart:
     if found.end == "diverged":
         lines.append(line("running average: ends the test at 4 times its best", averaged(found.losses), 1))
     marks = [Mark("strange", float(rate), None, "far above") for rate in found.rates[found.losses > top]]
-    for what, rate, colour in (("least", found.minimum, 0), ("suggested", found.suggested, 2)):
+    for what, rate, series in (("least", found.minimum, 0), ("suggested", found.suggested, 2)):
         if rate is not None:
             value = float(np.interp(rate, found.rates, found.smoothed))
-            marks.append(Mark("best", rate, value, f"{what}: {written(rate)}", colour))
+            marks.append(Mark("best", rate, value, f"{what}: {written(rate)}", series))
     if found.diverged_at is not None:
         marks.append(Mark("event", found.diverged_at, None, f"{found.end}: {written(found.diverged_at)}"))
     return Chart(

@@ -130,6 +130,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
+        """The verdict in one sentence."""
         if self.problems:
             count = len(self.problems)
             return f"{self.run} is not what it says: {count} thing{'s are' if count > 1 else ' is'} wrong"

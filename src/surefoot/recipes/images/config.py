@@ -27,7 +27,7 @@ class Data:
     crop: Literal["padded", "resized"] = "padded"
     """Folders: "resized" trains on a random piece of 8 % to 100 % of the picture, as is usual for ImageNet."""
     on_corrupt: Literal["error", "skip"] = "error"
-    """Folders: what a damaged picture does: "error" stops, "skip" reads all first and leaves it out, counted."""
+    """Folders: how a damaged picture is handled: "error" stops, "skip" reads all first and leaves it out, counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

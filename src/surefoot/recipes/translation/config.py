@@ -37,7 +37,7 @@ class Data:
     max_target_tokens: int = 128
     """Pairs with more tokens in the target are not trained on."""
     on_empty: Literal["error", "skip"] = "error"
-    """What a pair with an empty side does: "error" stops before training, "skip" leaves it out, counted."""
+    """How a pair with an empty side is handled: "error" stops before training, "skip" leaves it out, counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

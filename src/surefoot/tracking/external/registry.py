@@ -1,4 +1,4 @@
-"""Which trackers there are and what each needs; what one is told of a run, and what is kept of it. Torch-free."""
+"""The list of trackers and their packages; the facts that a tracker receives about a run, and the state saved for it. Torch-free."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def refuse_missing(names: Sequence[str]) -> None:
 
 
 def project_and_name(out: Path) -> tuple[str, str]:
-    """What a run is called in a tracker: the directory that its own lies in, and its own; one called "runs" names no project.
+    """The project and name of a run in a tracker: the parent directory ("runs" does not count), and its own directory.
 
     >>> project_and_name(Path("/home/ann/poems/runs/first")), project_and_name(Path("/data/poems/second try"))
     (('poems', 'first'), ('poems', 'second_try'))
@@ -96,7 +96,7 @@ class Kept:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What an earlier sitting kept; a new run in the tracker where there is none, or none that can be read."""
+        """The state that an earlier session saved; a new run in the tracker if it is missing or unreadable."""
         try:
             held = json.loads(read_regular(path))
             return cls(path, str(held["id"]), bool(held["begun"]), {str(k): int(v) for k, v in held["sent"].items()})
@@ -111,7 +111,7 @@ class Kept:
 def numbers_in(record: Record) -> dict[str, float]:
     """The numbers of a record by the names that they have in a tracker; those of a dictionary by its own names too.
 
-    Scores have their own names, "SPLIT/SCORE"; all else stands under its kind, as in TensorBoard. What is scored once is under "end".
+    Scores have their own names, "SPLIT/SCORE"; all else stands under its kind, as in TensorBoard. Metrics evaluated once are under "end".
 
     >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "noise": {"small": 1.0}})
     {'train/loss': 0.5, 'train/noise/small': 1.0}

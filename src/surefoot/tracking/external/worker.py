@@ -31,7 +31,7 @@ class Package(Protocol):
 
 
 def main() -> None:
-    """Follow the records on standard input. Standard output is for problems only: what packages print goes to the log."""
+    """Follow the records on standard input. Standard output is for problems only: prints of packages go to the log."""
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S %z')} ---", flush=True)
@@ -129,7 +129,7 @@ def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes
 
 
 def _told(record: Record) -> str | None:
-    """What an event says of how the run ends."""
+    """The end of the run that an event reports."""
     word = str(record.get("what", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
     return {"failed": "failed", "diverged": "failed", "stopped": "stopped"}.get(word)
 
