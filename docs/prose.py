@@ -98,6 +98,7 @@ def in_python(path: Path) -> Iterator[Sentence]:
         is_help = not is_function and package in ("cli", "config", "recipes")
         prose = re.sub(r"^\s*(>>>|\.\.\.).*(\n(?!\s*\n).*)*", "", text, flags=re.MULTILINE)
         prose = re.sub(r"^ {4,}\S.*$", "", prose, flags=re.MULTILINE)
+        prose = re.sub(r"^(\w+(, \w+)*): ", r"\n\n\1: ", prose, flags=re.MULTILINE)  # arguments
         for sentence in split(prose):
             yield Sentence("help" if is_help else "docstrings", f"{place}:{line}", sentence)
 

@@ -37,7 +37,7 @@ MAX = {
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help texts and docstrings: words in a sentence on average, sentences above 35 words, and with a turn to avoid
-MAX_PROSE = {"README": (13.1, 1, 0), "docs": (17.9, 69, 135), "help": (12.0, 8, 46), "docstrings": (15.1, 29, 538)}
+MAX_PROSE = {"README": (13.1, 1, 0), "docs": (17.9, 69, 135), "help": (12.0, 8, 46), "docstrings": (15.0, 20, 467)}
 
 
 def lines(path: Path) -> int:

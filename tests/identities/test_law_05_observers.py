@@ -71,7 +71,7 @@ def unwatched() -> tuple[str, list[float]]:
     "watch_every,log_every",
     "workers,evaluate_every,log_every,save_every",
     "best,evaluate_every",
-    "early_stopping,evaluate_every",
+    "early_stopping,evaluate_every,evaluate_at_start",
     "sample_fn",
     "panels_fn",
 )
@@ -89,7 +89,11 @@ def unwatched() -> tuple[str, list[float]]:
         {"workers": 2},
         {"workers": 1, "evaluate_every": "2 steps", "log_every": "3 steps", "save_every": "5 steps"},
         {"best": "min held-out/loss", "evaluate_every": "1 steps"},
-        {"early_stopping": sf.EarlyStopping("min held-out/loss", patience=1000), "evaluate_every": "2 steps"},
+        {
+            "early_stopping": sf.EarlyStopping("min held-out/loss", patience=1000),
+            "evaluate_every": "2 steps",
+            "evaluate_at_start": True,
+        },
         {"sample_fn": lambda model: str(float(model(torch.randn(4, 8)).sum()) + random.random())},
         {"panels_fn": lambda model: [model(torch.randn(4, 8)), np.random.rand(), random.random()]},
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,34 @@ def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_sitting(
     first = next(line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores")
     assert first["step"] == 4
     assert f"from {number(first['held-out/loss'])} at step 4 to" in capsys.readouterr().out
+
+
+def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing(tmp_path: Path) -> None:
+    """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched."""
+    changes: dict[str, Any] = {"length": "5 steps", "evaluate_at_start": True, "ema": None}
+    changes["early_stopping"] = sf.EarlyStopping("max held-out/loss", patience=9)  # at the start it is the largest
+    expected = build(None, **changes).scores()
+    with suppress(KeyError), build(tmp_path / "run", **changes) as run:
+        for _ in run:
+            raise KeyError
+    run = build(tmp_path / "run", **changes)
+    run.train()
+    first, *others = written(tmp_path / "run", "scores")
+    assert first == {"kind": "scores", "step": 0, **expected}
+    assert [record["step"] for record in others] == [5]
+    watch = run.parts.whole.watch
+    assert watch is not None
+    assert watch.step == 5
+    assert sf.load(build(tmp_path / "run", **changes)).verify().problems == []
+
+
+def test_several_samples_stand_in_one_record_and_all_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = build(tmp_path / "run", sample_fn=lambda _: ["once", "twice"], early_stopping=None, console=True)
+    assert run.sample() == ["once", "twice"]
+    run.train()
+    (record,) = written(tmp_path / "run", "sample")
+    assert record["texts"] == ["once", "twice"]
+    assert all(each in record["text"] for each in ("once", "twice"))
+    assert record["text"] in capsys.readouterr().out

@@ -149,6 +149,8 @@ class TrainSettings(Declared):
     """Use only CUDA kernels that repeat bit for bit; slower."""
     evaluate_every: str = setting("1 epochs", check=every, cadence=True)
     """How often the splits are evaluated; always after the last step."""
+    evaluate_at_start: bool = setting(False, observer=True)
+    """Evaluate the splits before the first step too. This one steers nothing: not best, early stopping or plateau."""
     sample_every: str | None = setting(None, check=every, cadence=True)
     """How often a sample is shown. None: once, at the end."""
     log_every: str = setting("50 steps", check=every, cadence=True)

@@ -99,8 +99,8 @@ def _search_batch(
 ) -> list[Hypothesis]:
     """The best target for each row of a padded batch of sources, on the model's device.
 
-    The `beam_size` likeliest hypotheses of each source stay open. At each token every one of them is followed by all tokens. Of the
-    `beam_size` likeliest results, those that end are finished; the likeliest others stay open. The search of a source ends if
+    The `beam_size` likeliest hypotheses of each source stay open. At each token every one of them is followed by all tokens. Those of the
+    `beam_size` likeliest results that end are finished; the likeliest others stay open. The search of a source ends if
     `beam_size` have ended, if no open one can win, or after `max_new_tokens_fn(tokens of the source)` tokens: then the likeliest
     open one is taken if none has ended.
     """

@@ -1,4 +1,4 @@
-"""What a run would do before it does anything: its size, its schedule, and its time and memory on a cluster."""
+"""A preview of a run: its size, its schedule, and its time and memory on a cluster."""
 
 import lazy_loader
 

@@ -29,7 +29,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """What stays, and the larger of what a pass and an update add."""
+        """The permanent memory, and the larger of the additions by a pass and by an update."""
         stays = self.parameters + self.gradients + self.optimizer + self.averages + self.buffers
         return stays + max(self.whole_gradients + self.gathered + self.exchanged + self.passing, self.updating)
 
@@ -126,7 +126,7 @@ def tokens_each(parts: RunComponents) -> float | None:
 
 
 def spread(parts: RunComponents, *, ranks: int) -> Spread:
-    """How a run is spread over so many ranks."""
+    """The layout of a run over `ranks` ranks."""
     how = parts.parallel
     assert how.kind != "auto"  # `chosen` has decided
     assert how.sync != "auto"

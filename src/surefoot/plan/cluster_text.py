@@ -1,4 +1,4 @@
-"""`surefoot plan --world N`: what a run would need and how long a step would take on many GPUs, in words."""
+"""`surefoot plan --world N`: the memory of a run and the time of a step on many GPUs, in words."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -139,7 +139,7 @@ def held(parts: RunComponents, case: Case) -> list[str]:
 
 
 def sent(case: Case) -> list[str]:
-    """What is sent beside which pass, how often, and in all."""
+    """The transfers beside each pass, how often they occur, and their sum."""
     shards, copies = case.strategy.shards, case.strategy.copies
     lines = []
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):

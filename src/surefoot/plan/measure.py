@@ -26,7 +26,7 @@ class Measured:
 
 
 def measure(parts: RunComponents) -> Measured:
-    """Pass the first micro-batch forward and backward a few times. Of blocks computed again the most at any time is measured."""
+    """Pass the first micro-batch forward and backward a few times. The memory of recomputed blocks is the maximum at any time."""
     micro_batch = parts.supply.again(0)[0]
     held: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in parts.state.parameters}

@@ -1,4 +1,4 @@
-"""What one forward and backward pass would hold and compute: a dry pass over a model on torch's meta device.
+"""A dry pass over a model on torch's meta device: the memory and operations of one forward and backward pass.
 
 Results there take no memory. Done here by hand, as a GPU would: autocast's casts, attention in one kernel, dropout's mask.
 """
@@ -33,7 +33,7 @@ class Pass:
 
 
 def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: bool = False) -> Pass:
-    """Pass the first micro-batch of a run on paper through its model; with `rows` as if it had so many samples.
+    """Pass the first micro-batch of a run on the meta device through its model, as if it had `rows` samples if that is given.
 
     `weights_narrow`: weights come in bfloat16 already, as where they are gathered so. Counted are multiplications and additions
     of products, convolutions and attention (all of it, causal or not), by torch's own formulas. Raises `ConfigError` for a

@@ -56,8 +56,8 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     """Everything that a GPU sends in a step, beside which pass.
 
     DDP adds gradients up once, Psi numbers twice over the ring; FSDP gathers parameters for the forward pass and, resharded,
-    for the backward pass, and scatters the sums of gradients: 3 Psi (Rajbhandari et al. 2020, section 7.2). What belongs to no block
-    stays gathered between the two passes. With replicas the sums of a shard are added up over them (Zhao et al. 2023, 3.2.2).
+    for the backward pass, and scatters the sums of gradients: 3 Psi (Rajbhandari et al. 2020, section 7.2). Parameters outside of
+    blocks stay gathered between the two passes. With replicas the sums of a shard are added up over them (Zhao et al. 2023, 3.2.2).
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)

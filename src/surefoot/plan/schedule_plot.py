@@ -26,7 +26,7 @@ class Trace:
     steps: NDArray[np.int64]
     factors: NDArray[np.float64]
     warmup: int
-    """The step at which warm-up ends; 0 where there is none."""
+    """The step at which warm-up ends; 0 without warm-up."""
 
     @property
     def peak(self) -> tuple[int, float]:
@@ -125,7 +125,7 @@ def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> li
 
 
 def steps_alone(text: str) -> Length:
-    """A length in steps, where there are no data of which epochs could be counted.
+    """A length in steps, because data for counting epochs are absent.
 
     >>> steps_alone("1000 steps").steps
     1000

@@ -1,4 +1,4 @@
-"""What a run would do, in words and numbers, before it does anything: nothing is trained, and nothing is written."""
+"""A preview of a run in words and numbers: no training, no writing."""
 
 import re
 from collections import Counter, defaultdict
@@ -77,7 +77,7 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
 
 
 def parameters_by_group(parts: RunComponents) -> list[str]:
-    """For each optimizer its groups with base rate, decay, size and (where rates differ) names; what is frozen; how it skips."""
+    """For each optimizer its groups with base rate, decay, size and (where rates differ) names; frozen parameters; how it skips."""
     lines = []
     for name, trained in parts.state.optimizers.items():
         optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
@@ -105,7 +105,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
 
 
 def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[str]:
-    """Ranks, accumulation and micro-batch; steps and passes; targets a step, as the first micro-batch has them."""
+    """Ranks, accumulation and micro-batch; steps and passes; targets per step, from the first micro-batch."""
     length, sizes, plan = parts.length, parts.supply.sizes, parts.supply.plan
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
     each, per_epoch = pieces // ranks, length.samples_per_epoch / length.batch_size
@@ -152,7 +152,7 @@ def learning_rates(parts: RunComponents) -> list[str]:
 
 
 def chosen(parts: RunComponents, where: list[str], auto: Chosen) -> list[str]:
-    """What settings that say "auto" came to, and why; and `where` the run would go."""
+    """The choices of settings that say "auto", with reasons; and `where` the run would write."""
     precision = auto.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
     return [f"device {parts.device}, precision {precision}", *auto.lines(parts), *where]
 

@@ -30,7 +30,7 @@ class Spread:
 
     @property
     def shards(self) -> int:
-        """Over so many ranks a parameter is cut.
+        """The number of ranks that a parameter is cut over.
 
         >>> Spread("fsdp", 512, replicas=64).shards, Spread("ddp", 512).shards
         (8, 1)
@@ -43,7 +43,7 @@ class Spread:
         return self.replicas if self.kind == "fsdp" else self.world
 
     def unit_bytes(self, unit: "Iterable[Weight]") -> int:
-        """What is gathered of weights together."""
+        """Weights that are gathered together."""
         return sum(weight.gathered_bytes(self.shards, self.gather_dtype) for weight in unit)
 
 
@@ -60,7 +60,7 @@ class Weight:
         return math.prod(self.shape) * self.item_bytes
 
     def shard_bytes(self, shards: int) -> int:
-        """Of the rows that the first rank holds, which has most: FSDP2 cuts dimension 0 into chunks of ceil(n / shards).
+        """Bytes of the first rank's rows, the largest share: FSDP2 cuts dimension 0 into chunks of ceil(n / shards).
 
         >>> Weight((10, 3)).shard_bytes(4), Weight((10, 3)).shard_bytes(1)
         (36, 120)
@@ -68,7 +68,7 @@ class Weight:
         return math.prod(shard_shape(self.shape, shards)) * self.item_bytes
 
     def gathered_bytes(self, shards: int, gather_dtype: Literal["fp32", "bf16"]) -> int:
-        """Of all ranks' rows together, padded to equal size, in the format in which they are gathered.
+        """Bytes of all ranks' rows together, padded to equal size, in the format in which they are gathered.
 
         >>> Weight((10, 3)).gathered_bytes(4, "fp32"), Weight((10, 3)).gathered_bytes(4, "bf16")
         (144, 72)

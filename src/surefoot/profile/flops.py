@@ -1,7 +1,7 @@
 """The arithmetic of a step: counted by torch's counter, and as the usual formula for GPTs has it.
 
 Products, convolutions and attention count, a multiplication and an addition as two operations; nothing else does. Causal attention
-counts in full, also where tiles leave half of it out; what a fused kernel computes again for its backward pass adds nothing.
+counts in full, also where tiles leave half of it out; recomputation in the backward pass of a fused kernel does not count.
 """
 
 from collections.abc import Iterator
@@ -37,12 +37,12 @@ class Flops:
 
     @property
     def model(self) -> int:
-        """Of the model: forward and backward passes, once each."""
+        """Operations of the model: forward and backward passes, once each."""
         return sum(number for phase, number in self.by_phase.items() if phase != "optimizer")
 
     @property
     def done(self) -> int:
-        """All that are done, with what checkpointing computes again and the optimizer's; what kernels compute again is left out."""
+        """All operations, including recomputation by checkpointing and the optimizer's; recomputation in kernels is left out."""
         return sum(self.by_phase.values()) + self.again
 
 
@@ -135,10 +135,10 @@ _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
 
 
 def measured_peak(device: torch.device, precision: str, *, limit_s: float = 1.0) -> float:
-    """Operations a second of square matrix products, the best of several sizes, within about `limit_s`.
+    """Operations per second of square matrix products, the best of several sizes, within about `limit_s`.
 
     In bfloat16 or float16 where the run computes in it; with torch's settings as they are, so TF32 where the run has it.
-    A product of two matrices of n x n is 2 n^3 operations. What is measured stays below what a maker states.
+    A product of two matrices of n x n is 2 n^3 operations. Measured peaks stay below those that makers state.
 
     >>> measured_peak(torch.device("cpu"), "fp32", limit_s=0.01) > 1e8
     True
@@ -160,7 +160,7 @@ def measured_peak(device: torch.device, precision: str, *, limit_s: float = 1.0)
 
 
 def given_peak(text: str) -> float:
-    """The number in `--peak 989e12`; `ConfigError` for what is none above 0.
+    """The number in `--peak 989e12`; `ConfigError` unless it is a number above 0.
 
     >>> given_peak("989e12")
     989000000000000.0

@@ -47,8 +47,8 @@ def measure(
 
     out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg; None writes nothing.
     peak: operations per second of this device (such as 989e12); None: measured with matrix products.
-    shapes: tell operators apart by the shapes of their inputs.
-    limit_s: about how long all of it may take; the result names what there was no time for.
+    shapes: distinguish operators by the shapes of their inputs.
+    limit_s: about how long all of it may take. The result names the parts that time did not allow.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(
@@ -124,7 +124,7 @@ def _outcomes(
     limit_s: float,
     tell: Callable[[str], None],
 ) -> tuple[list[Tried], list[str]]:
-    """What each variant gained, as long as there is time; and the names of those for which there was none."""
+    """The gain of each variant while time remains, and the names of those that were left out for lack of time."""
     if parts.world.size > 1:
         return [], ["all of them: ranks would not agree on when to stop"] if names else []
     outcomes: list[Tried] = []
@@ -165,7 +165,7 @@ def _write_trace(found: Any, path: Path) -> None:
 
 
 def tried(variant: Variant, base: Stepping, *, limit_s: float) -> Tried:
-    """Try one for about `limit_s` seconds. What fails is told and ends nothing."""
+    """Try one for about `limit_s` seconds. A failure is reported, and the others go on."""
     try:
         ratios, first_s = (_together if variant.workers is None else _apart)(variant, base, limit_s)
     except Exception as problem:
@@ -186,8 +186,8 @@ def ranked(found: Sequence[Tried]) -> list[Tried]:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Two of the values between which the median lies with 19 chances in 20 or more, whatever their distribution.
 
-    Conover 1999, Practical Nonparametric Statistics, section 3.2. Of fewer than six it is the lowest and the highest, with fewer
-    chances: 7 in 8 for four.
+    Conover 1999, Practical Nonparametric Statistics, section 3.2. With fewer than six values they are the lowest and the highest,
+    and the chances are lower: 7 in 8 for four.
 
     >>> interval([1.0, 2.0, 3.0]), interval(list(range(100)))
     ((1.0, 3.0), (39, 60))

@@ -1,4 +1,4 @@
-"""What a profile found, as JSON and as a person reads it, in at most 100 columns."""
+"""The result of a profile, as JSON and as text of at most 100 columns."""
 
 import json
 import math
@@ -32,7 +32,7 @@ class Phases:
         return sum(self.seconds.values())
 
     def share(self, phase: str) -> float:
-        """What part of a step a phase is, 0 to 1."""
+        """The fraction of a step that a phase takes, 0 to 1."""
         return self.seconds.get(phase, 0.0) / self.step_s if self.step_s else 0.0
 
 
@@ -57,7 +57,7 @@ def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a variant gained: `speedup` times as fast, between `low` and `high` (see `interval`); or why it could not be tried."""
+    """The gain of a variant: `speedup` times as fast, between `low` and `high` (see `interval`); or why it could not be tried."""
 
     name: str
     flag: str
@@ -104,7 +104,7 @@ class Profile:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: `flops_per_s` over the peak. Chowdhery et al. 2022, appendix B."""
+        """Model FLOPs utilization: `flops_per_s` over the peak. Chowdhery et al. 2022, appendix B."""
         return self.flops_per_s / self.peak
 
     def to_dict(self) -> dict[str, Any]:

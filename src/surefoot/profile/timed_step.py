@@ -68,7 +68,7 @@ class Stopwatch:
             self.leave()
 
     def lap(self) -> dict[str, float]:
-        """What each phase has taken since `start`; together exactly all of it."""
+        """The seconds of each phase since `start`; their sum is exactly all of it."""
         marks, taken = [*self.marks, (self._phase, self.now())], dict[str, float]()
         for (phase, then), (_, now) in pairwise(marks):
             taken[phase] = taken.get(phase, 0.0) + self.between(then, now)
@@ -109,7 +109,7 @@ class Stepping:
         self.feed.start(step)
 
     def make(self, micro_batches: Sequence[MicroBatch] | None = None) -> dict[str, float]:
-        """Make the next step, with these micro-batches if they are given, and wait for the device; what its phases took."""
+        """Make the next step, with these micro-batches if they are given, and wait for the device; returns the seconds of its phases."""
         task, watch = self.task, self.watch
         assert task.loss is not None
         with ExitStack() as afterwards:
@@ -178,7 +178,7 @@ def _in_phase(
 
 
 def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
-    """What ranks share (`surefoot.distributed.strategy.Ranks`); the backward pass begins where they have said what from."""
+    """The exchange between ranks (`surefoot.distributed.strategy.Ranks`); the backward pass starts after its `started`."""
 
     def started(part: Tensor, scale: Tensor | None) -> Any:
         begun = ranks.started(part, scale)
@@ -201,7 +201,7 @@ def _timed_buffers(buffers: Any, watch: Stopwatch) -> Any:
 
 
 class _StandIn:
-    """What a step calls, with some of its methods timed; with `called` it is called itself."""
+    """A stand-in for an object that a step calls, with some methods timed; a call of it calls `called`."""
 
     def __init__(self, original: Any, *, called: Callable[..., Any] | None = None, **timed: Callable[..., Any]) -> None:
         self.original, self.called, self.timed = original, called or original, timed

@@ -65,7 +65,7 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 
 
 def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
-    """What there is to try of these names for a run; where one says nothing about it, there is none."""
+    """The variants of these names that a run can try; some names have no variant for it."""
     kinds = (_workers, _precisions, _fused, _kept, _channels_last, _micro_batches, _compiled)
     return [variant for name in names for variant in kinds[NAMES.index(name)](parts)]
 

@@ -70,8 +70,8 @@ def classification_panels(
     """The confusion matrix over a data set of (image, label), and the images with the largest losses.
 
     As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are
-    those of the images' normalization. A large data set is read in 10,000 spread samples, for at most 30 s. images: their number;
-    0 if the inputs are not images.
+    those of the images' normalization. A large data set is read in 10,000 spread samples, for at most 30 s.
+    images: their number; 0 if the inputs are not images.
 
     >>> data = torch.eye(3).view(3, 1, 1, 3), torch.tensor([0, 1, 0])
     >>> confusion, wrong = classification_panels(nn.Flatten(), data, classes=("a", "b", "c"))

@@ -1,6 +1,6 @@
 """What one sitting makes of the model between steps and at the end: scores on the record, what is best, and samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,14 @@ class Evaluations:
         if told is not None:
             self.parts.say(told)
 
+    def score_at_start(self, *, stop: Callable[[], bool]) -> None:
+        """Score every split but those for the end before the first step, and record it; it steers nothing. Given up: made by the resume."""
+        found = self._scored(stop, at_end=False)
+        self.due = False
+        if found is not None:
+            self.first = {"step": 0, **numbers(found)}
+            self.journal.write({"kind": "scores", "step": 0, **found})
+
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
         """Score what is for the end alone, with the best checkpoint's weights; the next save holds that it was done."""
         parts, best = self.parts, self._best()
@@ -92,11 +100,11 @@ class Evaluations:
             return
         self.parts.doing("sampling")
         try:
-            text = self.parts.scoring.sample(self.parts.settings.sample_fn)
+            sample = self.parts.scoring.sample(self.parts.settings.sample_fn)
         except DivergedError as problem:
             self.parts.say(f"warning: no sample: {problem}")
             return
-        self.journal.write({"kind": "sample", "step": self.state.step, "text": text})
+        self.journal.write({"kind": "sample", "step": self.state.step, **_sample_texts(sample)})
 
     def show(self, *, stop: Callable[[], bool]) -> None:
         """Write what a report shows of the task, made by rank 0 until `stop` says so; what cannot be made ends no run. Collective."""
@@ -187,3 +195,21 @@ class Evaluations:
             why = f"{problem}: the last weights are scored instead"
         self.parts.say(f"warning: {why}")
         return None
+
+
+def _sample_texts(sample: str | Sequence[str]) -> dict[str, Any]:
+    """One text for people, and if there are several, all of them by themselves.
+
+    >>> _sample_texts("once"), _sample_texts(["once", "twice"])["texts"]
+    ({'text': 'once'}, ['once', 'twice'])
+    >>> print(_sample_texts(["once", "twice"])["text"])
+    --- 1 of 2 ---
+    once
+    --- 2 of 2 ---
+    twice
+    """
+    texts = [sample] if isinstance(sample, str) else list(sample)
+    if len(texts) < 2:
+        return {"text": "".join(texts)}
+    numbered = [f"--- {place} of {len(texts)} ---\n{text}" for place, text in enumerate(texts, 1)]
+    return {"text": "\n".join(numbered), "texts": texts}

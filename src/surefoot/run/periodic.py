@@ -18,6 +18,7 @@ from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.stop_requests import Wishes
 from surefoot.tracking.logger import Journal
+from surefoot.tracking.run_reader import read_records
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
 from surefoot.train.step_watch import UNWATCHED, Watch
@@ -168,6 +169,21 @@ class BetweenSteps:
         if self.parts.saving is not None and not self.evaluations.due:
             self.parts.saving.begun_step = None
             self.save_last()
+
+    def evaluate_at_start(self) -> None:
+        """Evaluate before the first step, unless the records of a session that was ended then hold it already. Collective."""
+        parts, world = self.parts, self.parts.world
+        is_due = False
+        if world.is_main:
+            before = () if parts.directory is None else read_records(parts.directory.path)
+            is_due = all(record["kind"] != "scores" for record in before)
+        if not world.from_main(is_due) or not parts.scoring.names(at_end=False):
+            return
+        self.whole.clock.start()
+        self.whole.clock.enter("evaluating")
+        with self._timed("evaluation"):
+            self.evaluations.score_at_start(stop=self._evaluation_stop)
+        self.whole.clock.enter("waiting")
 
     def save_last(self) -> None:
         if self.parts.saving is not None:

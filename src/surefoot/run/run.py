@@ -1,7 +1,7 @@
 """A training run: the parts put together, and the ways to train them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -146,7 +146,7 @@ class Run(RunSettings):
         with self.parts.numerics():
             return numbers(scoring.scores(names or scoring.names(at_end=False)))
 
-    def sample(self) -> str:
+    def sample(self) -> str | Sequence[str]:
         """What the run's `sample_fn` makes of the model as it is evaluated; changes nothing. Collective."""
         if self.parts.settings.sample_fn is None:
             raise ConfigError("this run has no sample_fn: give Run(sample_fn=...)")

@@ -192,6 +192,8 @@ class Sitting:
             )
         if self.between.state_check is not None and not opened:
             self.between.state_check.check_passes((parts.task.loss, parts.supply.first()))
+        if self.state.step == 0 and parts.settings.evaluate_at_start:
+            self.between.evaluate_at_start()
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.between.started()
         self.whole.clock.start()

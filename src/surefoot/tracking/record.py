@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "scores": {"step": int, "rate_factor": float},
     # the evaluation of a run that is over, and the step of the weights that were evaluated
     "end": {"step": int, "weights_of_step": int},
-    "sample": {"step": int, "text": str},
+    "sample": {"step": int, "text": str, "texts": list[str]},
     # one watched step (`train/layer_stats.py`)
     "layers": {"step": int, "watched_step": int, "never_updated": list[str], "noise": _BY_NAME}
     | {"gradient_norm": _BY_NAME, "weight_norm": _BY_NAME, "update_norm": _BY_NAME}

@@ -86,8 +86,8 @@ class RunSettings(TrainSettings):
     """Named data sets to evaluate, such as "held-out": {name: Split}."""
     best: str | None = setting(None, observer=True, after="evaluate_every")
     """ "min held-out/loss" or "max held-out/accuracy": the score whose best checkpoint is kept."""
-    sample_fn: Callable[[Any], str] | None = setting(None, observer=True)
-    """`sample_fn(model)` returns text to show, for example generated text."""
+    sample_fn: Callable[[Any], str | Sequence[str]] | None = setting(None, observer=True)
+    """`sample_fn(model)` returns text to show, or a list of texts, for example generated text."""
     panels_fn: Makes | None = setting(None, observer=True, after="trackers")
     """`panels_fn(model)` yields panels for the page, once, at the end; after 60 seconds no further panel is asked for."""
     console: bool = setting(True, per_rank=True, after="report")

@@ -28,7 +28,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class BatchSizeSearch:
-    """What `find_batch_size` tried, in order of size, and its recommendation; `batch_size` is the one that every row keeps.
+    """The sizes that `find_batch_size` tried, in order, and its recommendation; every row keeps the same `batch_size`.
 
     >>> row = Tried(size=16, accumulation=2, memory_bytes=10**9, samples_per_s=500.0)
     >>> BatchSizeSearch([row], 32, "samples", 4 * 10**9, recommended=row, fastest=row, largest=row).flags

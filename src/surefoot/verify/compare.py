@@ -1,4 +1,4 @@
-"""What was saved against what was computed again: the numbers of a record, and every tensor of a checkpoint.
+"""Compare saved values with recomputed ones: the numbers of a record, and every tensor of a checkpoint.
 
 On the machine that made it equal means every bit; elsewhere floating-point numbers may differ by rounding (`judged`).
 """
@@ -42,7 +42,7 @@ def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact
 def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tuple[str, ...] = ()) -> list[Difference]:
     """The tensors, and what is plain beside them, in which a checkpoint differs from the state computed again.
 
-    Of each file the tensors that differ, read one by one. Left out are objects and values of the user's own, and entries of the
+    The tensors of a file are read one by one. Left out are objects and values of the user's own, and entries of the
     state whose names begin as `without` says.
     """
     found = []
@@ -138,9 +138,9 @@ def judged(
 ) -> list[Difference]:
     """The same differences, each relative to what it may be compared with, and for each kind of numbers one of all together.
 
-    A weight is taken relative to the largest entry of its tensor, optimizer state relative to that or to the root mean square of its
-    kind in the whole model; all weights together, all `buffers` (by their names), and each kind of state, by root mean squares.
-    What is counted, or lies in one of them only, stays infinitely far apart.
+    A weight is relative to the largest entry of its tensor. Optimizer state is relative to that, or to the root mean square of its
+    kind in the whole model. All weights, all `buffers` (by their names), and each kind of state are compared by root mean squares.
+    Counts, and entries of only one of the two, stay infinitely far apart.
     """
     told: list[Difference] = []
     largest_of: dict[tuple[str, str], Difference] = {}

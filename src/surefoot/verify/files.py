@@ -1,4 +1,4 @@
-"""What lies in a run's directory, checked without building the run: every byte of every checkpoint, and what files say of each other."""
+"""Check a run's directory without building the run: every byte of every checkpoint, and the consistency of its files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,13 +38,13 @@ class StoredStep:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What makes it this run and no other."""
+        """The settings that identify the run."""
         return self.found.saved.described
 
 
 @dataclass(frozen=True)
 class Files:
-    """What was found in a directory: intact checkpoints by step, the records, the sittings, and what is wrong."""
+    """The content of a directory: intact checkpoints by step, the records, the sessions, and the problems."""
 
     path: Path
     checkpoints: dict[int, StoredStep]
@@ -66,7 +66,7 @@ class Files:
 
 
 def checked(path: Path) -> Files:
-    """Check all files of a run's directory; changes nothing, takes no lock; `CheckpointError` where there is no checkpoint."""
+    """Check all files of a run's directory; changes nothing, takes no lock; `CheckpointError` without a checkpoint."""
     checkpoints, problems = _checkpoints(Store(path / "checkpoints"))
     if not checkpoints and not problems:
         raise CheckpointError(f"{path} holds no checkpoint: there is nothing to verify")
@@ -86,7 +86,7 @@ def checked(path: Path) -> Files:
 
 
 def program_notes(path: Path) -> list[str]:
-    """What is to be told of the program: that it is not what it was when the run last began or went on."""
+    """Notes on the program: it has changed since the run last began or continued."""
     with suppress(OSError, UnicodeDecodeError, ConfigError):
         held = read_settings(path).program
         file, digest = held.get("path"), held.get("sha256")
@@ -162,7 +162,7 @@ def _sittings(path: Path) -> tuple[Sequence[Session], list[Problem]]:
 
 
 def _misplaced(checkpoints: Mapping[int, StoredStep], sittings: Sequence[Session], log: Log) -> list[Problem]:
-    """What environment.json tells of sittings, against the resumes on the record and the checkpoints that came of them."""
+    """Compare the sessions in environment.json with the recorded resumes and the checkpoints that followed."""
     if not sittings:
         return []
     problems = []
@@ -196,5 +196,5 @@ def _script(path: Path, newest: StoredStep) -> list[Problem]:
 
 
 def _comparable(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without what may change, and without what TOML cannot tell: what is None."""
+    """Settings without those that may change, and without those that TOML cannot hold: None."""
     return dict(without_none(json.loads(json.dumps(_lasting(described)))))

@@ -16,7 +16,7 @@ FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Line:
-    """One line: its number from 1, its bytes from `start` up to `stop`, and the record in it, empty where it is none."""
+    """One line: its number from 1, its bytes from `start` up to `stop`, and the record in it, {} if it does not hold one."""
 
     number: int
     start: int
@@ -25,18 +25,18 @@ class Line:
 
     @property
     def kind(self) -> str:
-        """Of the record; empty where there is none."""
+        """The record's kind; "" without a record."""
         return str(self.record.get("kind", ""))
 
     @property
     def step(self) -> int:
-        """Of the record; -1 where there is none."""
+        """The record's step; -1 without a record."""
         return int(self.record.get("step", -1))
 
 
 @dataclass(frozen=True)
 class Noted:
-    """What the checkpoint of a step says of the file as it was then: its length in bytes and its SHA-256."""
+    """The file at the time of a step's checkpoint: its length in bytes and its SHA-256."""
 
     step: int
     length: int
@@ -101,7 +101,7 @@ def curve(lines: Iterable[Line]) -> list[Line]:
 
 
 def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tuple[list[Problem], int]:
-    """What is not as it was noted, and up to which byte all is."""
+    """The differences from the notes of checkpoints, and the byte up to which all agrees."""
     digest, hashed, holds = sha256(), 0, list[bool]()
     for each in noted:
         digest.update(data[hashed : each.length])
@@ -114,7 +114,7 @@ def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tupl
 
 
 def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, later: Sequence[Noted]) -> Problem:
-    """What does not hold: `before` is the last that does before it, and `later` do again."""
+    """The first note that does not hold. `before` is the last one before it that does, `later` are those after it that do."""
     if before.length <= len(data) < wrong.length and not later and all(line.record for line in lines[:-1]):
         last = next((line for line in reversed(lines) if line.record), None)
         where = "nothing is left of it" if last is None else f"it ends in line {lines[-1].number}, step {last.step}"
@@ -150,7 +150,7 @@ def _of_steps(lines: Sequence[Line]) -> str:
 
 
 def line_numbers(lines: Sequence[Line]) -> str:
-    """Of the first and the last of them.
+    """The numbers of the first and the last line, as text.
 
     >>> line_numbers([Line(3, 0, 9)]), line_numbers([Line(3, 0, 9), Line(4, 9, 12)])
     ('line 3', 'lines 3 to 4')
@@ -160,7 +160,7 @@ def line_numbers(lines: Sequence[Line]) -> str:
 
 
 def _unreadable(lines: Sequence[Line]) -> list[Problem]:
-    """Lines that are no records, but for one that a kill has cut off: the last, or one that a resume follows."""
+    """Lines that do not hold records, except one that a kill has cut off: the last, or one that a resume follows."""
     wrong = [line.number for line, after in pairwise(lines) if not line.record and after.kind != "resumed"]
     more = f", nor are {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return [

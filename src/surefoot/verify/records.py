@@ -27,7 +27,9 @@ def in_order(log: Log) -> Iterator[Problem]:
             case "resumed":
                 last = {name: min(before, line.step) for name, before in last.items()}
             case "train" | "scores":
-                if line.step <= last.get(line.kind, 0):
+                if line.step <= last.get(
+                    line.kind, -1 if line.kind == "scores" else 0
+                ):  # splits are evaluated at step 0 if asked for
                     before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
                     yield _at(line, f"it tells of {line.kind} {before}")
                 last[line.kind] = line.step
@@ -83,7 +85,7 @@ def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
         return []
     watch = Watch(early["monitor"], EarlyStopping(**early))
     for line in curve(log.up_to(checkpoint.manifest.log[0])):
-        if line.kind == "scores" and watch.score in line.record:
+        if line.kind == "scores" and line.step > 0 and watch.score in line.record:
             watch.improved(line.step, _number(line.record, watch.score))
     for name, now in dict(watch.state()).items():
         told = dict(saved)[name]

@@ -25,7 +25,7 @@ STEPS, WINDOWS = 100, 5  # where nobody says otherwise
 def planned(
     starts: Sequence[int], points: Sequence[int], *, steps: int | None, windows: int, seed: int | None = None
 ) -> list[Window]:
-    """At most so many windows of about so many steps; with `steps` None one of all steps after the first checkpoint.
+    """At most `windows` windows of about `steps` steps; if `steps` is None, one of all steps after the first checkpoint.
 
     `starts` are the steps whose checkpoints can be begun with, `points` those at which there is something to compare, a record
     or a checkpoint. A window ends at the last point within `steps` of its start, or else at the next one. No two overlap; the
@@ -63,7 +63,7 @@ def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
 
 
 def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
-    """How many steps must be made to compare all of a gap: those from the checkpoint before it; None where there is none.
+    """The number of steps to make for comparing all of a gap, from the checkpoint before it; None without one.
 
     >>> cost_steps(Window(20, 80), [0, 10, 80])
     70
@@ -108,7 +108,7 @@ def made_again(
 
 
 class _Remaking:
-    """What has come of a window so far."""
+    """The results of a window so far."""
 
     def __init__(
         self, parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
@@ -186,7 +186,7 @@ class _Remaking:
         return not (both or (cleared and step in self.resumed))
 
     def _cleared(self, checkpoint: StoredStep, stand: Execution) -> tuple[str, ...]:
-        """What the end of a run that had diverged has cleared in the checkpoint that it wrote (`divergence.ended`)."""
+        """The entries that a diverged run cleared in the checkpoint at its end (`divergence.ended`)."""
         if checkpoint.manifest.log is None:
             return ()
         before = curve(self.files.log.up_to(checkpoint.manifest.log[0]))

@@ -1,4 +1,4 @@
-"""What was found, in plain sentences: what is proved, what is not, and what the differences say about their cause."""
+"""The results in plain sentences: facts that are proved or unproved, and the likely cause of differences."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ _EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the scores of a 
 
 
 def of_files(files: Files) -> list[str]:
-    """What the files prove of themselves."""
+    """The facts that the files prove."""
     manifests = [checkpoint.manifest for checkpoint in files.checkpoints.values()]
     number = sum(len(manifest.files) + 1 for manifest in manifests)
     size = in_words(sum(length for manifest in manifests for length, _ in manifest.files.values()))
@@ -37,7 +37,7 @@ def of_files(files: Files) -> list[str]:
 
 
 def of_records(files: Files) -> str:
-    """What the records prove of themselves, where nothing in them is wrong."""
+    """The facts that the records prove if they have no problem."""
     said = "the records: in order; their speeds agree with their times"
     every = sum(checkpoint.step > 0 for checkpoint in files.checkpoints.values())  # before step 0 there are no records
     timed = sum(has_times(files.log, checkpoint) for checkpoint in files.checkpoints.values() if checkpoint.step > 0)
@@ -50,14 +50,14 @@ def of_records(files: Files) -> str:
 
 
 def not_of_files(files: Files) -> list[str]:
-    """What no checkpoint has noted of the records."""
+    """The records that no checkpoint has noted."""
     after = [line for line in files.log.lines if line.stop > files.log.proved_bytes]
     told = f"{FILE}: {{}}, written after the newest checkpoint: no hash covers that, only steps that are made again do"
     return [told.format(line_numbers(after))] if after and not files.log.problems else []
 
 
 def of_window(outcome: Outcome) -> list[str]:
-    """What making the steps of a window again proves."""
+    """The facts that replaying a window proves."""
     made, how = _reached(outcome), "bit for bit" if outcome.exact else "to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
     parts = [f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}"] if outcome.records else []
@@ -107,7 +107,7 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
 
 
 def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
-    """What differences say about their cause."""
+    """The likely cause of differences."""
     wrong = [outcome for outcome in outcomes if outcome.problems]
     inexact = [
         f"not the machine that made it ({outcome.unlike}): differences of rounding grow from step to step; try fewer --steps"
@@ -120,7 +120,7 @@ def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
 
 
 def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:
-    """What making these steps again takes, and what making all of them would; said before it is begun."""
+    """The cost of making these steps again, and of making all of them; printed before the first."""
     steps = sum(window.steps for window in windows)
     whole = end - min(files.checkpoints)
     said = (

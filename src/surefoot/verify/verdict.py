@@ -1,4 +1,4 @@
-"""What verifying a run came to: what is proved, what is not, and what is wrong, in sentences and as JSON."""
+"""The result of verifying a run: proved facts, unproved facts and problems, in sentences and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -76,7 +76,7 @@ def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
 
 @dataclass
 class Outcome:
-    """What a window came to: records and checkpoints, by step, that came out as they were saved.
+    """The result of a window: the records and checkpoints, by step, that came out as they were saved.
 
     exact: whether equal bits were asked for; otherwise `unlike` says what is not as it was, and the largest differences are
     held. `unknown` are values of records that a loop's own body has logged, which only that can compute.
@@ -98,7 +98,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is proved of a run and what is not, and all that is wrong with it; as text, what `surefoot verify` prints.
+    """The proved and unproved facts about a run, and all of its problems; its text is the output of `surefoot verify`.
 
     >>> print(Verdict("runs/a", proved=["steps 0 to 40, bit for bit"], not_proved=[], problems=[]))
     proved
@@ -116,7 +116,7 @@ class Verdict:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong; what is not proved may still be."""
+        """Whether no problem was found; unproved facts may still be wrong."""
         return not self.problems
 
     @property

@@ -95,7 +95,7 @@ def verify(
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
-    """What files and records prove of a run that is not built again: `why` not, and the `problem` with its data if there is one."""
+    """The facts that files and records prove of a run that is not rebuilt; `why` gives the reason, `problem` a fault of its data."""
     verdict = _of_files(files)
     verdict.not_proved.append(f"no step was made again: {why}")
     if problem is not None:
@@ -104,7 +104,7 @@ def verify_files(files: Files, *, why: str, problem: DataError | None = None) ->
 
 
 def _of_files(files: Files) -> Verdict:
-    """What files and records prove, which must agree with themselves and with the checkpoints that note anything of them."""
+    """The facts that files and records prove; these must agree among themselves and with the notes of checkpoints."""
     kinds: list[Iterable[Problem]] = [consistency.in_order(files.log), consistency.speeds(files.log)]
     for _, checkpoint in sorted(files.checkpoints.items()):
         with interpreted(checkpoint.path):
@@ -200,7 +200,7 @@ def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome])
 
 @contextmanager
 def as_before(parts: RunComponents) -> Iterator[None]:
-    """Whatever is done with a run, afterwards its weights and all else that changes are what they were."""
+    """Restore the weights and all other state of a run at the end, so that a use of it leaves no trace."""
     before = parts.packed()
     try:
         yield

@@ -83,7 +83,7 @@ def test_training_and_held_out_part_are_the_whole_and_share_nothing(tmp_path: Pa
 
 def test_what_is_held_out_does_not_depend_on_the_seed(tmp_path: Path) -> None:
     idx_folder(tmp_path)
-    assert places(load_images(tmp_path, seed=0).held_out) == places(load_images(tmp_path, seed=1).held_out)
+    assert places(load_images(tmp_path, seed=0).val) == places(load_images(tmp_path, seed=1).val)
 
 
 def test_mean_and_deviation_are_those_of_the_training_part(tmp_path: Path) -> None:

@@ -174,3 +174,20 @@ def test_tiny_shakespeare_is_covered_whole():
     first = int(windows.offsets(4)[0])
     assert tokenizer.decode(gathered(windows, 4)[0].flatten()) == training[first : first + len(windows) * 256]
     assert tokenizer.decode(counted(EvalWindows(tokenizer.encode(held_out), context=256))[1]) == held_out[1:]
+
+
+@pytest.mark.parametrize(("max_tokens", "windows"), [(1, 1), (50, 8), (200, 29), (None, 29)])
+def test_a_part_of_the_held_out_tokens_is_windows_of_it_that_the_seed_chooses(
+    max_tokens: int | None, windows: int
+) -> None:
+    tokens = np.arange(203)
+    every = EvalWindows(tokens, context=7)
+    part, again, other = (EvalWindows(tokens, context=7, max_tokens=max_tokens, seed=seed) for seed in (3, 3, 4))
+    chosen = [int(part.gather(np.array([row]), np.array([0]))[0][0, 0]) for row in range(len(part))]
+    assert len(part) == windows
+    assert chosen == sorted(set(chosen))
+    assert set(chosen) <= {int(every.gather(np.array([row]), np.array([0]))[0][0, 0]) for row in range(len(every))}
+    assert part.fingerprint() == again.fingerprint()
+    if windows == 8:
+        assert counted(part) == counted(again) != counted(other)
+        assert part.fingerprint() != other.fingerprint()

@@ -109,7 +109,7 @@ def test_space_around_a_sentence_and_carriage_returns_are_taken_away(tmp_path: P
     write_both(tmp_path, "train", PAIRS)
     write(tmp_path / "val.en", [" a b", "c "], end="\r\n")
     (tmp_path / "val.de").write_bytes("\ufeffx\ny".encode())  # with a mark, and without a last line feed
-    assert load_pairs(tmp_path).held_out == [("a b", "x"), ("c", "y")]
+    assert load_pairs(tmp_path).val == [("a b", "x"), ("c", "y")]
 
 
 def test_equal_sources_stay_on_one_side_and_more_pairs_move_none() -> None:

@@ -91,6 +91,24 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
     assert scores["held-out/bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
+def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_at_the_end(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resume may evaluate another part, which it says; bits per byte are those of the part's own text."""
+    changes: dict[str, Any] = {"out": tmp_path / "run", "data.tokenizer": "characters", "length": "4 steps"}
+    trained(config(path, val_tokens=100, stop_after="2 steps", **changes))
+    capsys.readouterr()
+    run = trained(config(path, val_tokens=200, **changes))
+    assert "held-out holds other data than before" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (end,) = [line for line in lines if line["kind"] == "end"]
+    all_of_it = trained(config(path, **changes | {"out": None})).scores()
+    assert end["val_all/loss"] == pytest.approx(all_of_it["held-out/loss"], rel=1e-6)
+    assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["held-out/bits_per_byte"], rel=1e-6)
+    assert run.evaluate is not None
+    assert len(run.evaluate["held-out"].data) == 7  # of 32 tokens
+
+
 @pytest.mark.slow
 def test_a_model_that_has_learned_something_answers_the_questions(path: Path) -> None:
     """Eight languages of eight letters each take turns every 200 words: an ending is mostly in the language before it."""
@@ -131,8 +149,9 @@ def test_sampling_and_scoring_change_no_bit(changes: dict[str, Any], path: Path)
 
 
 def test_samples_are_shown_as_often_as_asked_for_and_at_the_end(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained(config(path, sample_every="2 steps"))
+    trained(config(path, sample_every="2 steps", sample_count=2))
     said = capsys.readouterr().out
+    assert said.count("--- 2 of 2 ---") == 3
     assert [step for step in range(1, 7) if f"sample at step {step} " in said] == [2, 4, 6]
 
 

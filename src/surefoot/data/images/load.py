@@ -37,7 +37,7 @@ _TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation
 
 @dataclass(frozen=True)
 class ImageDatasets:
-    """Three data sets and what is known of them. Only `train` is augmented; `test` is None where there is no test part.
+    """Three data sets and what is known of them. Only `train` is augmented; `test` is None without a test part.
 
     >>> digits = load_images(val_fraction=0.2)
     >>> len(digits.train), len(digits.val), len(digits.classes)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from surefoot.data.leakage_check import IGNORED, Batch, passages
-from surefoot.data.order import Ids
+from surefoot.data.order import Ids, permutation
 from surefoot.data.text.shards import Tokens, TokenShards
 from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
@@ -85,12 +85,17 @@ class EvalWindows:
     """Windows of `context` tokens in order, that hold every target exactly once; the last of a shard is filled up.
 
     Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is no target.
+    With `max_tokens` only that many tokens, or a window more, are evaluated: windows that the seed chooses once, in order.
 
     >>> EvalWindows(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
     (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))
+    >>> len(EvalWindows(np.arange(3001), context=3)), len(EvalWindows(np.arange(3001), context=3, max_tokens=300))
+    (1000, 100)
     """
 
-    def __init__(self, tokens: Tokens | TokenShards, *, context: int) -> None:
+    def __init__(
+        self, tokens: Tokens | TokenShards, *, context: int, max_tokens: int | None = None, seed: int = 0
+    ) -> None:
         self.arrays, self.described = _arrays(tokens, context), _described(tokens, context)
         self.context = context
         counts = np.array([-(-(len(array) - 1) // context) for array in self.arrays])
@@ -101,12 +106,19 @@ class EvalWindows:
             )
         self.starts = self.ends - counts
         self.lengths = np.array([len(array) for array in self.arrays])
+        windows = int(self.ends[-1])
+        self.chosen: Ids | None = None  # all of them
+        if max_tokens is not None and max_tokens < windows * context:
+            self.described |= {"max_tokens": max_tokens, "seed": seed}
+            first = np.arange(max(1, -(-max_tokens // context)), dtype=np.int64)
+            self.chosen = np.sort(permutation(stream_key(seed, "evaluated windows"), windows, first))
 
     def __len__(self) -> int:
-        return int(self.ends[-1])
+        return int(self.ends[-1]) if self.chosen is None else len(self.chosen)
 
     def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these windows, both (B, T) int64; epochs make no difference."""
+        ids = ids if self.chosen is None else self.chosen[ids]
         sources = np.searchsorted(self.ends, ids, side="right")
         firsts = (ids - self.starts[sources]) * self.context
         window_BT = _windows(self.arrays, sources, firsts, self.context).astype(np.int64)

@@ -69,12 +69,19 @@ class Config(RecipeSettings):
     evaluate_every: str = default("25%")
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
-    cloze_questions: int | None = setting(None, check=_COUNT, observer=True, after="check_state")
+    val_tokens: int | None = setting(
+        None, check=number("a number of tokens, 1 or more", least=1), observer=True, after="check_state"
+    )
+    """Number of held-out tokens to evaluate while training: a part that the seed chooses once. At the end all of them are
+    evaluated, as the split val_all. Default: all, every time."""
+    cloze_questions: int | None = setting(None, check=_COUNT, observer=True)
     """Questions of which of four pieces of held-out text really follows; 0 asks none. Absent: 200, where there is text for them."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
     """Files of multiple-choice questions to score too, each as NAME=FILE: hellaswag=hellaswag_val.jsonl."""
     multiple_choice_questions: int = setting(500, check=number("how many of a file, 1 or more", least=1), observer=True)
     """How many of each such file, the same at every evaluation; `surefoot evaluate RUN --on NAME=FILE` asks all."""
+    sample_count: int = setting(1, check=number("a number of samples, 1 or more", least=1), observer=True)
+    """Number of samples that are shown at a time; each is drawn anew."""
     sample_tokens: int = setting(200, check=_COUNT, observer=True)
     """How many tokens a sample has; 0 shows none."""
     sample_prompt: str | None = setting(None, observer=True)
@@ -98,6 +105,7 @@ def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_si
         "schedule.min_lr_ratio": 0.1,
         "length": "19073 steps",
         "evaluate_every": "250 steps",
+        "val_tokens": 10_000_000,
         "save_every": "15 min",
     }
 

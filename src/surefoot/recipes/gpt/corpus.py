@@ -42,19 +42,23 @@ class Corpus:
         ]
 
     @property
-    def _held_out_arrays(self) -> Any:
-        return self.val.arrays if isinstance(self.val, sf.data.TokenShards) else [self.val]
-
-    @property
     def longest_held_out(self) -> Any:
         """The held-out tokens in one piece, or the longest piece of them."""
-        return max(self._held_out_arrays, key=len)
+        held_out = self.val
+        return max(held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len)
 
-    @property
-    def targets_per_byte(self) -> float:
-        """Held-out tokens to predict for each byte of text; turns nats per token into bits per byte."""
-        targets, counts = [array[1:] for array in self._held_out_arrays], self.tokenizer.byte_counts
-        return sum(map(len, targets)) / max(1, sum(int(counts[each].sum()) for each in targets))
+
+def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float:
+    """Tokens to predict in `EvalWindows` for each byte of their text; turns nats per token into bits per byte."""
+    import numpy as np
+
+    target_count = byte_count = 0
+    for ids in np.array_split(np.arange(len(windows)), -(-len(windows) // rows)):
+        targets = windows.gather(ids, ids)[1].numpy()
+        targets = targets[targets >= 0]
+        target_count += targets.size
+        byte_count += int(tokenizer.byte_counts[targets].sum())
+    return target_count / max(1, byte_count)
 
 
 def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = None) -> Corpus:

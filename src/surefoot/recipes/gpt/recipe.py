@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def check(config: Config) -> list[Any]:
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
-        lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "cloze")),
+        lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "val_all", "cloze")),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
 
@@ -63,33 +64,22 @@ def build(config: Config) -> "sf.Run":
     if config.sample_tokens and not prompt:
         raise sf.ConfigError("sample_prompt is empty: give at least one character to go on from, or --sample-tokens 0")
 
-    def sample(model: Any) -> str:
-        drawn = sf.generate.sample(
-            model,
-            prompt,
-            max_new_tokens=config.sample_tokens,
-            context=context,
-            temperature=0.7,
-            seed=config.seed,
-            eos_id=tokenizer.eos_id,
-            use_cache=True,
-        )
-        return str(tokenizer.decode(drawn))
+    def sample(model: Any) -> list[str]:
+        settings: dict[str, Any] = {"max_new_tokens": config.sample_tokens, "context": context, "temperature": 0.7}
+        settings |= {"eos_id": tokenizer.eos_id, "use_cache": True}
+        seeds = range(config.seed, config.seed + config.sample_count)
+        drawn = [sf.generate.sample(model, prompt, seed=seed, **settings) for seed in seeds]
+        return [str(tokenizer.decode(tokens)) for tokens in drawn]
 
     def in_words(batch: Any) -> str:  # line ends as they are written in Python
         inputs_BT, targets_BT = batch
         return texts.wrapped(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
 
-    splits = {
-        "held-out": sf.Split(
-            sf.data.EvalWindows(found.val, context=context),
-            batch_size=64,
-            derived={
-                "perplexity": sf.metrics.perplexity,
-                "bits_per_byte": lambda scores: scores["loss"] * found.targets_per_byte / math.log(2),
-            },
-        )
-    }
+    every_window = sf.data.EvalWindows(found.val, context=context)
+    part = sf.data.EvalWindows(found.val, context=context, max_tokens=config.val_tokens, seed=config.seed)
+    splits = {"held-out": _text_split(part, tokenizer)}
+    if len(part) < len(every_window):
+        splits["val_all"] = _text_split(every_window, tokenizer, at_end=True)
     if config.cloze_questions != 0 and (cloze := _cloze(config, found)) is not None:
         splits["cloze"] = cloze
     chosen: dict[str, Any] = {"number": config.multiple_choice_questions, "seed": config.seed}
@@ -113,6 +103,22 @@ def build(config: Config) -> "sf.Run":
         about_data=found.in_words,
         settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
         **config.run_settings(BEST),
+    )
+
+
+def _text_split(windows: Any, tokenizer: Any, *, at_end: bool = False) -> "sf.Split":
+    @cache
+    def targets_per_byte() -> float:
+        return texts.targets_per_byte(windows, tokenizer)
+
+    return sf.Split(
+        windows,
+        batch_size=64,
+        derived={
+            "perplexity": sf.metrics.perplexity,
+            "bits_per_byte": lambda scores: scores["loss"] * targets_per_byte() / math.log(2),
+        },
+        at_end=at_end,
     )
 
 
