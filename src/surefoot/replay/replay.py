@@ -39,7 +39,13 @@ class Logged:
 
 @dataclass(frozen=True)
 class Replay:
-    """A step that was made again; `print` it for the page. `start` is the step of the checkpoint, `length` that of the run."""
+    """A step that was made again; `print` it for the page. `start` is the step of the checkpoint, `length` that of the run.
+
+    >>> look = Look(step=3, loss=2.0, norm=1.0, first=None)
+    >>> replay = Replay("runs/a", look, length=10, start=0, logged=None, notes=(), learning_rate=0.1, samples=8)
+    >>> replay.to_dict()["verdict"]
+    'everything in this step is finite'
+    """
 
     run: str
     look: Look
