@@ -132,7 +132,7 @@ def test_the_same_text_gives_the_same_tokenizer_in_every_process(kind):
     texts = [" ".join(f"word{n % 7}{n * n % 11} un{n % 5}seen" for n in range(start, start + 9)) for start in range(60)]
     program = (
         "import json, sys; from surefoot.tokenizers.subwords import SubwordTokenizer as S\n"
-        f"print(S.trained(json.load(sys.stdin), vocab_size=400, kind={kind!r}).to_json())"
+        f"print(S.train(json.load(sys.stdin), vocab_size=400, kind={kind!r}).to_json())"
     )
     said = [
         subprocess.run(
