@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that
 .PHONY: train check test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench prose clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
-	$(BIN)/surefoot train gpt --out runs/first
+	$(BIN)/surefoot train gpt --run-dir runs/first
 
 check: .venv/ready  ## format, lint, types, import contract
 	$(BIN)/ruff format --check .

@@ -63,21 +63,21 @@ TRANSLATION: dict[str, Changes] = {
 
 def of_images(data: str, changes: Changes, *, steps: int) -> str:
     """The preset with changes after so many steps, as a row."""
-    asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "out": None}
+    asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "run_dir": None}
     asked["precision"] = "bf16"
     config = layered(images.Config, [("preset", images.PRESETS["fashion-mnist"]), ("ablation", asked | changes)])[0]
     spent_s, run = trained(images.build(config), steps=steps)
-    scores = run.scores("held-out")
+    scores = run.evaluate("held-out")
     return f"loss {scores['held-out/loss']:.4f}  accuracy {scores['held-out/accuracy']:.4f}  {1e3 * spent_s / steps:6.1f} ms a step"
 
 
 def of_translation(data: str, changes: Changes, *, steps: int) -> str:
     """The preset with changes after so many steps of 2,048 tokens, as a row; `data` has a training part only."""
-    asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "out": None}
+    asked: Changes = {"data.path": data, "length": f"{steps} steps", "evaluate_every": "100%", "run_dir": None}
     asked |= {"precision": "bf16", "val_pairs": 300}
     layers = [("preset", translation.PRESETS["multi30k-fast"]), ("ablation", asked | changes)]
     spent_s, run = trained(translation.build(layered(translation.Config, layers)[0]), steps=steps)
-    scores = run.scores("validation")
+    scores = run.evaluate("validation")
     return f"loss {scores['validation/loss']:.4f}  BLEU {scores['validation/bleu']:5.2f}  {1e3 * spent_s / steps:6.1f} ms a step"
 
 

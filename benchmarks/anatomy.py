@@ -31,7 +31,7 @@ from surefoot.train import loop
 STEP, TIMED = 30, 20
 PAGE = Path(__file__).parents[1] / "docs" / "anatomy.md"
 SETTINGS = {
-    "out": None,
+    "run_dir": None,
     "micro_batch_size": 32,
     "precision": "fp32",
     "length": "100 steps",

@@ -135,7 +135,7 @@ def surefoot(data: sf.data.ImageDatasets, preset: str, asked: dict[str, Any]) ->
                 if step.metrics:  # those of the last step
                     scores |= step.metrics
                     break
-        scores |= run.scores("test")
+        scores |= run.evaluate("test")
     spent_s = run.parts.whole.clock.state()["total_s"]
     training_s = opening_s + sum(float(spent_s[phase]) for phase in ("starting", "training", "waiting"))
     epochs = run.state.step * int(config.batch_size) / len(data.train)
@@ -144,7 +144,7 @@ def surefoot(data: sf.data.ImageDatasets, preset: str, asked: dict[str, Any]) ->
 
 def built(preset: str, asked: dict[str, Any]) -> tuple[sf.Run, recipe.Config]:
     """The run of a preset, without a directory."""
-    config = layered(recipe.Config, [("preset", recipe.PRESETS[preset]), ("benchmark", {"out": None} | asked)])[0]
+    config = layered(recipe.Config, [("preset", recipe.PRESETS[preset]), ("benchmark", {"run_dir": None} | asked)])[0]
     with redirect_stdout(StringIO()):
         return recipe.build(config), config
 

@@ -115,7 +115,7 @@ def surefoot(shape: Shape, rows: Tensor, loss: Callable[[Any, Any], Any], *, com
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=loss,
-        count=lambda held: held[0][:, 1:].numel(),
+        count_fn=lambda held: held[0][:, 1:].numel(),
         train_data=(rows,),
         batch_size=shape.micro_batch * shape.accumulate,
         micro_batch_size=shape.micro_batch,
@@ -126,7 +126,7 @@ def surefoot(shape: Shape, rows: Tensor, loss: Callable[[Any, Any], Any], *, com
         compile=compiles,
         device=device,
         log_every="1000 steps",
-        watch_every=None,
+        layer_stats_every=None,
         console=False,
     )
 

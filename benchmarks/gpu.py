@@ -143,7 +143,7 @@ def main() -> None:
         head=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {device}, commit {arguments.commit or commit_at_hand()}, "
         f"sources {digest_of_sources()}",
         facts=line_command("facts", device),
-        out=out,
+        run_dir=out,
         budget_s=arguments.budget_s or (BUDGET_S if device == "cuda" else float("inf")),
         slack=1.0 if device == "cuda" else 10.0,
     )
@@ -151,7 +151,7 @@ def main() -> None:
 
 
 def run_lines(
-    commands: dict[str, list[str]], *, head: str, facts: list[str], out: Path | None, budget_s: float, slack: float
+    commands: dict[str, list[str]], *, head: str, facts: list[str], run_dir: Path | None, budget_s: float, slack: float
 ) -> int:
     """Run each command, print and append its rows at once; return how many failed.
 
@@ -161,8 +161,8 @@ def run_lines(
 
     def write(row: str) -> None:
         print(row, flush=True)
-        if out is not None:
-            with out.open("a") as file:
+        if run_dir is not None:
+            with run_dir.open("a") as file:
                 file.write(row + "\n")
 
     write(head)

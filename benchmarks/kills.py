@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results" / "kills.jsonl"
 def one_run(zygote: Zygote, number: int, reference: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Kill and resume one run; which kills landed, and whether every bit is the same."""
     draw = random.Random(number)
-    out = directory / f"run-{number}"
+    run_dir = directory / f"run-{number}"
     kills = []
     for _ in range(draw.choice([1, 1, 2, 3, 4])):
         workers = draw.choice([0, 0, 2])
@@ -41,11 +41,11 @@ def one_run(zygote: Zygote, number: int, reference: dict[str, Any], directory: P
             spec["after_s"] = round(draw.uniform(0.0, 0.7), 3)
         else:
             spec[kind] = draw.randint(1, 52 if kind == "pass" else 130)
-        if zygote.run(out, **spec) == -signal.SIGKILL:
+        if zygote.run(run_dir, **spec) == -signal.SIGKILL:
             kills.append({kind: spec[kind if kind != "clock" else "after_s"], "workers": workers})
-    status = zygote.run(out, workers=draw.choice([0, 2]))
-    same = status == 0 and outcome(out) == reference
-    litter = [left.name for left in (out / "checkpoints").iterdir() if left.name.startswith(".")]
+    status = zygote.run(run_dir, workers=draw.choice([0, 2]))
+    same = status == 0 and outcome(run_dir) == reference
+    litter = [left.name for left in (run_dir / "checkpoints").iterdir() if left.name.startswith(".")]
     return {"run": number, "kills": kills, "resumed": status == 0, "same_bits": same, "litter": litter}
 
 
@@ -57,9 +57,9 @@ def main() -> None:
     done = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     with tempfile.TemporaryDirectory() as directory, Ranks(Path(directory)) as ranks:
         zygote = Zygote(ranks)
-        out = Path(directory) / "reference"
-        assert zygote.run(out) == 0
-        reference = outcome(out)
+        run_dir = Path(directory) / "reference"
+        assert zygote.run(run_dir) == 0
+        reference = outcome(run_dir)
         while sum(len(run["kills"]) for run in done) < arguments.kills:
             found = one_run(zygote, len(done), reference, Path(directory))
             done.append(found)

@@ -101,7 +101,7 @@ def gpt(*, layers: int, heads: int, width: int, context: int, batch: int, **more
         return sf.Run(
             model=lambda: sf.models.GPT(network),
             loss=ours,
-            count=lambda held: held[0][:, 1:].numel(),
+            count_fn=lambda held: held[0][:, 1:].numel(),
             train_data=(tokens,),
             batch_size=batch,
             **settings,
@@ -137,7 +137,7 @@ def translation(*, width: int, layers: int, vocab_size: int, **more: int) -> Cas
         return sf.Run(
             model=lambda: sf.models.Seq2Seq(network),
             loss=smoothed(0.0),
-            count=targets_of,
+            count_fn=targets_of,
             train_data=pairs,
             batch_size="2048 tokens",
             **settings,
@@ -211,7 +211,7 @@ def measured(case: Case, *, rounds: int, length: int) -> list[str]:
             optimizer=sf.optim.adamw(lr=1e-3),
             length=f"{length} steps",
             log_every="1000 steps",
-            watch_every=None,
+            layer_stats_every=None,
             precision=precision,
             compile=compiles,
             console=False,

@@ -140,7 +140,7 @@ def translated(
 
 def built(preset: str, asked: argparse.Namespace, *, steps: int) -> sf.Run:
     """surefoot's run of a preset, without a directory; nothing is scored while it trains."""
-    changes: dict[str, Any] = {"data.path": asked.data, "seed": asked.seed, "out": None}
+    changes: dict[str, Any] = {"data.path": asked.data, "seed": asked.seed, "run_dir": None}
     changes |= {"length": f"{steps} steps", "evaluate_every": "100%"}
     return recipe.build(layered(recipe.Config, [("preset", recipe.PRESETS[preset]), ("benchmark", changes)])[0])
 
@@ -208,7 +208,7 @@ def plain(
 
 def to_a_loss(asked: argparse.Namespace) -> None:
     ours_s, run = surefoot("multi30k-fast", asked, steps=asked.steps)
-    wanted = run.scores("validation")["validation/loss"]
+    wanted = run.evaluate("validation")["validation/loss"]
     print(f"surefoot: {asked.steps} steps, {ours_s:.1f} s of training  validation loss {wanted:.4f}", flush=True)
     theirs_s, reached, *_ = plain(asked, until_loss=wanted, most_s=asked.most * ours_s)
     print(f"surefoot {ours_s:.1f} s to {wanted:.4f}; plain {theirs_s:.1f} s to {reached:.4f}")
@@ -221,7 +221,7 @@ def in_minutes(asked: argparse.Namespace) -> None:
     if asked.only != "plain":
         steps = steps_in("multi30k", asked, seconds=limit_s)
         ours_s, run = surefoot("multi30k", asked, steps=steps)
-        scores = run.scores("validation", "test")
+        scores = run.evaluate("validation", "test")
         told = (
             f"validation loss {scores['validation/loss']:.4f}, BLEU {scores['validation/bleu']:.2f} (greedy); "
             f"test BLEU {scores['test/bleu']:.2f}, chrF {scores['test/chrf']:.2f} (beam {PRESET.beam_size})"

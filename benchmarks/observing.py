@@ -33,7 +33,7 @@ from torch.utils.data import TensorDataset
 import surefoot as sf
 
 WINDOW, WARM = 200, 2  # steps; windows that are not counted
-OFF: dict[str, Any] = {"watch_every": None}
+OFF: dict[str, Any] = {"layer_stats_every": None}
 
 
 def mlp() -> dict[str, Any]:
@@ -65,14 +65,14 @@ def gpt() -> dict[str, Any]:
     }
 
 
-def stepping(settings: dict[str, Any], out: Path, steps: int, stack: ExitStack) -> Iterator[None]:
+def stepping(settings: dict[str, Any], run_dir: Path, steps: int, stack: ExitStack) -> Iterator[None]:
     """A run, begun, that makes one window of steps each time it is asked."""
-    asked = settings.get("watch_every", "") is not None
+    asked = settings.get("layer_stats_every", "") is not None
     # findings cannot be switched off: nobody would want to
     silent = Mock(sentence=lambda: "")
     with nullcontext() if asked else patch("surefoot.run.live_findings.remarks", return_value=silent):
         run = stack.enter_context(
-            sf.Run(**settings, length=f"{steps} steps", out=out, precision="fp32", save_every="1000000 steps")
+            sf.Run(**settings, length=f"{steps} steps", run_dir=run_dir, precision="fp32", save_every="1000000 steps")
         )
     for step in run:
         # a record is written after its step was yielded: windows go from first step to first step

@@ -26,9 +26,9 @@ from diagnose.planted import ALL, HEALTHY, Planted, trained
 RESULTS = Path(__file__).parent / "results" / "diagnose.txt"
 
 
-def row(planted: Planted, out: Path) -> tuple[bool, str]:
+def row(planted: Planted, run_dir: Path) -> tuple[bool, str]:
     """Whether it went as it should, and a line of the table."""
-    found = trained(planted, out)
+    found = trained(planted, run_dir)
     names = [finding.name for finding in found]
     errors = [finding.name for finding in found if finding.severity == "error"]
     good = not errors if planted.fault is None else planted.fault in names

@@ -75,7 +75,7 @@ def gpt(layers: int, heads: int, width: int, context: int, vocab_size: int, *, b
     return lambda **settings: sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=loss,
-        count=lambda held: held[0][:, 1:].numel(),
+        count_fn=lambda held: held[0][:, 1:].numel(),
         train_data=(tokens,),
         batch_size=batch,
         **settings,
@@ -94,7 +94,7 @@ def translation(layers: int, width: int, vocab_size: int, *, tokens: int, longes
     return lambda **settings: sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=smoothed(0.1),
-        count=targets_of,
+        count_fn=targets_of,
         train_data=pairs,
         batch_size=f"{tokens} tokens",
         **settings,
@@ -251,7 +251,7 @@ def stepping(build: Build, open_runs: ExitStack, precision: str, channels_last: 
         optimizer=sf.optim.adamw(lr=1e-3),
         length="1000000 steps",
         log_every="1000000 steps",
-        watch_every=None,
+        layer_stats_every=None,
         precision=precision,
         channels_last=channels_last,
         console=False,

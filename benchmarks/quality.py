@@ -94,7 +94,7 @@ def surefoot(flags: str, *, text: Path, seed: int, environment: dict[str, str]) 
     with tempfile.TemporaryDirectory() as directory:
         command = shlex.split("-m surefoot train gpt --preset shakespeare --precision bf16 --evaluate-every 100%")
         command += shlex.split(f"--cloze-questions 0 --sample-tokens 0 --seed {seed} {flags}")
-        command += ["--data.path", str(text), "--out", f"{directory}/run"]
+        command += ["--data.path", str(text), "--run-dir", f"{directory}/run"]
         wall_s, printed = _ran(command, environment=environment)
         found = records(Path(directory, "run", "metrics.jsonl"))
     phases = ("starting_s", "training_s", "waiting_s")

@@ -11,7 +11,7 @@ head -c $(($(wc -c <"$1") * 9 / 10)) "$1" >"$out/first-nine-tenths.txt"
 surefoot compare gpt --preset shakespeare --data.path "$out/first-nine-tenths.txt" --precision bf16 --threads 1 --jobs "${3:-1}" \
   --model.context 64 --batch-size 12 --length "200 steps" --schedule.warmup "3 steps" \
   --optimizer.lr 0.02 --optimizer.adamw-lr 0.02 --optimizer.momentum 0.8 \
-  --evaluate-every "100%" --cloze-questions 0 --sample-tokens 0 --seeds 3 --reference "ns_steps=4" --out "$out/a" \
+  --evaluate-every "100%" --cloze-questions 0 --sample-tokens 0 --seeds 3 --baseline "ns_steps=4" --out "$out/a" \
   --variant "optimizer.ns_steps=4" \
   --variant "optimizer.ns_steps=5" \
   --variant "model.smear=False" \

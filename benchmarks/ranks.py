@@ -120,7 +120,7 @@ def measured(
             clip="norm 1.0",
             precision="fp32",
             device="cpu",
-            out=shared(directory),
+            run_dir=shared(directory),
             log_every=f"{WINDOW} steps",
             save_every=f"{10 * WINDOW} steps",
             console=False,

@@ -5,8 +5,8 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 cd "$place"
-surefoot train gpt --out runs/first --length "600 steps" --model.layers 2 --model.width 64 --model.context 64 \
-    --batch-size 8 --log-every "3 steps" --evaluate-every "40 steps" --watch-every "10 steps" --precision fp32 \
+surefoot train gpt --run-dir runs/first --length "600 steps" --model.layers 2 --model.width 64 --model.context 64 \
+    --batch-size 8 --log-every "3 steps" --evaluate-every "40 steps" --layer-stats-every "10 steps" --precision fp32 \
     --cloze-questions 20 --data.val-fraction 0.005
 chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$place/profile" \
     --window-size=1120,1560 --screenshot="$place/report.png" "file://$place/runs/first/report.html"

@@ -42,8 +42,8 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
     """Train one run whose ranks are killed and stopped; what was done to it, and how it ended."""
     draw = random.Random(number)
     size, deaths = draw.choice([2, 4]), draw.choice([1, 1, 2, 3])
-    out = directory / f"run-{number}"
-    flags = ["--pause-s", "0.03", "--nproc", str(size), "--max-restarts", str(deaths), "--out", str(out)]
+    run_dir = directory / f"run-{number}"
+    flags = ["--pause-s", "0.03", "--nproc", str(size), "--max-restarts", str(deaths), "--run-dir", str(run_dir)]
     done = []
     start_s = time.monotonic()
     with surefoot(directory / f"processes-{number}", "train", PROGRAM, *flags, silent_s=4.0) as group:
@@ -62,9 +62,9 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
             if group.process.poll() is not None:
                 break
         status = group.wait()
-    same = status == 0 and bits(out) == references[size]
+    same = status == 0 and bits(run_dir) == references[size]
     return {"try": number, "ranks": size, "deaths": done, "status": status, "same_bits": same} | {
-        "litter": _litter(out),
+        "litter": _litter(run_dir),
         "orphans": len(group.left()),
         "seconds": round(time.monotonic() - start_s, 1),
     }
@@ -75,7 +75,7 @@ def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], dire
     draw = random.Random(1000 + number)
     size, deaths = draw.choice([2, 4]), draw.choice([1, 1, 2, 3])
     out = directory / f"run-of-torchrun-{number}"
-    flags = ["train", PROGRAM, "--pause-s", "0.03", "--out", str(out)]
+    flags = ["train", PROGRAM, "--pause-s", "0.03", "--run-dir", str(out)]
     done = []
     start_s = time.monotonic()
     with torchrun(directory / f"of-torchrun-{number}", *flags, size=size, max_restarts=deaths) as group:
@@ -112,27 +112,27 @@ def one_try_of_torchrun(number: int, references: dict[int, dict[str, Any]], dire
     }
 
 
-def _until_gone_on(out: Path, steps: int) -> None:
+def _until_gone_on(run_dir: Path, steps: int) -> None:
     """Until a run writes records again, and has saved so many further steps."""
-    metrics, target = out / "metrics.jsonl", steps_made(out) + steps
+    metrics, target = run_dir / "metrics.jsonl", steps_made(run_dir) + steps
     length = metrics.stat().st_size if metrics.exists() else 0
     wait_until(
-        lambda: metrics.exists() and metrics.stat().st_size > length and steps_made(out) >= target, limit_s=LONG_S
+        lambda: metrics.exists() and metrics.stat().st_size > length and steps_made(run_dir) >= target, limit_s=LONG_S
     )
 
 
-def _is_over(group: Torchrun, again: Path, pid: int, out: Path) -> bool:
+def _is_over(group: Torchrun, again: Path, pid: int, run_dir: Path) -> bool:
     """Whether ranks are started again, or none will be."""
-    return again.exists() or group.process.poll() is not None or (_is_finished(out) and group.left() == [pid])
+    return again.exists() or group.process.poll() is not None or (_is_finished(run_dir) and group.left() == [pid])
 
 
-def _is_finished(out: Path) -> bool:
-    metrics = out / "metrics.jsonl"
+def _is_finished(run_dir: Path) -> bool:
+    metrics = run_dir / "metrics.jsonl"
     return metrics.exists() and '"what": "finished"' in metrics.read_text()
 
 
-def _litter(out: Path) -> list[str]:
-    return [left.name for left in (out / "checkpoints").iterdir() if left.name.startswith(".")]
+def _litter(run_dir: Path) -> list[str]:
+    return [left.name for left in (run_dir / "checkpoints").iterdir() if left.name.startswith(".")]
 
 
 def _until_started_again(rank: Path, group: Launched | Torchrun) -> None:
@@ -151,10 +151,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         directory, references = Path(scratch), dict[int, dict[str, Any]]()
         for size in (2, 4):
-            out = directory / f"reference-{size}"
-            with surefoot(directory / f"p-{size}", "train", PROGRAM, "--nproc", str(size), "--out", str(out)) as group:
+            run_dir = directory / f"reference-{size}"
+            with surefoot(
+                directory / f"p-{size}", "train", PROGRAM, "--nproc", str(size), "--run-dir", str(run_dir)
+            ) as group:
                 assert group.wait() == 0, group.said
-            references[size] = bits(out)
+            references[size] = bits(run_dir)
         for launcher in [arguments.launcher] if arguments.launcher else LAUNCHERS:
             make_try = one_try_of_torchrun if launcher == "torchrun" else one_try
             while (number := len(of_launcher(tries, launcher))) < arguments.tries:

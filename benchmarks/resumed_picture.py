@@ -75,7 +75,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        train = ["train", "gpt", "--out", "runs/first", "--length", arguments.length]
+        train = ["train", "gpt", "--run-dir", "runs/first", "--length", arguments.length]
         first = shown(train, place=place, kill_when=str(int(arguments.length.split()[0]) // 2) + " ")
         killed = next(line.split()[0] for line in reversed(first) if line)
         second = shown(["resume", "runs/first"], place=place)

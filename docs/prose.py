@@ -30,10 +30,10 @@ TURNS = {
     "'is none', 'is no', 'are none'": r"\b(is|are|was|were) (none|no)\b(?! (longer|more|later|less))",
     "'nothing of'": r"\bnothing of\b",
     "'so many', 'so-manieth'": r"\bso[- ]man(y|ieth)\b",
-    "'a second' for 'per second'": rf"\b({_UNITS}) a (second|step|minute|hour|day)\b",
+    "'a second' for 'per second'": rf"(?i)\b({_UNITS}) a (second|step|minute|hour|day)\b",
     "a fraction in words": r"\ba (third|quarter|fifth|sixth|eighth|tenth|twelfth|sixteenth|twentieth|hundredth) of\b",
-    "British spelling": rf"colour|neighbour|behaviour|favour|honour|\b[Gg]rey|[Cc]entred?\b|(label|cancel|model)l(ed|ing)\b"
-    rf"|(?:{_ISE})is(e|es|ed|er|ers|ing|ation|ations)\b|[Aa]nalys(e|ed|ing)\b|[Aa]rtefact|[Ww]hilst",
+    "British spelling": rf"(?i)colour|neighbour|behaviour|favour|honour|\bgrey|\bcentred?\b|(label|cancel|model)l(ed|ing)\b"
+    rf"|(?:{_ISE})is(e|es|ed|er|ers|ing|ation|ations)\b|\banalys(e|ed|ing)\b|artefact|whilst",
 }
 _TURNS = {name: re.compile(pattern) for name, pattern in TURNS.items()}
 

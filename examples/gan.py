@@ -60,7 +60,7 @@ def distance_to_the_ring(models: Models, batch: tuple[Tensor]) -> sf.Mean:
     return sf.Mean(nearest.sum(), len(nearest))
 
 
-def build(out: str | Path | None = None, **changes: Any) -> sf.Run:
+def build(run_dir: str | Path | None = None, **changes: Any) -> sf.Run:
     """The run, any of whose settings may be changed."""
     settings: dict[str, Any] = {
         "model": {"generator": lambda: perceptron(NOISE, 2), "discriminator": lambda: perceptron(2, 1)},
@@ -71,10 +71,10 @@ def build(out: str | Path | None = None, **changes: Any) -> sf.Run:
             "generator": sf.optim.adamw(lr=1e-3, betas=(0.5, 0.99), weight_decay=0.0),
             "discriminator": sf.optim.adamw(lr=1e-3, betas=(0.5, 0.99), weight_decay=0.0),
         },
-        "evaluate": {"ring": sf.Split(ring(), scores=distance_to_the_ring, loss=False)},
+        "splits": {"ring": sf.Split(ring(), scores=distance_to_the_ring, loss=False)},
         "evaluate_every": "300 steps",
         "clip": "off",
-        "out": out,
+        "run_dir": run_dir,
     }
     return sf.Run(**(settings | changes))
 

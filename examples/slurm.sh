@@ -1,9 +1,9 @@
 #!/bin/bash
 # A run on several machines under Slurm, which goes on by itself after a pre-emption and after its time is over:
 #
-#   sbatch examples/slurm.sh gpt --preset gpt2-124m --data.path shards/ --out runs/large
+#   sbatch examples/slurm.sh gpt --preset gpt2-124m --data.path shards/ --run-dir runs/large
 #
-# What follows the script is what follows `surefoot train`. --out must be on files that all machines share.
+# What follows the script is what follows `surefoot train`. --run-dir must be on files that all machines share.
 # Change the sizes to those of your machines: one task for each GPU, and its share of the cores.
 #SBATCH --job-name=surefoot
 #SBATCH --nodes=2

@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End what was forked."""
     if SERVER in config.stash:
         config.stash[SERVER].__exit__()
+
+
+@pytest.fixture(autouse=True)
+def _flags_of_the_command_line(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whoever tests a part of the command line, or a recipe, reads messages as these print them: with flags."""
+    if {"cli", "recipes", "compare"}.isdisjoint(request.path.parts):
+        yield
+        return
+    from surefoot.errors import speaking_in_flags
+
+    with speaking_in_flags():
+        yield
 
 
 def _fixtures(item: pytest.Item) -> list[str]:

@@ -21,7 +21,7 @@ Fault = Literal["none", "sample", "label", "magnitude", "flattened", "root", "st
 class Config:
     """Settings. `sample` is the one that is at fault, where one is; `step` the step, where that is."""
 
-    out: str | None = None
+    run_dir: str | None = None
     fault: Fault = "none"
     sample: int = 17
     step: int = 5
@@ -139,7 +139,7 @@ def build(config: Config) -> sf.Run:
         **{
             name: getattr(config, name)
             for name in (
-                "out",
+                "run_dir",
                 "length",
                 "batch_size",
                 "micro_batch_size",

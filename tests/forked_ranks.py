@@ -137,9 +137,9 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iter
             shutil.rmtree(short.parent)
 
 
-def bits(out: Path) -> dict[str, Any]:
+def bits(run_dir: Path) -> dict[str, Any]:
     """All of a run that must be equal to the bit: tensors, what else is saved, records."""
-    newest = max((out / "checkpoints").glob("step-*"))
+    newest = max((run_dir / "checkpoints").glob("step-*"))
     state = json.loads((newest / "state.json").read_text())
     return {
         "step": newest.name,
@@ -147,12 +147,12 @@ def bits(out: Path) -> dict[str, Any]:
         "state": {key: value for key, value in state.items() if key not in ("clock", "machine")},
         "records": [
             {key: record[key] for key in ("step", "loss", "norm", "held-out/loss") if key in record}
-            for record in records(out / "metrics.jsonl")
+            for record in records(run_dir / "metrics.jsonl")
             if record["kind"] in ("train", "scores")
         ],
     }
 
 
-def steps_made(out: Path) -> int:
+def steps_made(run_dir: Path) -> int:
     """The newest checkpoint's step; -1 where there is none."""
-    return max((int(path.name[5:]) for path in (out / "checkpoints").glob("step-*")), default=-1)
+    return max((int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*")), default=-1)

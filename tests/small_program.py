@@ -22,7 +22,7 @@ import small_runs
 class Config:
     """Settings. `wrong` happens on rank `where`, at the first sample that is read of step `when`."""
 
-    out: str | None = None
+    run_dir: str | None = None
     batch_size: int = 8
     micro_batch_size: int = 2
     length: str = "40 steps"
@@ -71,5 +71,5 @@ def build(config: Config) -> sf.Run:
     time.sleep(config.slow_start_s)
     changes: dict[str, Any] = {name: getattr(config, name) for name in ("batch_size", "micro_batch_size", "length")}
     return small_runs.build(
-        config.out, train_data=Samples(config), workers=config.workers, save_every=config.save_every, **changes
+        config.run_dir, train_data=Samples(config), workers=config.workers, save_every=config.save_every, **changes
     )

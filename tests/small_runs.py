@@ -53,7 +53,7 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def build(out: str | Path | None, **changes: Any) -> sf.Run:
+def build(run_dir: str | Path | None, **changes: Any) -> sf.Run:
     data = Augmented()
     settings: dict[str, Any] = {
         "model": Net,
@@ -64,14 +64,14 @@ def build(out: str | Path | None, **changes: Any) -> sf.Run:
         "length": "4 epochs",
         "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.05),
         "schedule": sf.schedules.cosine(warmup="10%"),
-        "evaluate": {"held-out": sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy)},
+        "splits": {"held-out": sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy)},
         "evaluate_every": "5 steps",
         "early_stopping": sf.EarlyStopping("min held-out/loss", patience=50),
         "save_every": "4 steps",
         "log_every": "3 steps",
-        "watch_every": "6 steps",
+        "layer_stats_every": "6 steps",
         "ema": 0.9,
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
         "report": False,  # a tenth of its cost
     }
@@ -125,8 +125,8 @@ class KilledBeforeOperation:
 
 
 def sitting(spec: dict[str, Any]) -> None:
-    """One start of the run in `spec["out"]`, killed where `spec` says."""
-    out = Path(spec["out"])
+    """One start of the run in `spec["run_dir"]`, killed where `spec` says."""
+    run_dir = Path(spec["run_dir"])
     changes: dict[str, Any] = {"workers": spec.get("workers", 0), **spec.get("changes", {})}
     if "plateau" in spec:
         changes["plateau"] = sf.ReduceLROnPlateau(**spec["plateau"])
@@ -155,7 +155,7 @@ def sitting(spec: dict[str, Any]) -> None:
             return sf.metrics.accuracy(model, batch)
 
         held_out = sf.Split((Augmented().inputs, Augmented().labels), scores=accuracy)
-        changes["evaluate"] = {"held-out": held_out}
+        changes["splits"] = {"held-out": held_out}
     if "signal_at_step" in spec:
         step, number = spec["signal_at_step"]
         passes = [0]
@@ -168,15 +168,15 @@ def sitting(spec: dict[str, Any]) -> None:
             return loss(model, batch)
 
         changes |= {"loss": signalling_loss, "check_state": False}
-    train(build(out, **changes), out.with_suffix(".ids"))
+    train(build(run_dir, **changes), run_dir.with_suffix(".ids"))
 
 
-def outcome(out: Path) -> dict[str, Any]:
+def outcome(run_dir: Path) -> dict[str, Any]:
     """Everything that must be equal to the bit: tensors, records, sample ids, and the state that is not about time."""
-    newest = max((out / "checkpoints").glob("step-*"))
+    newest = max((run_dir / "checkpoints").glob("step-*"))
     state = json.loads((newest / "state.json").read_text())
     del state["fingerprints"]["sources"]["loss"]  # a loss that kills has another text
-    lines = [json.loads(line) for line in out.with_suffix(".ids").read_text().splitlines()]
+    lines = [json.loads(line) for line in run_dir.with_suffix(".ids").read_text().splitlines()]
     shown = (
         "kind",
         "step",
@@ -209,7 +209,7 @@ def outcome(out: Path) -> dict[str, Any]:
         "state": {key: value for key, value in state.items() if key not in ("clock", "machine")},
         "records": [
             {key: record[key] for key in shown if key in record}
-            for record in records(out / "metrics.jsonl")
+            for record in records(run_dir / "metrics.jsonl")
             if record["kind"] in ("train", "scores", "layers")
         ],
         "ids": dict(lines),

@@ -59,9 +59,11 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
     """The same for a run that a program of the user's own builds, with some argument of `small_runs.build` changed."""
     from surefoot.recipes.program import Program
 
-    def said(status: int, out: str | None = None, *, late: Callable[[], dict[str, Any]] = dict, **changes: Any) -> str:
+    def said(
+        status: int, run_dir: str | None = None, *, late: Callable[[], dict[str, Any]] = dict, **changes: Any
+    ) -> str:
         def builds() -> sf.Run:
-            return build(**{"out": out, **changes, **late()})
+            return build(**{"run_dir": run_dir, **changes, **late()})
 
         program = Program(builds, None, {"kind": "file"}, {})
         monkeypatch.setattr("surefoot.cli.processes.find_program", lambda name: program)
@@ -181,7 +183,7 @@ def empty(model: nn.Module, batch: Any) -> None:
 def test_a_loss_that_is_no_loss_is_refused_and_step_0_stands(
     loss: Any, says: str, run_refused: Refused, tmp_path: Path
 ) -> None:
-    assert says in run_refused(2, out="run", loss=loss)
+    assert says in run_refused(2, run_dir="run", loss=loss)
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0]
 
 
@@ -191,7 +193,7 @@ def frozen() -> nn.Module:
 
 @pytest.mark.parametrize(("model", "says"), [(frozen, "no trainable parameter"), (lambda: 3, "is a int")])
 def test_a_model_that_cannot_be_trained_is_refused(model: Any, says: str, run_refused: Refused, tmp_path: Path) -> None:
-    assert says in run_refused(2, out="run", model=model)
+    assert says in run_refused(2, run_dir="run", model=model)
     assert not (tmp_path / "run").exists()
 
 
@@ -200,14 +202,14 @@ def data(samples: int = 24) -> tuple[Tensor, Tensor]:
     return torch.randn(samples, 8, generator=generator), torch.randint(3, (samples,), generator=generator)
 
 
-PLAIN: dict[str, Any] = {"length": "6 steps", "schedule": None, "early_stopping": None, "evaluate": None}
+PLAIN: dict[str, Any] = {"length": "6 steps", "schedule": None, "early_stopping": None, "splits": None}
 
 
 @pytest.mark.parametrize("wrong", [3, -1])
 def test_a_target_out_of_range_names_sample_and_step(wrong: int, run_refused: Refused, tmp_path: Path) -> None:
     inputs, labels = data()
     labels[17] = wrong
-    said = run_refused(3, out="run", train_data=(inputs, labels), **PLAIN)
+    said = run_refused(3, run_dir="run", train_data=(inputs, labels), **PLAIN)
     order = [17 in ids for ids in batches_of(inputs, labels)]
     assert f"target {wrong} is out of range at step {order.index(True)}, sample 17" in said
     assert 0 in Store(tmp_path / "run" / "checkpoints").steps()
@@ -251,7 +253,7 @@ def test_nan_in_the_data_names_the_sample_and_keeps_the_weights_of_the_last_good
     poisoned = inputs.clone()
     poisoned[5, 2] = float("nan")
     changes = PLAIN | {"length": "30 steps", "log_every": "4 steps"}
-    said = run_refused(5, out="run", train_data=(poisoned, labels), **changes)
+    said = run_refused(5, run_dir="run", train_data=(poisoned, labels), **changes)
     assert "sample 5" in said
     assert "weights are those after step 0" in said
     store = Store(tmp_path / "run" / "checkpoints")
@@ -274,12 +276,12 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 
 def test_a_source_that_can_only_be_iterated_is_a_data_error(run_refused: Refused, tmp_path: Path) -> None:
-    assert "can only be iterated" in run_refused(3, out="run", train_data=Stream(), **PLAIN)
+    assert "can only be iterated" in run_refused(3, run_dir="run", train_data=Stream(), **PLAIN)
     assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_data_set_is_a_data_error(run_refused: Refused, tmp_path: Path) -> None:
-    assert "empty" in run_refused(3, out="run", train_data=data(0), **PLAIN)
+    assert "empty" in run_refused(3, run_dir="run", train_data=data(0), **PLAIN)
     assert not (tmp_path / "run").exists()
 
 
@@ -299,7 +301,7 @@ def test_a_checkpoint_of_another_model_is_refused_naming_a_tensor_and_left_alone
 ) -> None:
     build("run", length="4 steps", schedule=None).train()
     before = files_below(tmp_path / "run" / "checkpoints")
-    said = run_refused(4, out="run", length="4 steps", schedule=None, model=wider)
+    said = run_refused(4, run_dir="run", length="4 steps", schedule=None, model=wider)
     assert re.search(r"0\.weight", said)
     assert "16" in said
     assert "32" in said
@@ -310,10 +312,10 @@ def test_initial_weights_of_nothing_that_fits_are_refused(run_refused: Refused, 
     from safetensors.torch import save_file
 
     save_file({"other": torch.zeros(3)}, tmp_path / "other.safetensors")
-    assert "none of the 1 tensors" in run_refused(4, out="run", init="other.safetensors")
+    assert "none of the 1 tensors" in run_refused(4, run_dir="run", init_from="other.safetensors")
     (tmp_path / "pickle.pt").write_bytes(b"\x80\x02.")
-    assert "safetensors files only" in run_refused(4, out="run", init="pickle.pt")
-    assert "no such file" in run_refused(4, out="run", init="nowhere")
+    assert "safetensors files only" in run_refused(4, run_dir="run", init_from="pickle.pt")
+    assert "no such file" in run_refused(4, run_dir="run", init_from="nowhere")
     assert Store(tmp_path / "run" / "checkpoints").steps() == []
 
 
@@ -343,13 +345,13 @@ class Failing:
 
 def test_an_output_directory_below_a_file_is_refused(run_refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    assert "cannot write to file/run" in run_refused(2, out="file/run")
+    assert "cannot write to file/run" in run_refused(2, run_dir="file/run")
     assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_an_output_that_is_a_file_is_refused(run_refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    assert "cannot write to file" in run_refused(2, out="file")
+    assert "cannot write to file" in run_refused(2, run_dir="file")
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -362,7 +364,7 @@ def test_a_disk_that_takes_nothing_ends_the_run_before_its_first_step(kind: int,
             passes.append(1)
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    assert os.strerror(kind) in run_refused(4, out="run", disk=Failing(kind), loss=counted, check_state=False)
+    assert os.strerror(kind) in run_refused(4, run_dir="run", disk=Failing(kind), loss=counted, check_state=False)
     assert passes == []
 
 
@@ -390,7 +392,7 @@ def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_
     run_refused: Refused, tmp_path: Path
 ) -> None:
     disk = Failing(errno.ENOSPC, after=operations_of_the_first_save(tmp_path))
-    said = run_refused(4, out="run", disk=disk, length="12 steps")
+    said = run_refused(4, run_dir="run", disk=disk, length="12 steps")
     assert "step 12" in said
     assert "step-00000000" in said
     found = Store(tmp_path / "run" / "checkpoints").newest_intact()
@@ -402,7 +404,7 @@ def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_
     "name", ["config.toml", "../x", "checkpoints", "a/b", ".hidden", "", "Config.toml", "a\\b", "a\0b", "a\nb"]
 )
 def test_a_file_of_a_recipe_cannot_take_the_place_of_ours(name: str, run_refused: Refused, tmp_path: Path) -> None:
-    assert "is no plain name" in run_refused(2, files={name: "text"})
+    assert "is no plain name" in run_refused(2, extra_files={name: "text"})
 
 
 class Unsized(torch.utils.data.IterableDataset[int]):
@@ -418,7 +420,7 @@ named_loss.__name__ = "loss"
 
 
 def splits(name: str = "held-out", **settings: Any) -> dict[str, Any]:
-    return {"evaluate": {name: sf.Split(**{"data": data(), **settings})}}
+    return {"splits": {name: sf.Split(**{"data": data(), **settings})}}
 
 
 def stopping(**settings: Any) -> dict[str, Any]:
@@ -426,7 +428,7 @@ def stopping(**settings: Any) -> dict[str, Any]:
 
 
 MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
-    "evaluate['held-out'] is a tuple: write surefoot.Split": (2, lambda: {"evaluate": {"held-out": data()}}),
+    "splits['held-out'] is a tuple: write surefoot.Split": (2, lambda: {"splits": {"held-out": data()}}),
     "split 'held-out': the data set is empty": (3, lambda: splits(data=data(0))),
     "split 'held-out': Unsized can only be iterated": (3, lambda: splits(data=Unsized())),
     "split 'a/b'": (2, lambda: splits("a/b")),
@@ -442,7 +444,7 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "seed = -1": (2, lambda: {"seed": -1}),
     "seed = 18446744073709551616": (2, lambda: {"seed": 1 << 64}),
     "a lazy module": (2, lambda: {"model": lambda: nn.LazyLinear(3)}),
-    "out is empty": (2, lambda: {"out": ""}),
+    "run_dir is empty": (2, lambda: {"run_dir": ""}),
 }
 
 
@@ -451,7 +453,7 @@ def test_what_a_caller_mistakes_is_refused_before_anything_is_written(
     says: str, run_refused: Refused, tmp_path: Path
 ) -> None:
     status, changes = MISTAKEN[says]
-    plain = {"schedule": None, "early_stopping": None, "evaluate": None, "train_data": data()}
+    plain = {"schedule": None, "early_stopping": None, "splits": None, "train_data": data()}
     assert says in run_refused(status, "run", late=lambda: {**plain, **changes()})
     assert list(tmp_path.iterdir()) == []
 
@@ -461,7 +463,7 @@ def test_numbers_below_nothing_are_refused_before_the_training(
     flags: list[str], refused: Refused, tmp_path: Path
 ) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
-    refused(*GPT, "--data.path", "text.txt", "--out", "run", *flags, status=2)
+    refused(*GPT, "--data.path", "text.txt", "--run-dir", "run", *flags, status=2)
     assert not (tmp_path / "run").exists()
 
 
@@ -470,7 +472,7 @@ def test_numbers_below_nothing_are_refused_before_the_training(
     [
         (["--optimizer.lr", "abc"], "'abc' is not a number"),
         (["--keep-last", "x"], "'x' is not a whole number"),
-        (["--out"], "needs a value"),
+        (["--run-dir"], "needs a value"),
         (["--checkpont", "best"], "unknown setting --checkpont"),
         (["--config", "nope.toml"], "cannot read nope.toml: No such file or directory"),
     ],
@@ -489,7 +491,7 @@ def test_each_of_several_problems_is_marked_as_one(refused: Refused) -> None:
 def test_a_small_text_is_trained_on_without_questions(tmp_path: Path) -> None:
     """There is too little of it to hold out for them, and nobody asked for any."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 20)
-    main([*GPT, "--data.path", str(tmp_path / "text.txt"), "--out", str(tmp_path / "run"), "--model.context", "16"])
+    main([*GPT, "--data.path", str(tmp_path / "text.txt"), "--run-dir", str(tmp_path / "run"), "--model.context", "16"])
     (scores,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"][-1:]
     assert "held-out/loss" in scores
     assert "cloze/accuracy" not in scores

@@ -81,9 +81,9 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
             Path("mine.toml").write_text(text)
     for command in commands(page):
         assert command[0] == "surefoot", command
-        on_paper = "--world" in command
+        on_paper = "--world-size" in command
         trains = command[1:3] in (["train", "gpt"], ["plan", "gpt"]) and not on_paper
-        trained_here = trains and not {"--data.tokenizer", "--init", "shards"} & set(command)
+        trained_here = trains and not {"--data.tokenizer", "--init-from", "shards"} & set(command)
         changes = {"gpt": SMALL, "translation": OF_TRANSLATION, "images": OF_IMAGES}
         small = changes.get(command[2], []) if command[1] in ("train", "plan", "compare", "find-batch-size") else []
         if on_paper:

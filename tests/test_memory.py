@@ -131,5 +131,5 @@ def test_some_memory_is_free_here() -> None:
 
 
 def test_a_device_that_does_not_tell_needs_to_be_told() -> None:
-    with pytest.raises(sf.ConfigError, match="--memory 8GB"):
+    with pytest.raises(sf.ConfigError, match='memory="8GB"'):
         free_bytes(torch.device("meta"))

@@ -33,11 +33,11 @@ MAX = {
     "files": 326,  # of .py
     "statements": 27_000,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 19_000,
+    "lines that `import surefoot.run.run` loads": 19_200,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help texts and docstrings: words in a sentence on average, sentences above 35 words, and with a turn to avoid
-MAX_PROSE = {"README": (13.1, 1, 0), "docs": (17.9, 69, 135), "help": (12.0, 8, 46), "docstrings": (15.0, 20, 467)}
+MAX_PROSE = {"README": (13.1, 1, 0), "docs": (17.8, 69, 135), "help": (11.0, 3, 24), "docstrings": (14.8, 19, 478)}
 
 
 def lines(path: Path) -> int:

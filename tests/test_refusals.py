@@ -89,14 +89,14 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
     "a dictionary of tensors": ({"train_data": {"x": X, "y": Y}}, sf.DataError, "a dictionary of tensors", "a tuple"),
     "a list of columns": ({"train_data": [X, Y]}, sf.DataError, "a list of 2 columns", "a tuple of tensors"),
     "a split of arrays": (
-        {"evaluate": {"v": sf.Split((X.numpy(), Y.numpy()))}},
+        {"splits": {"v": sf.Split((X.numpy(), Y.numpy()))}},
         sf.DataError,
         "split 'v': the data are a tuple of NumPy arrays",
         "torch.as_tensor",
     ),
-    "evaluate as a tuple": ({"evaluate": (X, Y)}, sf.ConfigError, "evaluate is a tuple", "evaluate={"),
-    "evaluate as a Tensor": ({"evaluate": X}, sf.ConfigError, "evaluate is a Tensor", "evaluate={"),
-    "evaluate as a Split": ({"evaluate": sf.Split((X, Y))}, sf.ConfigError, "evaluate is a Split", "evaluate={"),
+    "splits as a tuple": ({"splits": (X, Y)}, sf.ConfigError, "splits is a tuple", "splits={"),
+    "splits as a Tensor": ({"splits": X}, sf.ConfigError, "splits is a Tensor", "splits={"),
+    "splits as a Split": ({"splits": sf.Split((X, Y))}, sf.ConfigError, "splits is a Split", "splits={"),
     "a class of modules": ({"model": nn.Linear}, sf.ConfigError, "missing 2 required", r"lambda: Linear\("),
     "betas of torch's": ({"optimizer": betas((0.9, 1.0))}, sf.ConfigError, "Invalid beta parameter", "below 1"),
     "one beta": ({"optimizer": betas((0.9,))}, sf.ConfigError, "index out of range", "below 1"),  # type: ignore[arg-type]
@@ -144,9 +144,9 @@ def test_what_a_refusal_of_data_says_to_type_gives_the_samples(name: str, data: 
 
 def test_what_a_refusal_of_evaluate_and_of_a_class_says_to_type_works() -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        build(evaluate=(X, Y))
+        build(splits=(X, Y))
     changes = eval(f"dict({str(refused.value).partition('write ')[2]})", {"surefoot": sf, "data": (X, Y), "dict": dict})
-    assert set(build(**changes).scores()) == {"held-out/loss"}
+    assert set(build(**changes).evaluate()) == {"held-out/loss"}
     with pytest.raises(sf.ConfigError) as refused:
         build(model=nn.Linear)
     cure = str(refused.value).partition("with them: ")[2].replace("...", "4, 3")
@@ -213,9 +213,9 @@ def test_a_metric_object_is_refused_and_what_the_message_says_works(torchs: bool
             sf.Split((X, Y), scores=scores)
     cure = "".join(str(refused.value).splitlines()[2:])
     split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y, "metric": metric, "torch": torch, "zip": zip})
-    run = build(evaluate={"v": split})
+    run = build(splits={"v": split})
     right = (run.state.models["model"](X).argmax(dim=1) == Y).double().mean()
-    assert run.scores()["v/score"] == pytest.approx(float(right))
+    assert run.evaluate()["v/score"] == pytest.approx(float(right))
 
 
 def test_scores_by_name_are_refused_and_what_the_message_says_works() -> None:
@@ -224,7 +224,7 @@ def test_scores_by_name_are_refused_and_what_the_message_says_works() -> None:
         sf.Split((X, Y), scores=scores)  # type: ignore[arg-type]
     cure = str(refused.value).partition("names: ")[2]
     split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y, "scores": scores})
-    assert set(build(evaluate={"v": split}).scores()) == {"v/loss", "v/accuracy"}
+    assert set(build(splits={"v": split}).evaluate()) == {"v/loss", "v/accuracy"}
 
 
 # --- scripts -----------------------------------------------------------------------------------------------------------
@@ -248,18 +248,18 @@ def script_of(
     return SCRIPT.format(body=body, loss=loss, optimizer=optimizer, workers=workers)
 
 
-def printed_by(code: str, tmp_path: Path, *, option: str = "") -> list[str]:
+def printed_by(code: str, tmp_path: Path, *, option: str = "", status: int = 1) -> list[str]:
     script = tmp_path / "train.py"
     script.write_text(code)
     command = [sys.executable, option, code] if option else [sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == status
     return done.stderr.splitlines()
 
 
 def test_a_refusal_in_a_script_is_its_sentence_and_the_scripts_own_line(tmp_path: Path) -> None:
     code = script_of("return torch.zeros(1)", loss="(model(batch).mean(), 3)")
-    lines = printed_by(code, tmp_path)
+    lines = printed_by(code, tmp_path, status=2)
     assert lines[0].startswith("error: the loss returned (Tensor, int)")
     assert lines[-1] == f"  {tmp_path / 'train.py'}, line {len(SCRIPT.splitlines())}"
     assert not any("Traceback" in line or line.startswith("  File") for line in lines)
@@ -269,7 +269,7 @@ def test_a_refusal_in_a_script_is_its_sentence_and_the_scripts_own_line(tmp_path
 def test_settings_that_torch_refuses_are_a_sentence_and_two_lines_of_the_script(tmp_path: Path) -> None:
     body = "return torch.zeros(1)"
     code = script_of(body, optimizer="lambda groups: torch.optim.AdamW(groups, betas=(0.9, 1.0))")
-    lines = printed_by(code, tmp_path)
+    lines = printed_by(code, tmp_path, status=2)
     places = [line for line in lines if "train.py, line" in line]
     assert places == [f"  {tmp_path / 'train.py'}, line {number}" for number in (8, 6)]
     assert len(lines) == 4
@@ -314,13 +314,49 @@ def test_an_error_of_ours_hides_none_of_the_users(code: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "code",
-    ["sf.data.load_documents('/no/such/file')", "try: {}['x']\nexcept KeyError: raise sf.DataError('no') from None"],
+    ("code", "status"),
+    [
+        ("sf.data.load_documents('/no/such/file')", 3),
+        ("try: {}['x']\nexcept KeyError: raise sf.CheckpointError('no') from None", 4),
+    ],
 )
-def test_a_refusal_that_comes_of_nothing_of_the_users_has_no_frames(code: str, tmp_path: Path) -> None:
-    lines = printed_by(f"import surefoot as sf\n{code}", tmp_path)
+def test_a_refusal_that_comes_of_nothing_of_the_users_has_no_frames_and_its_exit_status(
+    code: str, status: int, tmp_path: Path
+) -> None:
+    lines = printed_by(f"import surefoot as sf\n{code}", tmp_path, status=status)
     assert lines[0].startswith("error: ")
     assert not any("Traceback" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("flags", "keywords"),
+    [
+        (
+            "choose another --run-dir, or start from its weights with --init-from",
+            "choose another run_dir, or start from its weights with init_from",
+        ),
+        ("try: --micro-batch-size 16 --precision bf16, or fp32", 'try: micro_batch_size=16 precision="bf16", or fp32'),
+        ('--time-limit "9 min" and --accept-change loss,data', 'time_limit="9 min" and accept_change="loss,data"'),
+        ("use --parallel ddp --ddp.find-unused-parameters True", 'use parallel="ddp" find_unused_parameters=True'),
+        ("start it again: surefoot train gpt --run-dir DIR", "start it again: surefoot train gpt --run-dir DIR"),
+        ("use --schedule.name constant", "use schedule=sf.schedules.constant(...)"),
+        ("a - b -- c --", "a - b -- c --"),
+    ],
+)
+def test_advice_names_flags_on_the_command_line_and_keywords_in_a_script(flags: str, keywords: str) -> None:
+    assert str(sf.ConfigError(flags)) == keywords
+    with errors.speaking_in_flags():
+        assert str(sf.ConfigError(flags)) == flags
+    assert str(sf.ConfigError(flags)) == keywords
+
+
+def test_a_refused_resume_in_a_script_names_the_directory_and_keywords(tmp_path: Path) -> None:
+    build(run_dir=tmp_path / "run").train()
+    with pytest.raises(sf.CheckpointError) as refused:
+        build(run_dir=tmp_path / "run", seed=1).train()
+    lines = str(refused.value).splitlines()
+    assert lines[0] == f"cannot resume {tmp_path / 'run'} at step-00000002: seed was 0, now 1"
+    assert "choose another run_dir, or start from its weights with init_from" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -354,8 +390,9 @@ def test_a_refusal_before_ranks_meet_waits_for_local_rank_0(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     refusal = sf.ConfigError("no")
-    sys.excepthook(sf.ConfigError, refusal, None)
-    assert slept == waited_s
+    with pytest.raises(SystemExit) as ended:
+        sys.excepthook(sf.ConfigError, refusal, None)
+    assert (slept, ended.value.code) == (waited_s, 2)
     assert main._speaks_of(refusal, None)
     assert slept == 2 * waited_s
     assert capsys.readouterr().err == "error: no\n"
@@ -383,6 +420,7 @@ def test_an_error_in_the_users_own_code_keeps_its_frames_on_several_ranks(ranks:
 
 def test_a_refusal_on_several_ranks_is_its_sentence_and_the_scripts_own_line(ranks: Ranks) -> None:
     first, second = ranks.outcomes(ranks.start(2, broken_on_ranks, batch_size=7))
+    assert first.status == second.status == 2
     lines = first.text.splitlines()
     assert lines[0].startswith("error: batch_size = 7 cannot be shared")
     assert re.fullmatch(rf"  {re.escape(__file__)}, line \d+", lines[-1])

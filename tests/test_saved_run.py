@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ def loss(model, batch):
 def build():
     data = torch.linspace(-1, 1, 8)[:, None], 3 * torch.linspace(-1, 1, 8)[:, None]
     return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=4, length="4 steps",
-        optimizer=sf.optim.sgd(lr=0.1), evaluate={"val": sf.Split(data)}, evaluate_every="2 steps", best="min val/loss", ema=0.5,
-        save_every="2 steps", log_every="2 steps", out="run", device="cpu", precision="fp32", console=False, report=False)
+        optimizer=sf.optim.sgd(lr=0.1), splits={"val": sf.Split(data)}, evaluate_every="2 steps", best="min val/loss", ema=0.5,
+        save_every="2 steps", log_every="2 steps", run_dir="run", device="cpu", precision="fp32", console=False, report=False)
 """
 READING: dict[str, Callable[[sf.SavedRun], object]] = {
     "step": lambda run: run.step,
@@ -61,7 +63,7 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return mean
 
 
-def build(out: Path | None, **changes: Any) -> sf.Run:
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     data = torch.linspace(-1, 1, 8)[:, None], 3 * torch.linspace(-1, 1, 8)[:, None]
     settings: dict[str, Any] = {
         "model": linear,
@@ -70,12 +72,12 @@ def build(out: Path | None, **changes: Any) -> sf.Run:
         "batch_size": 4,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=0.1),
-        "evaluate": {"val": sf.Split(data), "test": sf.Split(data, at_end=True)},
+        "splits": {"val": sf.Split(data), "test": sf.Split(data, at_end=True)},
         "save_every": "2 steps",
         "log_every": "1 steps",
         "ema": 0.5,
         "device": "cpu",
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
         "report": False,
     }
@@ -104,9 +106,31 @@ def there(of_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def of_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("of-script") / "run"
-    build(out).train()
-    return out
+    run_dir = tmp_path_factory.mktemp("of-script") / "run"
+    build(run_dir).train()
+    return run_dir
+
+
+@pytest.fixture
+def older(of_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The sentence that refuses the run of a directory of before, in which the program stands too."""
+    shutil.copytree(of_file, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "executed").unlink(missing_ok=True)
+    for file in Path("run").glob("checkpoints/*/manifest.json"):
+        body = {**json.loads(file.read_bytes()), "format_version": 2}
+        body["sha256"] = sha256(canonical({name: body[name] for name in body if name != "sha256"})).hexdigest()
+        file.write_bytes(canonical(body))
+    config = Path("run/config.toml")
+    config.write_text("floor = 0.1  # default\n" + config.read_text())
+    return (
+        "another version of surefoot wrote run (format 2, and this version reads 3 and 4): install that version,"
+        " or train a new run in another directory"
+    )
+
+
+def canonical(body: dict[str, Any]) -> bytes:
+    return (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
 
 
 def test_to_name_a_run_reads_nothing() -> None:
@@ -145,6 +169,41 @@ def test_a_model_is_given_the_weights_that_are_asked_for(of_script: Path, weight
     assert model is own
     assert not model.training
     assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "use", [lambda run: run.load_model(linear, checkpoint="best"), lambda run: run.export("x", checkpoint="best")]
+)
+def test_without_best_no_checkpoint_is_the_best_and_three_lines_say_what_to_do(
+    use: Callable[[sf.SavedRun], object], of_script: Path
+) -> None:
+    with pytest.raises(sf.CheckpointError) as refused:
+        use(sf.load(of_script))
+    assert str(refused.value).splitlines() == [
+        f"{of_script} has no best checkpoint",
+        "  no metric chose one: the run was trained without `best`, or was never evaluated",
+        '  take checkpoint="newest", or train a run with best="min val/loss"',
+    ]
+
+
+def test_a_saved_run_shows_its_path_step_and_status(of_script: Path, tmp_path: Path) -> None:
+    assert repr(sf.load(of_script)) == str(sf.load(of_script)) == f"SavedRun({of_script}: step 4, finished)"
+    (of_script / "metrics.jsonl").rename(of_script / "aside")
+    try:
+        assert sf.load(of_script).status == "dead"
+    finally:
+        (of_script / "aside").rename(of_script / "metrics.jsonl")
+    assert (
+        repr(sf.load(tmp_path / "none"))
+        == f"SavedRun({tmp_path / 'none'}: {tmp_path / 'none'} is no directory of a run)"
+    )
+    with build(tmp_path / "run"):
+        assert repr(sf.load(tmp_path / "run")) == f"SavedRun({tmp_path / 'run'}: step 0, running)"
+
+
+def test_a_kind_of_records_that_does_not_exist_is_refused(of_script: Path) -> None:
+    with pytest.raises(sf.ConfigError, match=r"kind = 'trian'(.|\n)*did you mean train"):
+        sf.load(of_script).records("trian")
 
 
 def test_weights_that_are_not_there_are_refused(of_script: Path, tmp_path: Path) -> None:
@@ -188,7 +247,7 @@ def test_a_program_builds_its_model_and_evaluates_it_again(there: Path) -> None:
     )
     (value,) = [record["val/loss"] for record in run.records("scores") if record["step"] == 2]
     assert run.evaluate("val", checkpoint=2) == {"val/loss": value}
-    with pytest.raises(sf.ConfigError, match="has no split 'held-out'; it has: val"):
+    with pytest.raises(sf.ConfigError, match="split 'held-out' does not exist\n  splits of this run: val"):
         run.evaluate("held-out")
 
 
@@ -201,6 +260,41 @@ def test_a_run_that_was_handed_over_is_what_it_was(use: Callable[[sf.SavedRun], 
     assert [tensor.tolist() for tensor in run.state.models["model"].parameters()] == before
 
 
+def contents(directory: Path) -> dict[Path, tuple[bytes, int]]:
+    files = [path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.mark.parametrize("arguments", ["resume run", "train program.py:build"])
+def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(
+    arguments: str, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (there / "program.py").write_text(PROGRAM.replace("console=False, report=False", "report=True"))
+    try:
+        before = contents(there / "run")
+        main(arguments.split())
+    finally:
+        (there / "program.py").write_text(PROGRAM)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("note: ")]
+    assert line.startswith("this run in run is finished: all 4 steps are made")
+    assert contents(there / "run") == before
+
+
+def test_a_finished_run_of_a_script_changes_nothing_and_can_still_be_evaluated(of_script: Path) -> None:
+    before = contents(of_script)
+    with build(of_script) as run:
+        assert list(run) == []
+        assert run.state.step == 4
+        assert run.evaluate("val")["val/loss"] == sf.load(of_script).metrics["val/loss"]
+    assert contents(of_script) == before
+
+
+def test_a_finished_run_whose_last_evaluation_is_missing_goes_on_with_that(tmp_path: Path) -> None:
+    build(tmp_path / "run", splits={}).train()
+    build(tmp_path / "run").train()
+    assert "test/loss" in sf.load(tmp_path / "run").metrics
+
+
 def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script: Path) -> None:
     assert sf.load(build(of_script)).verify().whole
     assert sf.load(build(of_script)).replay(3).logged == sf.load(build(of_script)).replay(step=3).logged
@@ -209,6 +303,42 @@ def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script:
     assert any("a script made this run" in line for line in verdict.not_proved)
     with pytest.raises(sf.ConfigError, match="was made by a script"):
         sf.load(of_script).evaluate()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(f"{verb} run" for verb in ("resume", "evaluate", "diagnose", "report", "verify", "export", "predict")),
+        *("replay run --step 1", "find-lr run", "compare run run", "train program.py:build", "plan program.py:build"),
+    ],
+)
+def test_every_verb_refuses_a_directory_of_another_format_in_one_sentence(
+    arguments: str, older: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert capsys.readouterr().err == f"error: {older}\n"
+    assert ended.value.code == 4
+
+
+@pytest.mark.parametrize("use", [*(READING | EXECUTING).values()], ids=[*(READING | EXECUTING)])
+def test_a_saved_run_of_another_format_is_refused_in_the_same_sentence(
+    use: Callable[[sf.SavedRun], object], older: str
+) -> None:
+    run = sf.load("run")
+    with pytest.raises(sf.CheckpointError) as refused:
+        use(run)
+    assert str(refused.value) == older
+    assert not Path("executed").exists()
+
+
+def test_so_is_a_run_that_would_go_on_in_it_or_start_from_its_weights(older: str, tmp_path: Path) -> None:
+    with pytest.raises(sf.CheckpointError) as refused:
+        build(Path("run"))
+    assert str(refused.value) == older
+    with pytest.raises(sf.CheckpointError) as refused:
+        build(None, init_from="run").train()
+    assert str(refused.value) == older
 
 
 def test_what_is_no_saved_run_is_refused(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ class Net(strategy_runs.Net):
         return self.bend(logits) * 3, mask
 
 
-def watched(*, watch_every: str | None, sharding: Any = None, **changes: Any) -> dict[str, Any]:
+def watched(*, layer_stats_every: str | None, sharding: Any = None, **changes: Any) -> dict[str, Any]:
     """What a run comes to of which every step is watched, or none."""
     if sharding is not None:
         changes["parallel"] = sf.fsdp(**sharding)
-    settings = {"model": Net, "steps": 3, "bad": 97, "watch_every": watch_every, "log_every": "1 steps"}
+    settings = {"model": Net, "steps": 3, "bad": 97, "layer_stats_every": layer_stats_every, "log_every": "1 steps"}
     run = world_runs.built(**(settings | changes))
     kept: list[Any] = []
     with run:
@@ -42,9 +42,9 @@ def watched(*, watch_every: str | None, sharding: Any = None, **changes: Any) ->
     }
 
 
-def of_example(*, name: str, out: str, **changes: Any) -> dict[str, Any]:
+def of_example(*, name: str, run_dir: str, **changes: Any) -> dict[str, Any]:
     """As `world_runs.of_example`, with the records."""
     from surefoot.tracking.jsonl import records
 
-    weights = world_runs.of_example(name=name, out=out, **changes)
-    return {"weights": weights, "records": records(Path(out) / "metrics.jsonl")}
+    weights = world_runs.of_example(name=name, run_dir=run_dir, **changes)
+    return {"weights": weights, "records": records(Path(run_dir) / "metrics.jsonl")}

@@ -40,7 +40,7 @@ def state_json(*, length: str = "600 steps") -> dict[str, Any]:
         "precision": "fp32",
         "schedule_of_steps": 600,
         "seed": 0,
-        "settings": {},
+        "identity": {},
     }
     fingerprints: dict[str, Any] = {
         "machine": machine,

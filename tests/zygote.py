@@ -18,9 +18,9 @@ class Zygote:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
 
-    def run(self, out: Path, **spec: Any) -> int:
+    def run(self, run_dir: Path, **spec: Any) -> int:
         """One sitting of the run in `out`; keys as in `small_runs.sitting`, or after_s=... for a kill by the clock."""
-        place = self.ranks.start(1, small_runs.sitting, spec={"out": str(out), **spec})
+        place = self.ranks.start(1, small_runs.sitting, spec={"run_dir": str(run_dir), **spec})
         if "after_s" in spec:
             time.sleep(spec["after_s"])
             if not (place / "status-0").exists():

@@ -51,18 +51,18 @@ def _train(names: Iterable[str], device: str, directory: Path, *, is_killed: boo
 def train_here(device: str) -> None:
     """Train the cases that the environment names."""
     for name in os.environ["CASES"].split(","):
-        with CASES[name](device, out=str(Path(os.environ["RUNS"], name))) as run:
+        with CASES[name](device, run_dir=str(Path(os.environ["RUNS"], name))) as run:
             for step in run:
                 if os.environ["KILLED"] == "1" and step.index == KILLED_AFTER:
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _gpt(device: str, *, out: str) -> sf.Run:
+def _gpt(device: str, *, run_dir: str) -> sf.Run:
     """Dropout in attention, bf16, an average, two micro-batches."""
-    return gpt_run(device, dropout=0.1, precision="bf16", ema=0.9, **_saving(out))
+    return gpt_run(device, dropout=0.1, precision="bf16", ema=0.9, **_saving(run_dir))
 
 
-def _convolutions(device: str, *, out: str) -> sf.Run:
+def _convolutions(device: str, *, run_dir: str) -> sf.Run:
     """Convolutions with batch statistics and the loss scale of fp16, steps that overflow, and a last micro-batch across epochs."""
 
     def build() -> nn.Module:
@@ -70,20 +70,26 @@ def _convolutions(device: str, *, out: str) -> sf.Run:
             nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)
         )  # fmt: skip
 
-    return breaking_run(device, model=build, precision="fp16", **_saving(out))
+    return breaking_run(device, model=build, precision="fp16", **_saving(run_dir))
 
 
-def _saving(out: str) -> dict[str, Any]:
-    return {"out": out, "deterministic": True, "save_every": "4 steps", "log_every": "1 steps", "length": "16 steps"}
+def _saving(run_dir: str) -> dict[str, Any]:
+    return {
+        "run_dir": run_dir,
+        "deterministic": True,
+        "save_every": "4 steps",
+        "log_every": "1 steps",
+        "length": "16 steps",
+    }
 
 
 CASES = {"gpt": _gpt, "convolutions": _convolutions}
 
 
-def _bits(out: Path) -> dict[str, Any]:
+def _bits(run_dir: Path) -> dict[str, Any]:
     """Hashes of the tensors that were saved last, and the losses as they were written."""
-    newest = max((out / "checkpoints").glob("step-*"))
-    rows = [json.loads(row) for row in (out / "metrics.jsonl").read_text().splitlines()]
+    newest = max((run_dir / "checkpoints").glob("step-*"))
+    rows = [json.loads(row) for row in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: row.get("loss") for row in rows if row["kind"] == "train"}  # the last of each step counts
     files = {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
     return {"step": newest.name, "losses": losses, **files}

@@ -41,7 +41,7 @@ def gpt_run(device: str, *, dropout: float = 0.0, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": lambda: sf.models.GPT(shape),
         "loss": token_loss,
-        "count": lambda batch: batch[0][:, 1:].numel(),
+        "count_fn": lambda batch: batch[0][:, 1:].numel(),
         "train_data": (rows_of_tokens(256, context),),
         "batch_size": 16,
         "micro_batch_size": 8,
@@ -50,7 +50,7 @@ def gpt_run(device: str, *, dropout: float = 0.0, **changes: Any) -> sf.Run:
         "precision": "fp32",
         "device": device,
         "log_every": "1 steps",
-        "watch_every": None,
+        "layer_stats_every": None,
         "console": False,
         "report": False,
     }
@@ -89,7 +89,7 @@ def breaking_run(device: str, **changes: Any) -> sf.Run:
         "precision": "fp32",
         "device": device,
         "log_every": "1000 steps",
-        "watch_every": None,
+        "layer_stats_every": None,
         "console": False,
         "report": False,
     }

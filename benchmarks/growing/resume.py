@@ -72,7 +72,7 @@ def rows() -> TensorDataset:
     return TensorDataset(torch.randn(50_000, 32), torch.randint(10, (50_000,)))
 
 
-def run(out: Path, data: TensorDataset, **settings: Any) -> sf.Run:
+def run(run_dir: Path, data: TensorDataset, **settings: Any) -> sf.Run:
     def loss(model: nn.Module, batch: Any) -> Any:
         return F.cross_entropy(model(batch[0]), batch[1])
 
@@ -86,27 +86,27 @@ def run(out: Path, data: TensorDataset, **settings: Any) -> sf.Run:
         precision="fp32",
         log_every=f"{BEGUN if settings else LOG_EVERY} steps",
         report=False,
-        out=out,
+        run_dir=run_dir,
         **settings,
     )
 
 
-def standing_at(step: int, begun: Path, out: Path, *, with_records: bool) -> None:
+def standing_at(step: int, begun: Path, run_dir: Path, *, with_records: bool) -> None:
     """A copy of a run whose newest checkpoint is of another step."""
-    shutil.copytree(begun, out)
+    shutil.copytree(begun, run_dir)
     if with_records:
-        write_records(out / "metrics.jsonl", step // LOG_EVERY, every=LOG_EVERY)
-    store = Store(out / "checkpoints")
+        write_records(run_dir / "metrics.jsonl", step // LOG_EVERY, every=LOG_EVERY)
+    store = Store(run_dir / "checkpoints")
     found = store.newest_intact()
     assert found is not None
-    metrics = JsonLines(out / "metrics.jsonl")
+    metrics = JsonLines(run_dir / "metrics.jsonl")
     store.save(replace(found[0], step=step, log=metrics.state()))
     metrics.close()
 
 
-def to_first_step(out: Path, data: TensorDataset, step: int, now: Clock) -> float:
+def to_first_step(run_dir: Path, data: TensorDataset, step: int, now: Clock) -> float:
     begun = now()
-    again = run(out, data)
+    again = run(run_dir, data)
     with again:
         for made in again:
             taken = now() - begun

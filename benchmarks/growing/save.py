@@ -85,7 +85,7 @@ def beside_training(width: int, rounds: int, now: Clock) -> tuple[list[float], l
     return found["saving"], found["plain"], median(copying), size
 
 
-def windows(out: Path, every: int, steps: int, width: int, now: Clock, stack: ExitStack) -> Iterator[list[float]]:
+def windows(run_dir: Path, every: int, steps: int, width: int, now: Clock, stack: ExitStack) -> Iterator[list[float]]:
     """A run that makes `EVERY` steps each time it is asked, and tells the seconds of each."""
     from surefoot.models.gpt import GPT
     from surefoot.models.gpt_layers import GPTConfig
@@ -108,7 +108,7 @@ def windows(out: Path, every: int, steps: int, width: int, now: Clock, stack: Ex
             save_every=f"{every} steps",
             keep_last=100,
             report=False,
-            out=out,
+            run_dir=run_dir,
         )
     )
     taken: list[float] = []

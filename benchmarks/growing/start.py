@@ -25,7 +25,7 @@ def made(self, step):
     os._exit(0)
 
 between_steps.BetweenSteps.made = made
-main(["train", "gpt", "--out", sys.argv[1]])
+main(["train", "gpt", "--run-dir", sys.argv[1]])
 """
 WAYS = {
     "python": ["-c", "pass"],

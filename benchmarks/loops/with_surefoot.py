@@ -24,7 +24,7 @@ def surefoot(training: Training) -> nn.Module:
         optimizer=sf.optim.adamw(lr=RATE),
         schedule=sf.schedules.cosine(warmup=f"{training.warmup} steps"),
         precision="fp32",
-        out=tempfile.mkdtemp(dir=training.place),
+        run_dir=tempfile.mkdtemp(dir=training.place),
         log_every=f"{WINDOW} steps",
         save_every="500 steps",
         report=False,  # of a run that is over, as its time is

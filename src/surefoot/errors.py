@@ -8,17 +8,57 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeGuard
+
+# A flag with its value, in advice on what to type: --precision fp32, --time-limit "9 min", --optimizer.lr 0.1, --run-dir DIR
+_FLAG = re.compile(r"--([a-z][\w-]*)(?:\.([a-z][\w-]*))?(?:[ =](\"[^\"]*\"|'[^']*'|[\w.%*/,]*[\w%*]|\.\.\.))?")
+_COMMANDS = re.compile(
+    r"\b(surefoot|torchrun|srun|pip|py-spy|python[\d.]*) [\w./-]"
+)  # lines that are typed in a shell stay as they are
+_NO_KEYWORD = (
+    "nproc",
+    "nnodes",
+    "max-restarts",
+    "preset",
+    "config",
+    "json",
+    "all",
+    "speedups",
+    "tries",
+    "port",
+    "traceback",
+)
+_PROSE = (
+    "out",
+    "and",
+    "or",
+    "in",
+    "is",
+    "to",
+    "with",
+    "as",
+    "for",
+    "by",
+    "has",
+    "itself",
+    "needs",
+    "takes",
+    "if",
+    "alone",
+)
+_NAMESPACES = {"optimizer": "optim", "schedule": "schedules"}  # --schedule.name cosine is sf.schedules.cosine(...)
+_speech = {"flags": False}  # what this process calls a setting: flags on the command line, keywords in a script
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 _HOOKS = ("sys", "torch.distributed.distributed_c10d")  # not the user's: Python's, and torch's, which names the rank
 
 
 class SurefootError(Exception):
-    """Anything surefoot refuses or gives up on; `exit_status` is what the command line ends with.
+    """Anything surefoot refuses or gives up on; `exit_status` is what the command line ends with, and a script too.
 
     A script that it ends prints its sentence and the script's own line, without frames.
 
@@ -30,7 +70,7 @@ class SurefootError(Exception):
     of_user = False  # set on an error that another process sends: its chain of exceptions does not travel
 
     def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
+        super().__init__(*(as_typed_here(part) if isinstance(part, str) else part for part in parts))
         if not isinstance(sys.excepthook, _Refusals):
             sys.excepthook = _Refusals(sys.excepthook)
 
@@ -97,6 +137,54 @@ class RankLostError(SurefootError):
     exit_status = 7
 
 
+@contextmanager
+def speaking_in_flags() -> Iterator[None]:
+    """Have messages name flags, as on the command line; elsewhere they name keywords."""
+    before, _speech["flags"] = _speech["flags"], True
+    try:
+        yield
+    finally:
+        _speech["flags"] = before
+
+
+def as_typed_here(text: str) -> str:
+    """A message whose advice is written in flags, in keywords if a script is running.
+
+    >>> as_typed_here('try: --precision fp32, or leave --compile out')
+    'try: precision="fp32", or leave compile out'
+    >>> as_typed_here("try: --keep-last 1 --optimizer.lr 0.1, or type surefoot resume RUN --workers 2")
+    'try: keep_last=1 lr=0.1, or type surefoot resume RUN --workers 2'
+    """
+    if _speech["flags"]:
+        return text
+    return "\n".join("".join(_in_keywords(part) for part in _parts(line)) for line in text.split("\n"))
+
+
+def _parts(line: str) -> tuple[str, str]:
+    """A line up to a command that it says to type, and from there on."""
+    command = _COMMANDS.search(line)
+    return (line, "") if command is None else (line[: command.start()], line[command.start() :])
+
+
+def _in_keywords(text: str) -> str:
+    if _COMMANDS.match(text):
+        return text
+
+    def keyword(flag: re.Match[str]) -> str:
+        name, leaf, value = flag.groups()
+        if name in _NO_KEYWORD:
+            return flag[0]
+        own = (leaf or name).replace("-", "_")
+        if value is None or value in _PROSE:
+            return own + flag[0][flag.end(2 if leaf else 1) - flag.start() :]
+        if leaf == "name" and name in _NAMESPACES:
+            return f"{name}=sf.{_NAMESPACES[name]}.{value}(...)"
+        is_code = re.fullmatch(r"[-\d.e]+|True|False|None|[A-Z_]+|\.\.\.|[\"'].*", value)
+        return f"{own}={value}" if is_code else f'{own}="{value}"'
+
+    return _FLAG.sub(keyword, text)
+
+
 def refuse_all(wrong: Mapping[str, bool]) -> None:
     """Raise one `ConfigError` with each of the problems that holds."""
     if problems := [problem for problem, holds in wrong.items() if holds]:
@@ -139,12 +227,23 @@ def line_of_user(trace: TracebackType | None) -> str:
 
 def print_uncaught(problem: BaseException, trace: TracebackType | None, others: Hook) -> None:
     """Print a refusal without frames; `others` takes what comes of the user's own code, or all if it is the user's hook."""
-    others = others.others if isinstance(others, _Refusals) else others
-    ours = isinstance(problem, SurefootError) and others.__module__ in _HOOKS and sys.stderr is not None
-    if not ours or comes_of_user(problem):
-        others(type(problem), problem, trace)
-    else:
+    if is_refusal(problem, others) and sys.stderr is not None:
         print(error_lines(problem) + line_of_user(trace), file=sys.stderr)
+    else:
+        others = others.others if isinstance(others, _Refusals) else others
+        others(type(problem), problem, trace)
+
+
+def is_refusal(problem: BaseException, others: Hook) -> TypeGuard[SurefootError]:
+    """Whether an uncaught error is ours alone, and no hook of the user's wants it."""
+    others = others.others if isinstance(others, _Refusals) else others
+    return isinstance(problem, SurefootError) and others.__module__ in _HOOKS and not comes_of_user(problem)
+
+
+def leave_script(problem: SurefootError) -> None:
+    """End a script with the exit status of the command line; in an excepthook. At a prompt the person goes on typing."""
+    if not hasattr(sys, "ps1") and not sys.flags.interactive:
+        sys.exit(problem.exit_status)
 
 
 def wait_for_first_rank() -> None:
@@ -164,6 +263,8 @@ class _Refusals:
         if isinstance(problem, SurefootError) and self.others.__module__ in _HOOKS:  # others agree on who prints
             wait_for_first_rank()
         print_uncaught(problem, trace, self.others)
+        if is_refusal(problem, self.others):
+            leave_script(problem)
 
 
 def passed_others(problem: BaseException) -> bool:

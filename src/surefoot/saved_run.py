@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.paths import local_path
-from surefoot.errors import CheckpointError, ConfigError, DataError
+from surefoot.config.tree import did_you_mean
+from surefoot.errors import CheckpointError, ConfigError, DataError, SurefootError, first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,10 +36,10 @@ _BY_SCRIPT = "a script made this run, and only that can build it again; there: p
 
 
 def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False) -> SavedRun:
-    """Name a saved run by its directory; nothing is read until one of its methods is called.
+    """Return the saved run in a directory; nothing is read until a property or method asks for it.
 
-    `run` may also be a `Run` that is built and not open, where only your script can build the program again. Some methods
-    execute the program that made the run, and refuse one that changed since, unless `run_changed_program`.
+    `run` may also be a `Run` that is built and not open. Use that if only your script can build the program again.
+    Methods that execute the run's program refuse it if it changed since, unless `run_changed_program` is true.
 
     >>> load("runs/a").path.name
     'a'
@@ -49,32 +50,35 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
 
     if not isinstance(run, Run):
         raise ConfigError(
-            f"run is a {type(run).__name__}\n  give the directory of a run, or a surefoot.Run that is built"
+            f"run is a {type(run).__name__}\n  a saved run is named by its directory, or by the surefoot.Run that trained it\n"
+            '  write surefoot.load("runs/a")'
         )
     if run.parts.directory is None:
         raise ConfigError(
-            "this run has no directory, so nothing of it is saved\n  give it one and train it first: Run(out=...)"
+            "this run has no directory\n  only a run with a directory is saved\n  train it with one: Run(run_dir=...)"
         )
     if run.sitting is not None:
-        raise ConfigError("this run is open\n  load it after `with run:`, or before")
+        raise ConfigError(
+            "this run is open\n  an open run trains, and its checkpoints change\n  load it before `with run:`, or after"
+        )
     return SavedRun(run.parts.directory.path, built=run)
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run in its directory: finished, dead, or training now. Every access reads the files as they are then.
+    """A run in its directory: finished, dead, or training now. Every access reads the files anew.
 
     `replay`, `evaluate`, `verify` of steps, and `load_model` without a model execute the run's program; nothing else does.
-    A `Run` that was handed to `load` is used in its place, and is afterwards what it was.
+    They use the `Run` that `load` was given, if there is one, and leave it as it was.
 
     >>> import tempfile, torch, surefoot
-    >>> def build(out):
+    >>> def build(run_dir):
     ...     def loss(model, batch):
     ...         return (model(batch[0]) - batch[1]).square().mean()
     ...     data = torch.linspace(-1, 1, 8)[:, None]
     ...     net, sgd = lambda: torch.nn.Linear(1, 1), surefoot.optim.sgd(lr=0.1)
     ...     settings = dict(batch_size=4, length="4 steps", device="cpu", console=False, log_every="2 steps")
-    ...     return surefoot.Run(model=net, loss=loss, train_data=(data, 3 * data), optimizer=sgd, out=out, **settings)
+    ...     return surefoot.Run(model=net, loss=loss, train_data=(data, 3 * data), optimizer=sgd, run_dir=run_dir, **settings)
     >>> with tempfile.TemporaryDirectory() as out:
     ...     build(out).train()
     ...     run = load(out)
@@ -95,24 +99,24 @@ class SavedRun:
 
     @property
     def step(self) -> int:
-        """How many steps were made, by the records."""
+        """The number of steps made, by the records."""
         return self._read().recorded.last_step
 
     @property
     def status(self) -> State:
-        """What became of it: "running", "finished", "stopped", "diverged", "failed", or "silent" where no file says."""
+        """One of "running", "finished", "stopped", "diverged", "failed", and "dead": it ended without a final record."""
         from surefoot.report.headline import state_of
 
         return state_of(self._read())
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings in config.toml by dotted name, such as "optimizer.lr"."""
+        """The settings in config.toml, by dotted name such as "optimizer.lr"."""
         return dict(self._read().files.config.flat)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of each metric as {"SPLIT/METRIC": value}, those of the end included."""
+        """The last value of each metric, as {"SPLIT/METRIC": value}; metrics of the final evaluation are included."""
         from surefoot.tracking.record import scores_in
 
         evaluated = [scores_in(record) for record in self.records() if record["kind"] in ("scores", "end")]
@@ -120,34 +124,40 @@ class SavedRun:
 
     @property
     def checkpoints(self) -> list[int]:
-        """The steps of the checkpoints that are there, in order."""
+        """The steps that have a checkpoint, in order."""
         from surefoot.checkpoint.store import Store
 
-        return Store(self.path / "checkpoints").steps()
+        return Store(self._directory() / "checkpoints").steps()
 
     def records(self, kind: str | None = None) -> list[Record]:
-        """The records of one kind ("train", "scores", ...), or all; none that a later resume superseded.
+        """Return the records of one kind, such as "train", or all; without those that a later resume replaced.
 
-        `pandas.DataFrame(run.records("train"))` is a table of them. `ConfigError` where the file cannot be read.
+        `pandas.DataFrame(run.records("train"))` is a table of them. Raises `ConfigError` if the file cannot be read, or if no
+        record is of that kind.
         """
         from surefoot.tracking.jsonl import streamed
+        from surefoot.tracking.record import KINDS
 
+        if kind is not None and kind not in KINDS:
+            raise ConfigError(
+                f"kind = {kind!r}: kinds of records are {', '.join(KINDS)}\n  {did_you_mean(kind, KINDS)}".rstrip()
+            )
         try:
-            lines = list(streamed(self.path / "metrics.jsonl"))
+            lines = list(streamed(self._directory() / "metrics.jsonl"))
         except OSError as problem:
             raise ConfigError(f"cannot read {self.path / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
         return [record for record in lines if kind in (None, record["kind"])]
 
     def panels(self) -> Panels | None:
-        """What the report shows of the task; None where the run has none. `DataError` for a file that surefoot has not written."""
+        """Return what the page shows of the task, or None if there is nothing; `DataError` if surefoot did not write the file."""
         from surefoot.tracking.panels_file import read_panels
 
-        return read_panels(self.path)
+        return read_panels(self._directory())
 
     def diagnose(self) -> list[Finding]:
-        """What the records show to be wrong, with evidence, likely causes and what to try; errors first. Torch-free.
+        """Return what the records show to be wrong, with evidence, likely causes and what to try; errors first.
 
-        `ConfigError` where there is no run. `surefoot diagnose RUN` prints the same; docs/diagnose.md lists the findings.
+        It needs no torch. `surefoot diagnose RUN` prints the same. Raises `ConfigError` if there is no run.
 
         >>> import tempfile
         >>> place = Path(tempfile.mkdtemp())
@@ -159,13 +169,13 @@ class SavedRun:
         from surefoot.diagnose.checks import findings
         from surefoot.diagnose.reading import history_in
 
-        return findings(history_in(self.path))
+        return findings(history_in(self._directory()))
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the page on this run to `out` (None: report.html in its directory); returns its path. See `sf.report.write_page`."""
+        """Write the page of this run to `out` (None: report.html in its directory); return its path. See `sf.report.write_page`."""
         from surefoot.report.write import write_page
 
-        return write_page(self.path, out=out)
+        return write_page(self._directory(), out=out)
 
     def export(
         self,
@@ -173,23 +183,29 @@ class SavedRun:
         *,
         checkpoint: str | int = "newest",
         weights: Weights = "auto",
-        layout: Layout = "own",
+        layout: Layout = "native",
         max_file: str = "5 GB",
         model: str = "model",
     ) -> ExportResult:
-        """Write a checkpoint's weights as others load them; never is more than one tensor in memory.
+        """Write the weights of a checkpoint as safetensors that other libraries load; one tensor at a time is in memory.
 
-        `checkpoint` is "newest" (the newest intact one), "best", or a step. "auto" weights are the averaged ones where the run
-        has them. In the layout "own" tensors have the model's names, tied ones once with the other names in the file's metadata;
-        in "gpt2" they are named and turned as transformers' GPT2LMHeadModel has them, with its config.json, for a `GPT` of the
-        family gpt2. Weights larger than `max_file` are several files and an index; the default `out` is RUN/export. `model` is
-        one of several. Tokenizers of the run are copied along. Every byte that is used is checked first; raises
-        `CheckpointError` for what cannot be read or written, `ConfigError` for what cannot be asked for.
+        `checkpoint` is "newest" (the newest intact one), "best", or a step. "auto" weights are the averaged ones if the run
+        has them. The layout "native" keeps the model's names; tied tensors are stored once, and the file's metadata has their other
+        names. The layout "gpt2" is that of transformers' GPT2LMHeadModel with its config.json, for a `GPT` of the family gpt2.
+        Weights larger than `max_file` become several files and an index. The default `out` is RUN/export. `model` names one of
+        several models. Tokenizers of the run are copied. Every byte is checked before it is used. Raises `CheckpointError` for
+        a file that cannot be read or written, and `ConfigError` for arguments that do not fit the run.
         """
         from surefoot.export.export import export
 
         return export(
-            self.path, out, checkpoint=checkpoint, weights=weights, layout=layout, max_file=max_file, model=model
+            self._directory(),
+            out,
+            checkpoint=checkpoint,
+            weights=weights,
+            layout=layout,
+            max_file=max_file,
+            model=model,
         )
 
     # --- what needs a model, or the program ----------------------------------------------------------------------
@@ -203,19 +219,19 @@ class SavedRun:
         device: str = "auto",
         name: str = "model",
     ) -> nn.Module:
-        """Give a model the weights of a checkpoint, on a device and in evaluation mode; returns it.
+        """Load the weights of a checkpoint into a model; return it on its device, in evaluation mode.
 
         `model` is a module, or a class or function that makes one. Without it the run's program is executed to build it.
         `checkpoint` is "newest" (the newest intact one), "best", a step, or "average 5" of the last five. "auto" weights are the
-        averaged ones where the run has them, else "averaged" or "trained". `name` is that of the model in a run of several.
-        Raises `CheckpointError` where the weights do not fit.
+        averaged ones if the run has them; "averaged" and "trained" choose. `name` names one of several models. Raises
+        `CheckpointError` if the weights do not fit.
         """
         from torch.nn import Module
 
         from surefoot.recipes.program import choose_checkpoint
         from surefoot.train.model_weights import load_weights
 
-        contents = choose_checkpoint(self.path, str(checkpoint))
+        contents = choose_checkpoint(self._directory(), str(checkpoint))
         if model is None:
             models = self.rebuild(one_process=True).state.models
             if name not in models:
@@ -226,34 +242,30 @@ class SavedRun:
         return load_weights(model, contents, name=name, device=device, weights=weights)
 
     def evaluate(self, *splits: str, checkpoint: str | int = "newest") -> dict[str, float]:
-        """Evaluate a checkpoint on the run's own splits, or on some; executes its program. Returns {"SPLIT/METRIC": value}. Collective.
+        """Evaluate a checkpoint on splits of the run; return {"SPLIT/METRIC": value}. Collective.
 
-        Without names on all but those that are for the end of the run. `checkpoint` as in `load_model`.
+        Without names: all splits except those with `at_end`. `checkpoint` is as in `load_model`. Executes the run's program.
         """
         from surefoot.recipes.optimizer_settings import note
         from surefoot.recipes.program import choose_checkpoint
         from surefoot.verify.verify import as_before
 
-        contents = choose_checkpoint(self.path, str(checkpoint))
+        contents = choose_checkpoint(self._directory(), str(checkpoint))
         run = self.rebuild(one_process=False)
-        if unknown := [name for name in splits if name not in run.parts.scoring.splits]:
-            raise ConfigError(
-                f"{self.path} has no split {unknown[0]!r}; it has: {', '.join(run.parts.scoring.splits) or 'none'}"
-            )
         with nullcontext() if self.built is None else as_before(run.parts):
             if run.load_checkpoint(contents):
                 note("warning: the data are others than the run was trained on: these scores are of those")
-            return run.scores(*splits)
+            return run.evaluate(*splits)
 
     def replay(self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None) -> Replay:
-        """Make a step again, from the nearest checkpoint before it, and look at it closely; `print` what is returned.
+        """Repeat one step from the nearest checkpoint before it, and trace it; `print` what is returned.
 
-        Executes the run's program. step: its number, from 0. samples: how many are shown. `say` is told beforehand how many steps
-        have to be made again and how long that may take, and what is not as it was.
+        `step` counts from 0. `samples` limits the samples that are shown. `say` receives the number of steps to repeat, their
+        expected time, and what differs from the run. Executes the run's program.
 
-        Loss, norm, outputs of modules and gradients are those of the step, bit for bit on the same machine; compiled runs are
-        looked at uncompiled, equal to rounding. Raises `ConfigError` for a step that the run has not, and for a run whose steps
-        are made by code of your own; `CheckpointError` where no checkpoint before it is intact.
+        On the same machine the loss, norm, module outputs and gradients are those of the step, bit for bit. A compiled run is
+        traced uncompiled, equal to rounding. Raises `ConfigError` for a step that does not exist, or if your own code makes the
+        steps, and `CheckpointError` if no checkpoint before the step is intact.
         """
         from surefoot.replay.replay import replayed
         from surefoot.verify.verify import as_before
@@ -272,25 +284,25 @@ class SavedRun:
         seed: int | None = None,
         tolerance: float | None = None,
         say: Callable[[str], None] | None = None,
-        watch: Watching | None = None,
+        progress_fn: Watching | None = None,
     ) -> Verdict:
-        """Check all files, make steps again from their checkpoints, and compare every bit; nothing is written.
+        """Check all files, repeat steps from their checkpoints, and compare every bit; nothing is written.
 
-        Made again are `windows` (None: 5) times `steps` steps, the first, the last and evenly spread ones, or such as `seed` draws;
-        "all" of them; "auto" all where the records let expect two minutes at most, else 100 each. That executes the run's
-        program; with 0 windows, and for a run that a script made, files and records alone are checked. On another machine
-        numbers may differ by `tolerance` (None: 0.01), relative to what was saved. `say` is told beforehand what it costs,
-        `watch(made, of)` how far it is.
+        `windows` (None: 5) windows of `steps` steps are repeated: the first, the last and evenly spread ones, or those that `seed`
+        draws. "all" repeats every step; "auto" does if that takes two minutes at most, and else 100 steps a window. Repeating
+        executes the run's program. With 0 windows, and for a run that a script made, only files and records are checked. On
+        another machine numbers may differ by `tolerance` (None: 0.01), relative to the saved ones. `say` receives the expected
+        cost, and `progress_fn(done, total)` the progress.
 
         Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
-        `CheckpointError` where there is no checkpoint, `ConfigError` for a run of several ranks.
+        `CheckpointError` if there is no checkpoint, and `ConfigError` for a run of several ranks.
         """
         from surefoot.verify.compare import TOLERANCE
         from surefoot.verify.files import checked
         from surefoot.verify.rerun import WINDOWS
         from surefoot.verify.verify import verify, verify_files
 
-        files = checked(self.path)
+        files = checked(self._directory())
         if self.built is None and (windows == 0 or self._read().files.config.script):
             return verify_files(files, why="0 windows are asked for" if windows == 0 else _BY_SCRIPT)
         try:
@@ -301,7 +313,7 @@ class SavedRun:
             problem.add_note(str(verify_files(files, why="it cannot be built again")))
             raise
         if run.parts.directory is None:
-            raise ConfigError(f"what made {self.path} builds a run without a directory now: was `out` changed?")
+            raise ConfigError(f"what made {self.path} builds a run without a directory now: was `run_dir` changed?")
         return verify(
             run,
             files,
@@ -310,8 +322,21 @@ class SavedRun:
             seed=seed,
             tolerance=TOLERANCE if tolerance is None else tolerance,
             say=say,
-            watch=watch,
+            progress_fn=progress_fn,
         )
+
+    def _directory(self) -> Path:
+        """The path of a directory that this version of surefoot can read."""
+        from surefoot.tracking.run_reader import refuse_other_format
+
+        refuse_other_format(self.path)
+        return self.path
+
+    def __repr__(self) -> str:
+        try:
+            return f"SavedRun({self.path}: step {self.step:,}, {self.status})"
+        except SurefootError as problem:
+            return f"SavedRun({self.path}: {first_line(problem)})"
 
     def _read(self) -> ReportedRun:
         from surefoot.report.series import read_reported_run
@@ -319,7 +344,7 @@ class SavedRun:
         return read_reported_run(self.path)
 
     def rebuild(self, *, one_process: bool) -> Run:
-        """Build the run by its program, or return the one that was handed over; `one_process` has its weights whole."""
+        """Build the run by its program, or return the one that `load` was given; with `one_process` its weights are not sharded."""
         if self.built is not None:
             return self.built
         from surefoot.recipes.program import build_run, for_one_process, in_directory, program_and_config

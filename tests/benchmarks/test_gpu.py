@@ -63,9 +63,9 @@ def test_a_line_that_passes_fails_skips_or_hangs_is_written_so_and_ends_no_other
     monkeypatch.setattr(
         gpu, "LINES", {name: gpu.Line(f"{name} holds", 2.0 if name == "hangs" else 600.0) for name in commands}
     )
-    out = tmp_path / "gpu.txt"
-    assert gpu.run_lines(commands, out=out, budget_s=600.0, slack=1.0, **HEAD) == 3
-    text = out.read_text()
+    run_dir = tmp_path / "gpu.txt"
+    assert gpu.run_lines(commands, run_dir=run_dir, budget_s=600.0, slack=1.0, **HEAD) == 3
+    text = run_dir.read_text()
     rows = [re.sub(r" +\d+ s  ", " ", row) for row in text.splitlines() if not row.startswith("      |")]
     assert [row for row in rows[:-2] if row] == [
         "now, here", "a machine", "PASS  good 3 figures", "FAIL  bad bad holds", "SKIP  absent no compiler",
@@ -79,9 +79,9 @@ def test_a_line_that_passes_fails_skips_or_hangs_is_written_so_and_ends_no_other
 
 
 def test_a_line_for_which_no_time_is_left_has_failed(gpu: ModuleType, tmp_path: Path) -> None:
-    out = tmp_path / "gpu.txt"
-    assert gpu.run_lines({"fp16": program("print('never')")}, out=out, budget_s=0.0, slack=1.0, **HEAD) == 1
-    assert "no time was left" in out.read_text()
+    run_dir = tmp_path / "gpu.txt"
+    assert gpu.run_lines({"fp16": program("print('never')")}, run_dir=run_dir, budget_s=0.0, slack=1.0, **HEAD) == 1
+    assert "no time was left" in run_dir.read_text()
 
 
 @pytest.mark.slow
@@ -182,16 +182,16 @@ def bare_python(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 def test_every_line_passes_on_a_cpu_with_nothing_but_torch_and_numpy(bare_python: str, tmp_path: Path) -> None:
-    out = tmp_path / "gpu.txt"
+    run_dir = tmp_path / "gpu.txt"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DEVICE")}
     ended = subprocess.run(
-        [BENCHMARKS / "gpu.sh", "--device", "cpu", "--out", out],
+        [BENCHMARKS / "gpu.sh", "--device", "cpu", "--out", run_dir],
         env=environment | {"PYTHON": bare_python},
         capture_output=True,
         text=True,
         check=False,
     )
-    text = out.read_text()
+    text = run_dir.read_text()
     assert ended.returncode == 0, text
     assert "safetensors (a stand-in is used), tomlkit (a stand-in is used)" in text
     states = {row.split()[1]: row.split()[0] for row in text.splitlines() if row[:4] in ("PASS", "SKIP", "FAIL")}
@@ -205,8 +205,8 @@ def test_every_line_passes_on_a_cpu_with_nothing_but_torch_and_numpy(bare_python
 
 @pytest.mark.slow
 def test_the_tests_marked_gpu_are_collected_and_skipped_on_a_cpu(tmp_path: Path) -> None:
-    out = tmp_path / "gpu.txt"
-    command = [BENCHMARKS / "gpu.sh", "--device", "cpu", "--only", "tests", "--out", out]
+    run_dir = tmp_path / "gpu.txt"
+    command = [BENCHMARKS / "gpu.sh", "--device", "cpu", "--only", "tests", "--out", run_dir]
     ended = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, check=False)
-    assert ended.returncode == 0, out.read_text()
-    assert re.search(r"PASS  tests .*(skipped|passed)", out.read_text())
+    assert ended.returncode == 0, run_dir.read_text()
+    assert re.search(r"PASS  tests .*(skipped|passed)", run_dir.read_text())

@@ -14,9 +14,9 @@ from small_runs import build
 from surefoot.checkpoint import Store, average_weights
 
 
-def trained(out: Path, **changes: Any) -> Store:
-    build(out, early_stopping=None, save_every="5 steps", keep_last=4, **changes).train()
-    return Store(out / "checkpoints")
+def trained(run_dir: Path, **changes: Any) -> Store:
+    build(run_dir, early_stopping=None, save_every="5 steps", keep_last=4, **changes).train()
+    return Store(run_dir / "checkpoints")
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])
@@ -50,7 +50,7 @@ def test_a_run_is_scored_with_the_mean(tmp_path: Path) -> None:
     expected = {name: held.clone() for name, held in average_weights(store, 3).files["model"].items()}
     for name, held in run.state.models["model"].state_dict().items():
         assert torch.equal(held, expected[name])
-    assert run.scores()["held-out/loss"] > 0
+    assert run.evaluate()["held-out/loss"] > 0
 
 
 @pytest.mark.parametrize("count", [0, 9])

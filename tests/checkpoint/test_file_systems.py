@@ -25,8 +25,8 @@ from waiting import wait_until
 MEGABYTES = 300  # of a checkpoint: weights, and two moments of AdamW
 
 
-def newest(out: Path) -> dict[str, bytes]:
-    directory = max((out / "checkpoints").glob("step-*"))
+def newest(run_dir: Path) -> dict[str, bytes]:
+    directory = max((run_dir / "checkpoints").glob("step-*"))
     return {file.name: file.read_bytes() for file in directory.glob("*.safetensors")} | {
         "step": directory.name.encode()
     }
@@ -148,7 +148,7 @@ def test_saves_that_fail_on_a_server_are_said_and_made_again(
 # --- kills in a save of 300 MB -----------------------------------------------------------------------------------------
 
 
-def large(out: Path) -> sf.Run:
+def large(run_dir: Path) -> sf.Run:
     width = int((MEGABYTES * 1e6 / 12) ** 0.5)
     generator = torch.Generator().manual_seed(0)
     return sf.Run(
@@ -161,13 +161,13 @@ def large(out: Path) -> sf.Run:
         save_every="2 steps",
         report=False,
         console=False,
-        out=out,
+        run_dir=run_dir,
     )
 
 
-def train_large(out: Path) -> None:
+def train_large(run_dir: Path) -> None:
     torch.set_num_threads(1)
-    large(out).train()
+    large(run_dir).train()
 
 
 def killed_in_save(process: Any, checkpoints: Path, *, after_s: float) -> None:
@@ -182,12 +182,12 @@ def killed_in_save(process: Any, checkpoints: Path, *, after_s: float) -> None:
 @pytest.mark.slow
 def test_kills_in_a_save_of_300_megabytes_resume_to_the_same_bits(tmp_path: Path) -> None:
     train_large(tmp_path / "whole")
-    out, forks = tmp_path / "killed", multiprocessing.get_context("fork")
+    run_dir, forks = tmp_path / "killed", multiprocessing.get_context("fork")
     for kill in range(8):
-        process = forks.Process(target=train_large, args=(out,))
+        process = forks.Process(target=train_large, args=(run_dir,))
         process.start()
-        killed_in_save(process, out / "checkpoints", after_s=0.05 * kill)
-    train_large(out)
-    assert newest(out) == newest(tmp_path / "whole")
-    assert not [*(out / "checkpoints").glob(".*")]
-    assert Store(out / "checkpoints").newest_intact() is not None
+        killed_in_save(process, run_dir / "checkpoints", after_s=0.05 * kill)
+    train_large(run_dir)
+    assert newest(run_dir) == newest(tmp_path / "whole")
+    assert not [*(run_dir / "checkpoints").glob(".*")]
+    assert Store(run_dir / "checkpoints").newest_intact() is not None

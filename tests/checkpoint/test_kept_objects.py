@@ -20,7 +20,7 @@ from surefoot.errors import CheckpointError
 STEPS = 9
 
 
-def build(out: Path, **changes: Any) -> sf.Run:
+def build(run_dir: Path, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {"length": f"{STEPS} steps", "save_every": "2 steps", "console": False, "report": False}
     return sf.Run(
         model=lambda: nn.Linear(3, 1),
@@ -28,7 +28,7 @@ def build(out: Path, **changes: Any) -> sf.Run:
         train_data=(torch.linspace(-1, 1, 24).view(8, 3),),
         batch_size=4,
         optimizer=sf.optim.sgd(lr=0.1),
-        out=out,
+        run_dir=run_dir,
         **(settings | changes),
     )
 
@@ -69,8 +69,8 @@ class Body:
         return loss
 
 
-def train(out: Path, body: Body, *, killed_at: int | None = None) -> None:
-    run = build(out)
+def train(run_dir: Path, body: Body, *, killed_at: int | None = None) -> None:
+    run = build(run_dir)
     with run:
         for name, each in body.kept().items():
             run.register_state(name, each)
@@ -97,13 +97,13 @@ def test_optimizers_scheduler_generator_scaler_and_module_go_on_after_kills_as_i
     assert repr(resumed.lbfgs.state_dict()) == repr(whole.lbfgs.state_dict())
 
 
-def kept_and_back(out: Path, held: Any, other: Any) -> Any:
+def kept_and_back(run_dir: Path, held: Any, other: Any) -> Any:
     """Keep one object, and in a second sitting another in its place."""
-    with build(out, stop_after="1 steps") as run:
+    with build(run_dir, stop_after="1 steps") as run:
         run.register_state("x", held)
         for _ in run:
             pass
-    again = build(out)
+    again = build(run_dir)
     with again:
         return again.register_state("x", other)
 

@@ -23,7 +23,7 @@ WIDTH = 64
 INPUTS = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
-def build(out: Path | None, model: Callable[[], nn.Module], **changes: Any) -> sf.Run:
+def build(run_dir: Path | None, model: Callable[[], nn.Module], **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {"length": "4 steps", "save_every": "1000 steps", "console": False, "report": False}
     return sf.Run(
         model=model,
@@ -32,7 +32,7 @@ def build(out: Path | None, model: Callable[[], nn.Module], **changes: Any) -> s
         batch_size=4,
         optimizer=sf.optim.adamw(lr=1e-2),
         precision="fp32",
-        out=out,
+        run_dir=run_dir,
         **(settings | changes),
     )
 
@@ -44,16 +44,16 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-def goes_on(model: Callable[[], nn.Module], out: Path) -> None:
+def goes_on(model: Callable[[], nn.Module], run_dir: Path) -> None:
     """Stopped and resumed it ends as it does when left alone, and its weights can be used, in other models as built anew."""
     whole = build(None, model)
     whole.train()
-    build(out, model, stop_after="2 steps", ema=None).train()
-    resumed = build(out, model)
+    build(run_dir, model, stop_after="2 steps", ema=None).train()
+    resumed = build(run_dir, model)
     resumed.train()
     expected = whole.state.models["model"].eval()(INPUTS)
     assert equal_bits(resumed.state.models["model"].eval()(INPUTS), expected)
-    used = sf.load(out).load_model(model)
+    used = sf.load(run_dir).load_model(model)
     assert equal_bits(used(INPUTS), expected)
 
 

@@ -19,7 +19,7 @@ pytestmark = forks
 INPUTS = torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(3))
 
 
-def build(out: Path | None, model: Any, parallel: str, **changes: Any) -> sf.Run:
+def build(run_dir: Path | None, model: Any, parallel: str, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {"length": "4 steps", "save_every": "1000 steps", "console": False, "report": False}
     return sf.Run(
         model=model,
@@ -31,7 +31,7 @@ def build(out: Path | None, model: Any, parallel: str, **changes: Any) -> sf.Run
         ema=0.5,
         device="cpu",
         parallel=parallel,
-        out=out,
+        run_dir=run_dir,
         **(settings | changes),
     )
 

@@ -37,7 +37,7 @@ def loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def build(out: Path | str | None, **changes: Any) -> sf.Run:
+def build(run_dir: Path | str | None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
@@ -49,7 +49,7 @@ def build(out: Path | str | None, **changes: Any) -> sf.Run:
         "device": "cpu",
         "console": False,
         "report": False,
-        "out": out,
+        "run_dir": run_dir,
     }
     return sf.Run(**(settings | changes))
 
@@ -317,8 +317,8 @@ def test_a_metric_in_the_model_is_refused_and_may_be_kept(tmp_path: Path) -> Non
     with pytest.raises(sf.ConfigError, match=r"model\.accuracy\.\w+ changes in every pass"):
         build(tmp_path / "run", model=Metric).train()
 
-    def run_to(out: Path, stop_after: str | None) -> Any:
-        run = build(out, model=Metric, stop_after=stop_after)
+    def run_to(run_dir: Path, stop_after: str | None) -> Any:
+        run = build(run_dir, model=Metric, stop_after=stop_after)
         metric = run.register_state("accuracy", run.state.models["model"].accuracy)
         run.train()
         return metric.metric_state, metric.update_count
@@ -332,9 +332,9 @@ def test_a_metric_in_the_model_is_refused_and_may_be_kept(tmp_path: Path) -> Non
 # --- the cures -------------------------------------------------------------------------------------------------------
 
 
-def kept(out: Path, *, inside: bool, stop_after: str | None = None) -> sf.Run:
+def kept(run_dir: Path, *, inside: bool, stop_after: str | None = None) -> sf.Run:
     own = Loss()
-    run = build(out, loss=own, stop_after=stop_after)
+    run = build(run_dir, loss=own, stop_after=stop_after)
     if inside:
         with run:
             run.register_state("loss", own)
@@ -459,7 +459,7 @@ def test_a_run_that_goes_on_from_step_0_is_looked_at_and_one_from_a_later_step_i
 
 def test_the_flag_reaches_a_recipes_run(tmp_path: Path) -> None:
     for on in (True, False):
-        layers = [("test", {"out": str(tmp_path / "run"), "check_state": on})]
+        layers = [("test", {"run_dir": str(tmp_path / "run"), "check_state": on})]
         run = images.build(layered(images.Config, [("preset", images.PRESETS["tiny"]), *layers])[0])
         assert run.parts.settings.check_state == on
 
@@ -686,14 +686,14 @@ class Breaking(Net):
         raise ZeroDivisionError("of the user's own")
 
 
-def broken_on_ranks(out: str, parallel: str, where: str) -> str:
+def broken_on_ranks(run_dir: str, parallel: str, where: str) -> str:
     def broken(model: Any, batch: Any) -> Tensor:
         model(batch[0])
         raise ZeroDivisionError("of the user's own")
 
     changes = {"model": Breaking} if where == "model" else {"loss": broken}
     try:
-        build(out, parallel=parallel, micro_batch_size=4, **changes).train()
+        build(run_dir, parallel=parallel, micro_batch_size=4, **changes).train()
     except Exception as problem:
         return repr(problem)
     return ""
@@ -705,13 +705,13 @@ def broken_on_ranks(out: str, parallel: str, where: str) -> str:
 def test_a_pass_that_fails_on_ranks_fails_in_the_step_with_its_own_error(
     parallel: str, where: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    answers = ranks(2, broken_on_ranks, out=str(tmp_path / "run"), parallel=parallel, where=where)
+    answers = ranks(2, broken_on_ranks, run_dir=str(tmp_path / "run"), parallel=parallel, where=where)
     assert all("of the user's own" in answer for answer in answers)
 
 
-def begun_on_a_rank(out: str, parallel: str, rank: int | None, level: int, plain: bool) -> list[Any]:
+def begun_on_a_rank(run_dir: str, parallel: str, rank: int | None, level: int, plain: bool) -> list[Any]:
     model = Net if plain else partial(OnRank, rank)
-    run = build(out, model=model, parallel=parallel, micro_batch_size=4)
+    run = build(run_dir, model=model, parallel=parallel, micro_batch_size=4)
     try:
         if level == 1:
             run.train()
@@ -725,7 +725,7 @@ def begun_on_a_rank(out: str, parallel: str, rank: int | None, level: int, plain
     return ["", run.state.step]
 
 
-def resumed_on_ranks(out: str) -> list[Any]:
+def resumed_on_ranks(run_dir: str) -> list[Any]:
     def run_to(directory: str, stop_after: str | None) -> list[Tensor]:
         own = Loss()
         run = build(directory, loss=own, micro_batch_size=4, stop_after=stop_after, optimizer=sf.optim.sgd(lr=0.5))
@@ -733,14 +733,14 @@ def resumed_on_ranks(out: str) -> list[Any]:
         run.train()
         return [own.seen, *weights(run).values()]
 
-    whole = run_to(f"{out}/whole", None)
-    run_to(f"{out}/cut", "3 steps")
-    return [whole, run_to(f"{out}/cut", None)]
+    whole = run_to(f"{run_dir}/whole", None)
+    run_to(f"{run_dir}/cut", "3 steps")
+    return [whole, run_to(f"{run_dir}/cut", None)]
 
 
 def test_passes_when_ranks_begin_leave_a_kept_loss_as_it_was(ranks: Ranks, tmp_path: Path) -> None:
     """Or each resume would have it count passes that no step made."""
-    for whole, resumed in ranks(2, resumed_on_ranks, out=str(tmp_path)):
+    for whole, resumed in ranks(2, resumed_on_ranks, run_dir=str(tmp_path)):
         assert whole[0] == resumed[0] == STEPS
         assert all(torch.equal(one, other) for one, other in zip(whole[1:], resumed[1:], strict=True))
 
@@ -749,7 +749,7 @@ def test_passes_when_ranks_begin_leave_a_kept_loss_as_it_was(ranks: Ranks, tmp_p
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_what_one_rank_remembers_ends_all_ranks_with_one_sentence(parallel: str, ranks: Ranks, tmp_path: Path) -> None:
     cases = [
-        {"out": str(tmp_path / f"{number}"), "rank": rank, "level": level, "plain": plain}
+        {"run_dir": str(tmp_path / f"{number}"), "rank": rank, "level": level, "plain": plain}
         for number, (rank, level, plain) in enumerate([(1, 1, False), (0, 2, False), (1, 3, False), (None, 1, True)])
     ]
     first, second, third, plain = ranks.each(2, begun_on_a_rank, cases, parallel=parallel)

@@ -21,7 +21,7 @@ def build():
     loss = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()
     return sf.Run(
         model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=4, length="4 steps",
-        optimizer=sf.optim.sgd(lr=0.001), evaluate={"all": sf.Split(data)}, save_every="2 steps", out="runs/a",
+        optimizer=sf.optim.sgd(lr=0.001), splits={"all": sf.Split(data)}, save_every="2 steps", run_dir="runs/a",
         panels_fn=lambda model: [sf.report.ConfusionMatrix(title="made anew", classes=("x",), counts=((4,),))], console=False,
     )
 """
@@ -33,7 +33,7 @@ VERBS = {
     "predict": ["predict", "runs/a", "x"],
     "replay": ["replay", "runs/a", "--step", "1"],
     "verify": ["verify", "runs/a"],
-    "profile": ["profile", "runs/a", "--tries", "none", "--steps", "4", "--peak", "1e9"],
+    "profile": ["profile", "runs/a", "--speedups", "none", "--steps", "4", "--peak-flops", "1e9"],
     "find-lr": ["find-lr", "runs/a", "--steps", "12"],
     "find-batch-size": ["find-batch-size", "runs/a"],
 }
@@ -209,7 +209,7 @@ def test_the_panels_of_a_killed_run_are_made_by_evaluate_and_shown_by_report(
     main(["report", "runs/a"])
     assert "note" not in capsys.readouterr().out
     assert "made anew" in Path("runs/a/report.html").read_text()
-    assert left_with(["evaluate", "runs/a", "--panels", "--on", "all"]) == 2
+    assert left_with(["evaluate", "runs/a", "--panels", "--split", "all"]) == 2
 
 
 @pytest.mark.slow
@@ -218,10 +218,10 @@ def test_a_comparison_goes_on_only_with_the_program_that_it_began_with(
 ) -> None:
     program.write_text(
         CANARY
-        + "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Config:\n    lr: float = 0.001\n    out: str = 'x'\n"
+        + "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Config:\n    lr: float = 0.001\n    run_dir: str = 'x'\n"
         + PROGRAM.replace("build()", "build(config: Config)")
         .replace("lr=0.001", "lr=config.lr")
-        .replace('"runs/a"', "config.out")
+        .replace('"runs/a"', "config.run_dir")
     )
     main(["compare", "own/program.py:build", "--vary", "lr=0.001,0.002", "--out", "compared"])
     Path("canary").unlink()

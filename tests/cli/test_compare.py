@@ -51,7 +51,7 @@ from surefoot.recipes.optimizer_settings import Optimizer, checked
 
 @dataclass(frozen=True)
 class Config:
-    out: str = "runs/mine"
+    run_dir: str = "runs/mine"
     length: str = "30 steps"
     seed: int = 0
     width: int = 8
@@ -77,8 +77,8 @@ def build(config: Config):
     return sf.Run(
         model=lambda: nn.Sequential(nn.Linear(4, config.width), nn.Dropout(0.2), nn.Linear(config.width, 1)),
         loss=loss, train_data=data, batch_size=7, length=config.length, optimizer=config.optimizer.spec(), seed=config.seed,
-        evaluate={"held-out": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
-        save_every="3 steps", log_every="1 steps", best="min held-out/loss", out=config.out, precision="fp32", report=False,
+        splits={"held-out": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
+        save_every="3 steps", log_every="1 steps", best="min held-out/loss", run_dir=config.run_dir, precision="fp32", report=False,
     )
 """
 SLOW = ["program.py:build", "--vary", "optimizer.name=adamw,sgd", "--optimizer.lr", "0.01", "--step-s", "0.05"]
@@ -122,8 +122,8 @@ def compare(*arguments: str) -> dict[str, Any]:
     return held(Path(arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[0]))
 
 
-def held(out: Path) -> dict[str, Any]:
-    return dict(json.loads((out / "comparison.json").read_text()))
+def held(run_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((run_dir / "comparison.json").read_text()))
 
 
 def begun(*arguments: str) -> Forked:
@@ -337,9 +337,9 @@ def test_what_is_not_shared_is_said(here: Path, capsys: pytest.CaptureFixture[st
 def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Path) -> None:
     pytest.importorskip("optuna")
     space = ["--vary", "optimizer.lr=1e-3..1e-1", "--vary", "optimizer.name=adamw,sgd"]
-    found = compare("program.py:build", "--search", "2", *space, "--pruner", "none", "--out", "search")
+    found = compare("program.py:build", "--trials", "2", *space, "--pruner", "none", "--out", "search")
     assert {row["variant"] for row in found["variants"]} == {"trial-000", "trial-001"}
-    longer = compare("search", "--search", "3")
+    longer = compare("search", "--trials", "3")
     rates = {row["variant"]: row["settings"]["optimizer.lr"] for row in longer["variants"]}
     assert rates | {row["variant"]: row["settings"]["optimizer.lr"] for row in found["variants"]} == rates
     assert len(set(rates.values())) == 3
@@ -354,20 +354,20 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--vary", "optimizer.lr"], "a setting, =, and what it is to be"),
         (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "two variants are the same"),
         (["gpt", "--vary", "optimizer.lr=1e-4..1e-2"], "ranges are for a search"),
-        (["gpt", "--vary", "out=a,b"], "a directory of its own"),
+        (["gpt", "--vary", "run_dir=a,b"], "a directory of its own"),
         (["gpt"], "compare what?"),
         (["gpt", "--vary", "optimizer.lr=0.1,fast"], "not a number"),
         (["gpt", "--vary", "seed=0,1", "--seeds", "2"], "--seeds and a varied seed"),
-        (["gpt", "--search", "3", "--vary", "optimizer.lr=1e-2..1e-4"], "from a lower number to a higher one"),
-        (["gpt", "--search", "3", "--vary", "optimizer.lr=1e-2..-"], "is no number"),
+        (["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..1e-4"], "from a lower number to a higher one"),
+        (["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..-"], "is no number"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--jobs", "none"], "is not a whole number"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--sampler", "random"], "are of a search"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--paired"], "--paired is for runs that are there"),
         (["gpt", "--variant", "optimizer.name=adamw", "--variant", "optimizer.name=adamw seed=0"], "are the same"),
         (["gpt", "--variant", "optimizer.lr=0.1"], "nothing to compare it with\n  add another value"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--reference", "foo"], "no variant of that name; there are: lr=1, lr=2"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--score", "held-out/loss"], "--score 'held-out/loss': cannot watch"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--score", "min loss"], "a split and a score of it"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--baseline", "foo"], "no variant of that name; there are: lr=1, lr=2"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "held-out/loss"], "--metric 'held-out/loss': cannot watch"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "min loss"], "a split and a score of it"),
         (["a", "b", "--jobs", "2"], "--jobs is for the start of a comparison"),
     ],
 )
@@ -392,7 +392,7 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
         Compare, [*shared, "--vary", "optimizer.name=adamw,lion", "--out", "out"], verb="compare"
     )
     plan = planned_of(program, rest, asked, verb="compare")
-    asked_search = replace(asked, search=2)
+    asked_search = replace(asked, trials=2)
     search = planned_of(program, rest, asked_search, verb="compare")
     trials = [trial(search, name, {"optimizer.name": name}) for name in ("adamw", "lion")]
     for each in (plan, replace(search, variants=trials)):
@@ -408,12 +408,12 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--search", "3"], "is no search"),
+        (["--trials", "3"], "is no search"),
         (["--out", "elsewhere"], "--out is for the start of a comparison"),
-        (["--score", "min tset/loss"], "these runs score no such split on the way; there are: held-out"),
-        (["--score", "min test/loss"], "these runs score no such split on the way"),
-        (["--score", "min held-out/lss"], "has no such score; it has: held-out/loss"),
-        (["--reference", "foo"], "no variant of that name; there are: name=adamw, name=sgd"),
+        (["--metric", "min tset/loss"], "these runs score no such split on the way; there are: held-out"),
+        (["--metric", "min test/loss"], "these runs score no such split on the way"),
+        (["--metric", "min held-out/lss"], "has no such score; it has: held-out/loss"),
+        (["--baseline", "foo"], "no variant of that name; there are: name=adamw, name=sgd"),
         (["whole"], "whole is a comparison; its runs: whole/name=adamw, whole/name=sgd"),
     ],
 )
@@ -442,18 +442,18 @@ def test_a_reader_that_has_gone_is_no_error(whole: Path, monkeypatch: pytest.Mon
 
 def test_a_score_of_no_split_is_not_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["compare", "program.py:build", "--vary", "width=4,8", "--score", "min tset/loss", "--out", "out"])
+        main(["compare", "program.py:build", "--vary", "width=4,8", "--metric", "min tset/loss", "--out", "out"])
     assert "these runs score no such split on the way; there are: held-out" in capsys.readouterr().err
     plan = planned.read(here / "out")
     assert plan is not None
-    assert plan.score is None
+    assert plan.metric is None
 
 
 def test_a_plan_tells_what_varies_from_what_was_typed_for_all(whole: Path) -> None:
     lines = (whole / "compare.toml").read_text().splitlines()
     assert 'name = "adamw" # varied' in lines
     assert "lr = 0.01 # flag" in lines
-    assert any(line.startswith("out = ") and line.endswith("# of each its own") for line in lines)
+    assert any(line.startswith("run_dir = ") and line.endswith("# of each its own") for line in lines)
 
 
 def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Path) -> None:

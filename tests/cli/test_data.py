@@ -32,7 +32,7 @@ def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: p
     assert said.err == "1 file: 1 .jsonl\n4,059 tokens in 1 shard in shards\n"
     assert said.out == ""
     small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--sample-tokens=0"]
-    main(["train", "gpt", "--data.path=shards", "--length=3 steps", "--cloze-questions=0", "--out=runs/a", *small])
+    main(["train", "gpt", "--data.path=shards", "--length=3 steps", "--cloze-questions=0", "--run-dir=runs/a", *small])
     assert Path("runs/a/tokenizer.json").read_text() == Path("shards/tokenizer.json").read_text()
     main(["data", "prepare", "more", "a.jsonl", "--tokenizer=runs/a", "--column=body", "--processes=1"])
     assert Path("more/shard-00000.bin").read_bytes() == Path("shards/shard-00000.bin").read_bytes()
@@ -81,7 +81,7 @@ def test_a_damaged_shard_stops_a_run_before_it_begins(capsys: pytest.CaptureFixt
     data[100] ^= 1
     Path("shards/shard-00000.bin").write_bytes(data)
     with pytest.raises(SystemExit) as end:
-        main(["train", "gpt", "--data.path=shards", "--out=runs/a", "--length=2 steps", "--model.layers=1"])
+        main(["train", "gpt", "--data.path=shards", "--run-dir=runs/a", "--length=2 steps", "--model.layers=1"])
     said = capsys.readouterr().err
     assert end.value.code == 3
     assert "shards/shard-00000.bin is damaged" in said

@@ -64,8 +64,8 @@ def test_json_holds_findings_and_what_was_looked_at(tmp_path: Path, capsys: pyte
     told = json.loads(said(capsys, str(made(tmp_path / "run", train(lambda place: 2.3))), "--json"))
     assert told["findings"][0]["name"] == "loss-not-falling"
     assert told["findings"][0]["try"]
-    assert {"diverged"} <= told["well"].keys()
-    assert {"never-updated"} <= told["unclear"].keys()
+    assert {"diverged"} <= told["healthy"].keys()
+    assert {"never-updated"} <= told["unknown"].keys()
 
 
 def test_only_strict_leaves_with_1_and_only_for_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def test_every_command_in_it_works(recipe: str, there: Ended, capsys: pytest.Cap
 def test_a_run_that_was_stopped_says_how_to_go_on_and_that_works(
     there: Ended, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = [*SETTINGS["images"], "--length=6 steps", "--out=runs/stopped", "--precision=fp32"]
+    settings = [*SETTINGS["images"], "--length=6 steps", "--run-dir=runs/stopped", "--precision=fp32"]
     main(["train", "images", *settings, "--stop-after=4 steps"])
     *_, how, following = capsys.readouterr().out.splitlines()
     assert how.startswith("stopped at step 4 of 6; ")
@@ -107,7 +107,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on_and_that_works(
 
 @pytest.mark.slow
 def test_what_is_wrong_is_named_once_more_at_the_end(there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["--data.path=text.txt", *SETTINGS["gpt"][1:], "--out=runs/wrong", "--precision=fp32"]
+    settings = ["--data.path=text.txt", *SETTINGS["gpt"][1:], "--run-dir=runs/wrong", "--precision=fp32"]
     main(["train", "gpt", *settings, "--length=120 steps", "--log-every=1 steps", "--optimizer.lr=1e-9"])
     *_, how, found, _ = capsys.readouterr().out.splitlines()
     assert how.startswith("finished: 120 steps")
@@ -184,7 +184,7 @@ def test_images_show_the_confusion_that_the_records_have_and_the_largest_losses(
 def test_the_example_of_a_run_is_predicted_as_what_was_held_out(
     there: Ended, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["predict", "images", "runs/images/example.png", "--top", "10", "--checkpoint", "6"])
+    main(["predict", "images", "runs/images/example.png", "--top-k", "10", "--checkpoint", "6"])
     said = {line.split()[1]: float(line.split()[0]) for line in capsys.readouterr().out.splitlines()}
     run = images.build(layered(images.Config, [("test", config("images"))])[0])
     run.load_checkpoint(sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6))
@@ -230,7 +230,7 @@ def test_of_a_program_without_panels_none_can_be_made(there: Ended, capsys: pyte
         "    data = torch.zeros(8, 2), torch.zeros(8, 1)\n"
         "    loss = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()\n"
         "    return sf.Run(model=lambda: torch.nn.Linear(2, 1), loss=loss, train_data=data, batch_size=4, length='2 steps',\n"
-        "                  optimizer=sf.optim.sgd(lr=0.1), out='runs/plain')\n"
+        "                  optimizer=sf.optim.sgd(lr=0.1), run_dir='runs/plain')\n"
     )
     main(["train", "program.py:build"])
     with pytest.raises(SystemExit) as end:

@@ -47,8 +47,8 @@ EVERY = [
 ]
 
 
-def train(text: str, out: str, more: list[str]) -> None:
-    main(["train", "gpt", "--data.path", text, "--out", out, *SETTINGS, *EVERY, "--length", "6 steps", *more])
+def train(text: str, run_dir: str, more: list[str]) -> None:
+    main(["train", "gpt", "--data.path", text, "--run-dir", run_dir, *SETTINGS, *EVERY, "--length", "6 steps", *more])
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     (place / "text.txt").write_text(TEXT)
     sharded = ["--parallel", "fsdp", "--keep-last", "2", "--keep-every", "2 steps"]
-    ranks(2, train, text=str(place / "text.txt"), out=str(place / "sharded"), more=sharded)
+    ranks(2, train, text=str(place / "text.txt"), run_dir=str(place / "sharded"), more=sharded)
     train(str(place / "text.txt"), str(place / "alone"), [])
     return place
 
@@ -101,7 +101,7 @@ def test_predict_continues_a_prompt_with_the_weights_of_both_ranks(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    main(["predict", str(runs / "sharded"), "the quick", "--tokens", "5", "--temperature", "0"])
+    main(["predict", str(runs / "sharded"), "the quick", "--max-new-tokens", "5", "--temperature", "0"])
     assert "the quick" in capsys.readouterr().out
 
 
@@ -119,7 +119,7 @@ def test_compare_puts_a_sharded_run_beside_one_of_one_process(
 @pytest.mark.slow
 def test_a_run_of_one_process_starts_from_sharded_weights(runs: Path) -> None:
     out = runs / "started"
-    train(str(runs / "text.txt"), str(out), ["--init", str(runs / "sharded"), "--stop-after", "1 steps"])
+    train(str(runs / "text.txt"), str(out), ["--init-from", str(runs / "sharded"), "--stop-after", "1 steps"])
     first, given = Store(out / "checkpoints").at(0), Store(runs / "sharded" / "checkpoints").at(6)
     averaged = given.tensors("ema")
     for name, tensor in first.tensors("model").items():
@@ -132,7 +132,7 @@ def test_a_sharded_run_is_gone_on_with_by_one_process_which_is_told(
 ) -> None:
     out = runs / "half"
     text = str(runs / "text.txt")
-    ranks(2, train, text=text, out=str(out), more=["--parallel", "fsdp", "--stop-after", "3 steps"])
+    ranks(2, train, text=text, run_dir=str(out), more=["--parallel", "fsdp", "--stop-after", "3 steps"])
     capsys.readouterr()
     train(text, str(out), [])
     said = " ".join(capsys.readouterr().out.split())

@@ -29,7 +29,7 @@ class Config:
     length: str = "40 steps"
     batch_size: int = 24
     micro_batch_size: int | None = None
-    out: str = "runs/mine"
+    run_dir: str = "runs/mine"
     optimizer: Optimizer = field(default_factory=Optimizer)
 
 def build(config: Config):
@@ -38,11 +38,11 @@ def build(config: Config):
     return sf.Run(
         model=lambda: nn.Linear(4, 1), loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
         train_data=(inputs, inputs.sum(1, keepdim=True)), batch_size=config.batch_size, length=config.length,
-        micro_batch_size=config.micro_batch_size, optimizer=sf.optim.sgd(lr=config.optimizer.lr), out=config.out, report=False,
+        micro_batch_size=config.micro_batch_size, optimizer=sf.optim.sgd(lr=config.optimizer.lr), run_dir=config.run_dir, report=False,
     )
 
 def plain():
-    return build(Config(out="runs/plain"))
+    return build(Config(run_dir="runs/plain"))
 
 def own_loop():
     return sf.Run(
@@ -93,20 +93,20 @@ def test_find_lr_prints_the_flag_to_type_and_writes_nothing(capsys: pytest.Captu
 
 
 def test_find_lr_draws_where_it_is_told_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["find-lr", "program.py:plain", "--out", "pictures/here", "--steps=30", "--from=1e-4", "--to", "100"])
+    main(["find-lr", "program.py:plain", "--out", "pictures/here", "--steps=30", "--min-lr=1e-4", "--max-lr", "100"])
     said = capsys.readouterr().out
     assert "30 rates from 1e-4 to 100" in said
     assert re.search(r"^suggested  learning rate \S+$", said, re.MULTILINE)  # a program without settings has no flag
     assert files() == {"program.py", "pictures/here/find-lr.svg", "pictures/here/find-lr.png"}
 
 
-@pytest.mark.parametrize(("verb", "own"), [("find-lr", "--steps INT"), ("find-batch-size", "--memory {None}|STR")])
+@pytest.mark.parametrize(("verb", "own"), [("find-lr", "--steps INT"), ("find-batch-size", "--memory TEXT")])
 def test_help_of_a_recipe_begins_with_the_options_of_the_verb(
     verb: str, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refused(verb, "images", "--help") == 0
     said = capsys.readouterr().out
-    assert 0 <= said.index(own) < said.index("--batch-size INT")
+    assert 0 <= said.index(own) < said.index("--length TEXT")
 
 
 def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,7 @@ def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixtur
 
 
 def test_find_batch_prints_flags_that_train_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["find-batch-size", "program.py:build", "--target-batch", "32", "--memory", "1 GB"])
+    main(["find-batch-size", "program.py:build", "--batch-size", "32", "--memory", "1 GB"])
     said = capsys.readouterr().out
     found = re.search(r"^recommended  (--batch-size) (32) (--micro-batch-size) (\d+)$", said, re.MULTILINE)
     assert found, said
@@ -157,20 +157,20 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
         (["find-lr"], "find-lr of what?"),
         (["find-batch-size", "--memory", "8GB"], "find-batch-size of what?"),
         (["find-lr", "imagse"], "did you mean images?"),
-        (["find-lr", "program.py:build", "--from", "1", "--to", "0.1"], "--from 0.1 --to 1"),
+        (["find-lr", "program.py:build", "--min-lr", "1", "--max-lr", "0.1"], "--min-lr 0.1 --max-lr 1"),
         (["find-lr", "program.py:build", "--steps", "9"], "steps = 9"),
         (["find-lr", "program.py:build", "--steps", "many"], "'many' is not a whole number"),
-        (["find-lr", "program.py:build", "--to", "ten"], "'ten' is not a number"),
-        (["find-lr", "program.py:build", "--to", "nan"], "--to 'nan' is not a number"),
-        (["find-lr", "program.py:build", "--from"], "--from needs a value"),
-        (["find-lr", "program.py:build", "--form", "1e-4"], "did you mean --from?"),
+        (["find-lr", "program.py:build", "--max-lr", "ten"], "'ten' is not a number"),
+        (["find-lr", "program.py:build", "--max-lr", "nan"], "--max-lr 'nan' is not a number"),
+        (["find-lr", "program.py:build", "--min-lr"], "--min-lr needs a value"),
+        (["find-lr", "program.py:build", "--mni-lr", "1e-4"], "did you mean --min-lr?"),
         (["find-lr", "program.py:build", "--out", "program.py"], "cannot write to program.py"),
         (["find-lr", "program.py:own_loop"], "no loss of its own"),
         (["find-batch-size", "program.py:own_loop"], "no loss of its own"),
         (["find-batch-size", "program.py:build", "--memory", "lots"], "memory = 'lots'"),
         (["find-batch-size", "program.py:build", "--memory", "90B"], "not even a micro-batch of 1"),
-        (["find-batch-size", "program.py:build", "--target-batch", "0"], "batch_size = 0"),
-        (["find-batch-size", "program.py:build", "--target-batch", "99 tokens"], "does not say how long"),
+        (["find-batch-size", "program.py:build", "--batch-size", "0"], "batch_size = 0"),
+        (["find-batch-size", "program.py:build", "--batch-size", "99 tokens"], "does not say how long"),
         (["find-batch-size", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",

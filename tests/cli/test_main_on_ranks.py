@@ -33,10 +33,10 @@ def test_an_error_that_all_ranks_meet_is_said_once(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 def test_scores_of_a_run_are_printed_once(ranks: Ranks, tmp_path: Path) -> None:
-    out = str(tmp_path / "run")
-    (trained,) = outcomes(ranks, 1, "train", PROGRAM, "--out", out, "--length", "4 steps")
+    run_dir = str(tmp_path / "run")
+    (trained,) = outcomes(ranks, 1, "train", PROGRAM, "--run-dir", run_dir, "--length", "4 steps")
     assert trained.status == 0, trained.text
-    first, second = outcomes(ranks, 2, "evaluate", out)
+    first, second = outcomes(ranks, 2, "evaluate", run_dir)
     assert first.status == second.status == 0, second.text
     assert "step=4 held-out/loss=" in first.text
     assert second.text == ""

@@ -1,4 +1,4 @@
-"""`surefoot plan --world`: what it prints, from where it has it, and what it refuses; 15 seconds."""
+"""`surefoot plan --world-size`: what it prints, from where it has it, and what it refuses; 15 seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build():
         blocks = [torch.nn.Sequential(torch.nn.Linear(2, 1000), torch.nn.ReLU(), torch.nn.Linear(1000, 2)) for _ in range(12)]
         return torch.nn.Sequential(*blocks, torch.nn.Linear(2, 1))
     return sf.Run(model=model, loss=loss, train_data=data, batch_size=BATCH, length="3 steps",
-                  optimizer=sf.optim.adamw(lr=0.1), out="runs/a", precision="fp32", parallel=PARALLEL)
+                  optimizer=sf.optim.adamw(lr=0.1), run_dir="runs/a", precision="fp32", parallel=PARALLEL)
 """
 
 
@@ -63,7 +63,7 @@ def section(text: str, title: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_published_gpt2_of_1558_million_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "gpt", "--preset", "gpt2-1558m", "--world", "512", "--parallel", "fsdp")
+    text = said(capsys, "gpt", "--preset", "gpt2-1558m", "--world-size", "512", "--parallel", "fsdp")
     assert section(text, "parameters by module")[-1].split() == ["all", "1,557,611,200"]
     memory = "\n".join(section(text, "memory of a GPU, fsdp"))
     # 4 bytes x 1,557,611,200 / 512 are 12.2 MB, and what 1,600 rows in chunks of 4 are more than 512 equal parts
@@ -75,7 +75,7 @@ def test_the_published_gpt2_of_1558_million_parameters(capsys: pytest.CaptureFix
 
 def test_every_number_of_the_machine_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--flops", "400e12", "--bandwidth", "25 GB/s", "--gpu-memory", "40 GB", "--mfu", "0.5", "--node-size", "4"]
-    assumed = section(said(capsys, written(), "--world", "16", *flags), "assumed")
+    assumed = section(said(capsys, written(), "--world-size", "16", *flags), "assumed")
     origins = [re.findall(r"\[(.*)\]", line)[0] for line in assumed]
     assert origins[:-1] == ["--node-size", "--flops", "--mfu", "--gpu-memory", "--bandwidth"]
     assert origins[-1].startswith("--node-bandwidth absent: H100")
@@ -85,7 +85,7 @@ def test_every_number_of_the_machine_says_where_it_comes_from(capsys: pytest.Cap
 
 
 def test_a_strategy_that_is_set_in_a_program_is_the_one_computed(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, written("sf.fsdp(replicas=4, reshard_after_forward=False)"), "--world", "16")
+    text = said(capsys, written("sf.fsdp(replicas=4, reshard_after_forward=False)"), "--world-size", "16")
     assert "memory of a GPU, fsdp, 4 replicas, as set" in text
     assert [line.split("  ")[1] for line in section(text, "strategies")[1:]] == [
         "fsdp, 4 replicas, as set",
@@ -97,7 +97,7 @@ def test_a_strategy_that_is_set_in_a_program_is_the_one_computed(capsys: pytest.
 
 
 def test_what_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    tight = said(capsys, written(), "--world", "8", "--gpu-memory", "1 MB")
+    tight = said(capsys, written(), "--world-size", "8", "--gpu-memory", "1 MB")
     words = {line.split("  ")[1]: line for line in section(tight, "strategies")[1:]}
     assert "too much" in words["ddp"]
     assert "too much" not in words["fsdp"]
@@ -107,7 +107,7 @@ def test_what_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_batch_that_ranks_cannot_share_is_computed_with_and_named(
     batch: int, fits: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = section(said(capsys, written(batch=batch), "--world", "8"), "a step")
+    lines = section(said(capsys, written(batch=batch), "--world-size", "8"), "a step")
     assert lines[0].split() == ["64", "samples", "=", "8", "ranks", "x", "1", "micro-batch", "x", "8"]
     assert ("train would refuse that: 8 ranks cannot share 66 samples evenly" in lines[1]) != fits
 
@@ -115,7 +115,7 @@ def test_a_batch_that_ranks_cannot_share_is_computed_with_and_named(
 def test_an_optimizer_that_cannot_be_sharded_is_refused_and_has_no_such_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    adafactor = ["gpt", "--world", "8", "--optimizer.name", "adafactor"]
+    adafactor = ["gpt", "--world-size", "8", "--optimizer.name", "adafactor"]
     assert "parallel = fsdp: Adafactor cannot train parts" in refused(capsys, *adafactor, "--parallel", "fsdp")
     rows = section(said(capsys, *adafactor), "strategies")
     assert [line.split()[0] for line in rows[1:-1]] == ["ddp"]
@@ -123,7 +123,7 @@ def test_an_optimizer_that_cannot_be_sharded_is_refused_and_has_no_such_rows(
 
 
 def test_one_gpu_sends_nothing_and_has_no_strategies(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, written(), "--world", "1")
+    text = said(capsys, written(), "--world-size", "1")
     assert "sent by" not in text
     assert "strategies" not in text
     assert "memory of a GPU, one process" in text
@@ -132,7 +132,7 @@ def test_one_gpu_sends_nothing_and_has_no_strategies(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("recipe", ["gpt", "translation"])
 def test_recipes_are_computed_without_data(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "none were read" in said(
-        capsys, recipe, "--world", "8", "--sharding.gather-dtype", "bf16", "--parallel", "fsdp"
+        capsys, recipe, "--world-size", "8", "--sharding.gather-dtype", "bf16", "--parallel", "fsdp"
     )
 
 
@@ -140,7 +140,7 @@ def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str])
     small = ["--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--data.vocab-size", "280"]
     Path("text.txt").write_text("the cat sat on a mat while birds sang in old trees\n" * 200)
     of_run = said(capsys, "gpt", *small, "--data.path", "text.txt", "--sample-tokens", "0", "--cloze-questions", "0")
-    on_paper = said(capsys, "gpt", *small, "--data.path", "text.txt", "--world", "8")
+    on_paper = said(capsys, "gpt", *small, "--data.path", "text.txt", "--world-size", "8")
     title = "parameters by module"
     assert section(of_run, title) == section(on_paper, title)
 
@@ -149,15 +149,18 @@ def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--flops", "1e12"], "say how many there are: --world 8"),
-        (["--world", "0"], "--world '0' is not a whole number"),
-        (["--world", "8", "--bandwidth", "50"], "--bandwidth '50': write it with a unit, as in \"50 GB/s\""),
-        (["--world", "8", "--mfu", "40"], "above 0 and at most 1"),
-        (["--world", "8", "--flops", "fast"], "--flops 'fast' is not a number"),
-        (["--world", "8", "--flops", "0"], "--flops '0': how many a second"),
-        (["--world", "8", "--gpu-memory", "80"], "fits"),
-        (["--world", "8", "--wrold", "9"], "did you mean --world?"),
-        (["--world", "8", "--parallel", "fsdp", "--sharding.replicas", "3"], "replicas = 3 does not divide 8 ranks"),
+        (["--flops", "1e12"], "say how many there are: --world-size 8"),
+        (["--world-size", "0"], "--world-size '0' is not a whole number"),
+        (["--world-size", "8", "--bandwidth", "50"], "--bandwidth '50': write it with a unit, as in \"50 GB/s\""),
+        (["--world-size", "8", "--mfu", "40"], "above 0 and at most 1"),
+        (["--world-size", "8", "--flops", "fast"], "--flops 'fast' is not a number"),
+        (["--world-size", "8", "--flops", "0"], "--flops '0': how many a second"),
+        (["--world-size", "8", "--gpu-memory", "80"], "fits"),
+        (["--world-size", "8", "--world-siez", "9"], "did you mean --world-size?"),
+        (
+            ["--world-size", "8", "--parallel", "fsdp", "--sharding.replicas", "3"],
+            "replicas = 3 does not divide 8 ranks",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,5 +171,5 @@ def test_what_is_wrong_is_refused(arguments: list[str], words: str, capsys: pyte
 
 
 def test_all_wrong_numbers_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    problem = refused(capsys, "gpt", "--world", "8", "--mfu", "3", "--bandwidth", "5", "--flops", "-1")
+    problem = refused(capsys, "gpt", "--world-size", "8", "--mfu", "3", "--bandwidth", "5", "--flops", "-1")
     assert all(f"--{name}" in problem for name in ("mfu", "bandwidth", "flops"))

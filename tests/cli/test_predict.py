@@ -21,12 +21,12 @@ TEXT = "the cat sat on the mat, café au lait; " * 300
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("predict")
     (place / "text.txt").write_text(TEXT)
-    out = ["--out", str(place / "run"), "--data.path", str(place / "text.txt")]
+    run_dir = ["--run-dir", str(place / "run"), "--data.path", str(place / "text.txt")]
     main(
         [
             "train",
             "gpt",
-            *out,
+            *run_dir,
             *SMALL,
             "--length=20 steps",
             "--evaluate-every=10 steps",
@@ -55,11 +55,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2
 def test_a_prompt_is_continued_and_the_same_seed_gives_the_same_text(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = said(capsys, str(trained), "the cat", "--tokens", "30")
+    first = said(capsys, str(trained), "the cat", "--max-new-tokens", "30")
     assert first.startswith("the cat")
     assert len(first) > 30
-    assert said(capsys, str(trained), "the cat", "--tokens", "30") == first
-    assert said(capsys, str(trained), "the cat", "--tokens", "30", "--seed", "1") != first
+    assert said(capsys, str(trained), "the cat", "--max-new-tokens", "30") == first
+    assert said(capsys, str(trained), "the cat", "--max-new-tokens", "30", "--seed", "1") != first
 
 
 def test_prompts_of_a_file_are_answered_one_a_line_as_each_alone(
@@ -67,7 +67,7 @@ def test_prompts_of_a_file_are_answered_one_a_line_as_each_alone(
 ) -> None:
     prompts = ["the cat", "on the", "café", "mat, the"]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
-    flags = ["--tokens", "12", "--temperature", "0"]
+    flags = ["--max-new-tokens", "12", "--temperature", "0"]
     lines = [
         json.loads(line)
         for line in said(capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), *flags).splitlines()
@@ -83,12 +83,12 @@ def test_a_prompt_may_come_from_standard_input(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"the cat"), encoding="utf-8"))
-    flags = ["--tokens", "5"]
+    flags = ["--max-new-tokens", "5"]
     assert said(capsys, str(trained), "-", *flags) == said(capsys, str(trained), "the cat", *flags)
 
 
 def test_without_a_prompt_it_says_what_the_run_sampled(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, str(trained), "--tokens", "5").startswith("\n")
+    assert said(capsys, str(trained), "--max-new-tokens", "5").startswith("\n")
 
 
 def test_characters_of_several_tokens_come_out_whole(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +101,7 @@ def test_characters_of_several_tokens_come_out_whole(trained: Path, capsys: pyte
 
 
 def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--tokens", "20"]
+    flags = ["--max-new-tokens", "20"]
     newest = said(capsys, str(trained), "the", *flags)
     assert said(capsys, str(trained), "the", *flags, "--checkpoint", "20") == newest
     assert said(capsys, str(trained), "the", *flags, "--checkpoint", "0") != newest
@@ -112,7 +112,7 @@ def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(trained: Path, capsy
     [
         (["the", "--temperature", "-1"], "temperature = -1"),
         (["the", "--top-p", "2"], "top_p = 2"),
-        (["the", "--tokns", "5"], "did you mean --tokens?"),
+        (["the", "--max-new-tokns", "5"], "did you mean --max-new-tokens?"),
         ([""], "prompt 1 is empty"),
         (["the", "--checkpoint", "last"], "newest, best, or a step"),
         (["the", "--checkpoint", "\u00b2"], "newest, best, or a step"),
@@ -144,15 +144,15 @@ def test_the_device_is_that_of_now_and_not_of_the_training(
     text = (copy / "config.toml").read_text()
     (copy / "config.toml").write_text(text.replace('device = "auto"', 'device = "cuda"'))
     assert 'device = "cuda"' in (copy / "config.toml").read_text()
-    expected = said(capsys, str(trained), "the cat", "--tokens", "5", "--device", "cpu")
-    assert said(capsys, str(copy), "the cat", "--tokens", "5", "--device", "cpu") == expected
+    expected = said(capsys, str(trained), "the cat", "--max-new-tokens", "5", "--device", "cpu")
+    assert said(capsys, str(copy), "the cat", "--max-new-tokens", "5", "--device", "cpu") == expected
 
 
 def test_a_prompt_ends_at_a_line_end_and_nowhere_else(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "prompts.txt").write_bytes("one\u2028and\x0cmore\r\ntwo\x85\n".encode())
-    lines = said(capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), "--tokens", "1").split("\n")
+    lines = said(capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), "--max-new-tokens", "1").split("\n")
     assert [json.loads(line)["prompt"] for line in lines[:-1]] == ["one\u2028and\x0cmore", "two\x85"]
 
 
@@ -160,14 +160,14 @@ def test_wrong_settings_are_refused_before_the_prompt_is_shown(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["predict", str(trained), "the", "--tokens", "-1"])
+        main(["predict", str(trained), "the", "--max-new-tokens", "-1"])
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_quietly(trained: Path) -> None:
     command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "predict", str(trained), "the"]
-    process = subprocess.Popen([*command, "--tokens", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([*command, "--max-new-tokens", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.read(1)
     process.stdout.close()
@@ -192,7 +192,7 @@ def test_a_program_that_predicts_nothing_says_so(
         "def build():\n"
         "    return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=lambda model, batch: model(batch[0]).square().mean(),\n"
         "                  train_data=(torch.ones(9, 1),), batch_size=3, length='2 steps',\n"
-        "                  optimizer=sf.optim.adamw(lr=0.1), out='runs/a')\n"
+        "                  optimizer=sf.optim.adamw(lr=0.1), run_dir='runs/a')\n"
     )
     main(["train", "program.py:build"])
     said = refused(capsys, "a", "x")

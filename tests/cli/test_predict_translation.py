@@ -34,8 +34,8 @@ SENTENCES = ["cat 12", "cat", "12 cat 7", "dog 4"]
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("translate")
     (place / "pairs.tsv").write_text("".join(f"cat {number}\tKatze {number}\n" for number in range(400)))
-    out = ["--out", str(place / "run"), "--data.path", str(place / "pairs.tsv")]
-    main(["train", "translation", *out, *SMALL, "--data.shared-vocab", "False"])
+    run_dir = ["--run-dir", str(place / "run"), "--data.path", str(place / "pairs.tsv")]
+    main(["train", "translation", *run_dir, *SMALL, "--data.shared-vocab", "False"])
     (place / "pairs.tsv").unlink()  # nothing but the run's directory is needed from here on
     return place / "run"
 
@@ -182,4 +182,4 @@ def test_the_recipe_s_help_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "--data.max-source-tokens" in done.stdout
+    assert "--data.max-source-tokens-tokens" in done.stdout

@@ -40,9 +40,9 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 steps, a checkpoint every 4 and a record every 3."""
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    main(["train", f"{FILE}:build", "--out", str(out), "--log-every", "3 steps"])
-    return out
+    run_dir = tmp_path_factory.mktemp("runs") / "whole"
+    main(["train", f"{FILE}:build", "--run-dir", str(run_dir), "--log-every", "3 steps"])
+    return run_dir
 
 
 def test_the_page_says_from_where_and_shows_the_step(trained: Path, command: Ran) -> None:
@@ -126,7 +126,7 @@ def test_of_another_run_it_is_said_that_its_steps_cannot_be_made_and_not_how_to_
     _, _, error = command("replay", str(trained), "--step", "3", "--batch-size", "4")
     assert "steps cannot be made again: step-00000000: batch_size was 8, now 4" in error
     assert "resume" not in error
-    assert "--out" not in error
+    assert "--run-dir" not in error
 
 
 def test_a_run_is_held_by_one_process_whole_whatever_shared_it() -> None:
@@ -135,7 +135,7 @@ def test_a_run_is_held_by_one_process_whole_whatever_shared_it() -> None:
     from surefoot.recipes.program import for_one_process
 
     held = for_one_process(Config(parallel="fsdp", sharding=Sharding(replicas=2)), Path("runs/a"))
-    assert (held.parallel, held.sharding, held.out) == ("none", Sharding(), "runs/a")
+    assert (held.parallel, held.sharding, held.run_dir) == ("none", Sharding(), "runs/a")
     assert for_one_process(None, Path("runs/a")) is None
 
 
@@ -147,12 +147,12 @@ def test_a_run_without_checkpoints_is_refused(trained: Path, command: Ran, tmp_p
 
 
 def test_the_run_of_a_script_is_replayed_in_that_script(command: Ran) -> None:
-    run = faulty_runs.build(faulty_runs.Config(out="script", length="4 steps"))
+    run = faulty_runs.build(faulty_runs.Config(run_dir="script", length="4 steps"))
     run.train()
     status, _, error = command("replay", "script", "--step", "2")
     assert status == 2
     assert "surefoot.load(run) has evaluate(), replay(step)" in error
-    again = sf.load(faulty_runs.build(faulty_runs.Config(out="script", length="4 steps"))).replay(step=2)
+    again = sf.load(faulty_runs.build(faulty_runs.Config(run_dir="script", length="4 steps"))).replay(step=2)
     assert again.logged is not None
     assert again.logged.equal
     assert str(again).startswith("script, step 2 of 4\n")
@@ -165,7 +165,7 @@ def test_steps_of_a_loop_of_ones_own_are_refused_with_what_to_do(command: Ran, t
         "import torch, surefoot as sf\n"
         "def build():\n"
         "    return sf.Run(model=lambda: torch.nn.Linear(4, 1), train_data=(torch.ones(9, 4),), batch_size=3, length='3 steps',\n"
-        "        optimizer=sf.optim.sgd(lr=0.1), out='own', device='cpu', console=False)\n"
+        "        optimizer=sf.optim.sgd(lr=0.1), run_dir='own', device='cpu', console=False)\n"
     )
     assert command("train", "own.py:build")[0] == 2  # it has no loss; what was begun is there
     status, _, error = command("replay", "own", "--step", "0")
@@ -177,22 +177,22 @@ def test_steps_of_a_loop_of_ones_own_are_refused_with_what_to_do(command: Ran, t
 
 def test_a_body_of_the_users_is_said_not_to_be_repeated(command: Ran) -> None:
     def build() -> sf.Run:
-        return faulty_runs.build(faulty_runs.Config(out="body", length="4 steps"))
+        return faulty_runs.build(faulty_runs.Config(run_dir="body", length="4 steps"))
 
     with build() as run:
         for step in run:
             assert step.loss is not None
     assert any("code of yours ran between the steps" in note for note in sf.load(build()).replay(step=2).notes)
-    run = faulty_runs.build(faulty_runs.Config(out="bare", length="4 steps"))
+    run = faulty_runs.build(faulty_runs.Config(run_dir="bare", length="4 steps"))
     run.train()
-    assert not sf.load(faulty_runs.build(faulty_runs.Config(out="bare", length="4 steps"))).replay(step=2).notes
+    assert not sf.load(faulty_runs.build(faulty_runs.Config(run_dir="bare", length="4 steps"))).replay(step=2).notes
 
 
 def test_a_text_is_shown_as_text(command: Ran, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the cat sat on a mat while birds sang\n" * 60)
     small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=4 steps"]
     data = ["--data.path=text.txt", "--data.tokenizer=characters", "--cloze-questions=0", "--sample-tokens=0"]
-    assert command("train", "gpt", "--out=texts", *small, *data)[0] == 0
+    assert command("train", "gpt", "--run-dir=texts", *small, *data)[0] == 0
     _, page, _ = command("replay", "texts", "--step", "1", "--samples", "1", "--json")
     shown = json.loads(page)["samples"][0]["shown"]
     assert len(eval(shown)) == 17  # what the model sees, and the last target

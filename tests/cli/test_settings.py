@@ -11,7 +11,7 @@ import pytest
 from surefoot.cli.main import main
 
 SMALL = ["--data.path=text.txt", "--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2"]
-SMALL += ["--data.vocab-size=280", "--cloze-questions=0", "--sample-tokens=0", "--length=4 steps", "--out=runs/a"]
+SMALL += ["--data.vocab-size=280", "--cloze-questions=0", "--sample-tokens=0", "--length=4 steps", "--run-dir=runs/a"]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,6 @@ def attempt(capsys: pytest.CaptureFixture[str], flags: list[str]) -> str:
     "--evaluate-every=2-",
     "--clip=1.0-",
     "--preset=tiney-",
-    "--precision=fp16-",
 )
 @pytest.mark.parametrize(
     ("flags", "cure"),
@@ -57,7 +56,6 @@ def attempt(capsys: pytest.CaptureFixture[str], flags: list[str]) -> str:
         (["--clip=1.0"], (r'try: --clip "([^"]+)"', "--clip={}")),
         (["--preset=tiney"], (r"did you mean (\w+)\?", "--preset={}")),
         (["--optimizer.momentum=0.9"], (r"foreign to (adamw)", "--optimizer.name={}")),
-        (["--precision=fp16"], (r"--precision (bf16)", "--precision={}")),
         (["--save-every=ten minutes"], (r"or '([^']+)'", "--save-every={}")),
         (["--schedule.min-lr-ratio=50"], (r"from (0) to 1", "--schedule.min-lr-ratio={}")),
         (["--ema=1.5"], (r"such as ([\d.]+)", "--ema={}")),

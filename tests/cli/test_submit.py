@@ -16,7 +16,7 @@ from surefoot.cli.main import main
 from surefoot.cli.submit import Training
 from waiting import wait_until
 
-TWO = ["--hours", "1", "--nodes", "2", "--out", "run"]
+TWO = ["--hours", "1", "--nodes", "2", "--run-dir", "run"]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
     for option in [*wanted.split(), "signal=TERM@120", "open-mode=append"]:
         assert f"#SBATCH --{option}\n" in text
     assert "--kill-on-bad-exit=0" in text
-    assert "surefoot train gpt --out run --keep-last 2 --config mine.toml" in said
+    assert "surefoot train gpt --run-dir run --keep-last 2 --config mine.toml" in said
     assert "tail -f slurm/901593/901593_0_log.out" in said
     assert "scancel 901593" in said
     assert "2 x 4 processes, 1 hour, and again" in said
@@ -79,19 +79,19 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
     ("arguments", "said"),
     [
         ([], "submit what?"),
-        (["gpt", "--out", "run"], "for how long? --hours 12"),
-        (["gpt", "--out", "run", "--hours", "0.01"], "too short to save before the end"),
-        (["gpt", "--out", "run", "--hours", "long"], "'long' is not a number"),
-        (["gpt", "--out", "run", "--hours", "1", "--nodes", "0"], "--nodes '0' is not a whole number"),
-        (["gpt", "--hours", "1", "--out", "None"], "add --out runs/NAME"),
-        (["gpt", "--hours", "1", "--out", "run", "--config", "missing.toml"], "cannot read missing.toml"),
-        (["gpt", "--hours", "1", "--out", "run", "--optimizer.lrr", "1"], "did you mean"),
-        (["gpt", "--hours", "1", "--out", "run", "--partitio", "1"], "did you mean --partition?"),
+        (["gpt", "--run-dir", "run"], "for how long? --hours 12"),
+        (["gpt", "--run-dir", "run", "--hours", "0.01"], "too short to save before the end"),
+        (["gpt", "--run-dir", "run", "--hours", "long"], "'long' is not a number"),
+        (["gpt", "--run-dir", "run", "--hours", "1", "--nodes", "0"], "--nodes '0' is not a whole number"),
+        (["gpt", "--hours", "1", "--run-dir", "None"], "add --run-dir runs/NAME"),
+        (["gpt", "--hours", "1", "--run-dir", "run", "--config", "missing.toml"], "cannot read missing.toml"),
+        (["gpt", "--hours", "1", "--run-dir", "run", "--optimizer.lrr", "1"], "did you mean"),
+        (["gpt", "--hours", "1", "--run-dir", "run", "--partitio", "1"], "did you mean --partition?"),
         (["gpt", *TWO, "--tasks-per-node", "3"], "batch_size = 8 cannot be shared evenly by 6 ranks"),
         (["gpt", *TWO, "--nproc", "2"], "--nproc 2 in a job whose 2 tasks are the processes"),
-        (["gpt", "--hours", "1", "--out", "run", "--local", "--sbatch", "account=lab"], "--sbatch is for Slurm"),
+        (["gpt", "--hours", "1", "--run-dir", "run", "--local", "--sbatch", "account=lab"], "--sbatch is for Slurm"),
         (["gpd", "--hours", "1"], "did you mean gpt?"),
-        (["gpt", "--hours", "1", "--out", "run", "--local", "--nodes", "2"], "LocalExecutor can use only one node"),
+        (["gpt", "--hours", "1", "--run-dir", "run", "--local", "--nodes", "2"], "LocalExecutor can use only one node"),
     ],
 )
 def test_what_cannot_be_is_refused_before_there_is_a_job(arguments: list[str], said: str, cluster, capsys) -> None:
@@ -146,7 +146,9 @@ def of_two(rank: int) -> dict[str, str]:
 def test_a_job_that_is_pre_empted_goes_on_to_the_same_bits(cluster: Path, capsys) -> None:
     main(["submit", "program.py:build", *TWO, "--pause-s", "0.05"])
     job = submitted(cluster / "slurm", capsys.readouterr().out)
-    assert on_ranks(2, lambda _: main(["train", "program.py:build", "--out", "left-alone"]), environment=of_two) == [
+    assert on_ranks(
+        2, lambda _: main(["train", "program.py:build", "--run-dir", "left-alone"]), environment=of_two
+    ) == [
         0,
         0,
     ]
@@ -173,14 +175,16 @@ def test_on_this_machine_a_job_goes_on_too(cluster: Path, capsys) -> None:
             "2",
             "--hours",
             "1",
-            "--out",
+            "--run-dir",
             "run",
             "--pause-s",
             "0.05",
         ]
     )
     job = Job(cluster, int(capsys.readouterr().out.split()[2].rstrip(":")))
-    assert on_ranks(2, lambda _: main(["train", "program.py:build", "--out", "left-alone"]), environment=of_two) == [
+    assert on_ranks(
+        2, lambda _: main(["train", "program.py:build", "--run-dir", "left-alone"]), environment=of_two
+    ) == [
         0,
         0,
     ]

@@ -35,7 +35,7 @@ class Optimizer:
 @dataclass(frozen=True)
 class Config:
     length: str
-    out: str = "runs/mine"
+    run_dir: str = "runs/mine"
     schedule: Literal["constant", "cosine", "wsd", "wsd in steps"] = "constant"
     stop_after: str | None = None
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -55,12 +55,12 @@ def build(config: Config):
         loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
         train_data=data, batch_size=6, length=config.length, optimizer=sf.optim.adamw(lr=config.optimizer.lr),
         schedule=SCHEDULES[config.schedule], stop_after=config.stop_after,
-        evaluate={"all": sf.Split(data)}, evaluate_every="2 steps", save_every="2 steps", log_every="1 steps",
-        best="min all/loss", keep_last=9, out=config.out, report=False,
+        splits={"all": sf.Split(data)}, evaluate_every="2 steps", save_every="2 steps", log_every="1 steps",
+        best="min all/loss", keep_last=9, run_dir=config.run_dir, report=False,
     )
 
 def plain():
-    return build(Config(length="8 steps", out="runs/plain"))
+    return build(Config(length="8 steps", run_dir="runs/plain"))
 
 def script():
     return 3
@@ -98,7 +98,7 @@ def logged(run: str, step: int) -> float:
 
 def test_a_function_with_settings_is_trained_and_every_setting_is_written_with_its_origin(program: Path) -> None:
     Path("mine.toml").write_text('length = "3 steps"\n[optimizer]\nlr = 0.02\n')
-    main(["train", "program.py:build", "--config", "mine.toml", "--out", "runs/a", "--length", "4 steps"])
+    main(["train", "program.py:build", "--config", "mine.toml", "--run-dir", "runs/a", "--length", "4 steps"])
     text = Path("runs/a/config.toml").read_text()
     lines = {line.partition(" =")[0]: line for line in text.splitlines() if " = " in line}
     assert lines["length"] == 'length = "4 steps" # flag'
@@ -179,7 +179,7 @@ def test_a_run_is_resumed_by_path_by_name_or_as_the_latest(
 
 
 def test_a_constant_run_is_extended_to_the_bits_of_one_of_that_length(program: Path) -> None:
-    main(["train", "program.py:build", "--length", "9 steps", "--out", "runs/long"])
+    main(["train", "program.py:build", "--length", "9 steps", "--run-dir", "runs/long"])
     main(["train", "program.py:build", "--length", "5 steps"])
     main(["resume", "mine", "--length", "9 steps"])
     assert weights("runs/mine") == weights("runs/long")
@@ -201,7 +201,7 @@ def test_a_wsd_run_is_extended_before_its_cooldown_to_the_bits_of_one_of_that_le
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Percentages stay what they were of the 8 steps with which it began, also in the sittings after that."""
-    main(["train", "program.py:build", "--length", "12 steps", "--schedule", "wsd in steps", "--out", "runs/long"])
+    main(["train", "program.py:build", "--length", "12 steps", "--schedule", "wsd in steps", "--run-dir", "runs/long"])
     main(["train", "program.py:build", "--length", "8 steps", "--schedule", "wsd", "--stop-after", "7 steps"])
     monkeypatch.setattr("surefoot.train.loop.update", interrupted_at(9))
     with pytest.raises(KeyboardInterrupt):
@@ -337,13 +337,13 @@ def test_a_function_without_settings_refuses_them_for_every_verb(
     assert "takes no settings" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", ["--preset", "--init"])
+@pytest.mark.parametrize("flag", ["--preset", "--init-from"])
 def test_what_is_for_the_start_of_a_run_is_refused_at_its_resume(
     flag: str, program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
     small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
-    main(["train", "gpt", "--data.path=text.txt", "--length=2 steps", "--out=runs/mine", *small])
+    main(["train", "gpt", "--data.path=text.txt", "--length=2 steps", "--run-dir=runs/mine", *small])
     assert refused("resume", "mine", flag, "small") == 2
     assert f"{flag} is for the start of a run" in capsys.readouterr().err
 
@@ -352,7 +352,7 @@ def test_what_ended_the_last_sitting_does_not_end_the_resumed_one(program: Path)
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
     small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
     of_one_sitting = ["--stop-after=2 steps", "--time-limit=10 min"]
-    main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--out=runs/a", *small, *of_one_sitting])
+    main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--run-dir=runs/a", *small, *of_one_sitting])
     assert max(Path("runs/a/checkpoints").glob("step-*")).name == "step-00000002"
     main(["resume", "a"])
     assert max(Path("runs/a/checkpoints").glob("step-*")).name == "step-00000005"
@@ -473,7 +473,9 @@ def test_a_relative_path_of_data_is_explained_in_another_directory(
 ) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
     small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
-    main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--stop-after=2 steps", "--out=runs/a", *small])
+    main(
+        ["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--stop-after=2 steps", "--run-dir=runs/a", *small]
+    )
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     for verb in ("resume", "evaluate"):
@@ -515,10 +517,10 @@ def test_a_mean_of_checkpoints_is_said_to_be_of_their_steps_and_the_best_to_be_t
 def test_the_end_of_a_run_names_predict_where_its_program_has_one(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["train", "program.py:build", "--length", "4 steps", "--out", "runs/a"])
+    main(["train", "program.py:build", "--length", "4 steps", "--run-dir", "runs/a"])
     assert "use it:" not in capsys.readouterr().out
     program.write_text(PROGRAM + "\nclass Predict: ...\ndef predict(): ...\n")
-    main(["train", "program.py:build", "--length", "4 steps", "--out", "runs/b"])
+    main(["train", "program.py:build", "--length", "4 steps", "--run-dir", "runs/b"])
     assert "surefoot predict runs/b INPUT" in capsys.readouterr().out
 
 
@@ -530,5 +532,5 @@ def test_another_data_set_is_named_before_all_that_goes_with_it(
     assert refused("train", "program.py:build", "--length", "8 steps") == 4
     said = capsys.readouterr().err
     assert "it was trained on another data set\n  data.samples was 40, now 50\n" in said
-    assert "--init" not in said
-    assert "choose another --out" in said
+    assert "--init-from" not in said
+    assert "choose another --run-dir" in said

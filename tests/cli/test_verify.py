@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Config:
-    out: str = "runs/mine"
+    run_dir: str = "runs/mine"
 
 def build(config: Config) -> sf.Run:
     data = torch.from_numpy(np.load(HERE / "data.npy"))
@@ -39,7 +39,7 @@ def build(config: Config) -> sf.Run:
         model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)),
         loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
         train_data=(data[:, :4], data[:, 4:]), batch_size=6, length="12 steps", optimizer=sf.optim.adamw(lr=0.01),
-        save_every="4 steps", log_every="2 steps", keep_last=9, out=config.out, console=False,
+        save_every="4 steps", log_every="2 steps", keep_last=9, run_dir=config.run_dir, console=False,
     )
 """
 
@@ -49,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("program")
     (place / "verified_program.py").write_text(PROGRAM)
     np.save(place / "data.npy", np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32))
-    main(["train", str(place / "verified_program.py:build"), "--out", str(place / "runs" / "mine")])
+    main(["train", str(place / "verified_program.py:build"), "--run-dir", str(place / "runs" / "mine")])
     return place
 
 

@@ -86,7 +86,7 @@ def test_a_small_difference_is_inside_the_noise_and_a_steady_one_is_not() -> Non
 def test_all_pairs_count_where_the_reference_was_chosen_by_looking() -> None:
     runs = [run(name, found=batches(*means)) for name, means in MEANS.items()]
     chosen = {row.name: row.p for row in compared(runs).rows}
-    named = {row.name: row.p for row in compared(runs, reference="a").rows}
+    named = {row.name: row.p for row in compared(runs, baseline="a").rows}
     assert chosen["b"] > named["b"] > 0  # type: ignore[operator]
 
 
@@ -98,7 +98,7 @@ def test_the_sign_is_that_of_the_row_minus_the_reference() -> None:
     rows = {row.name: row for row in compared([one, other]).rows}
     assert rows["one"].difference is not None
     assert rows["one"].difference.mean == 0.75
-    turned = {row.name: row for row in compared([other, one], reference="one").rows}
+    turned = {row.name: row for row in compared([other, one], baseline="one").rows}
     assert turned["other"].difference is not None
     assert turned["other"].difference.mean == -0.75
 
@@ -158,11 +158,11 @@ def test_a_table_shows_what_differs_and_files_have_the_names_of_directories_too(
         Variant(name := f"name=constant,layers=4,lr={lr}", name, held := {**shared, "optimizer.lr": lr}, held)
         for lr in (0.1, 0.2)
     ]
-    found = compared([Compared(each, trained()) for each in variants], reference="lr=0.2")
+    found = compared([Compared(each, trained()) for each in variants], baseline="lr=0.2")
     assert "layers" not in text(found).partition("best settings")[0]
     assert "lr=0.1" in text(found)
     assert {row["variant"] for row in json.loads(as_json(found))["variants"]} == {each.name for each in variants}
-    assert compared(found.runs, reference=variants[1].name).rows == found.rows
+    assert compared(found.runs, baseline=variants[1].name).rows == found.rows
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_runs_judged_by_different_scores_are_not_compared() -> None:
 
 def test_an_unknown_reference_is_refused() -> None:
     with pytest.raises(ConfigError, match="no variant of that name"):
-        compared([run("a")], reference="z")
+        compared([run("a")], baseline="z")
 
 
 def test_a_run_without_records_is_a_row_without_numbers(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_records_that_a_resume_superseded_are_no_part_of_a_curve(tmp_path: Path)
     assert (found.training_s, found.targets) == (3.5, 20.0)
     assert found.watch == ("min", "held-out/loss")
     with pytest.raises(ConfigError, match="has no such score; it has: held-out/loss"):
-        read_run(tmp_path, score="max held-out/accuracy")
+        read_run(tmp_path, metric="max held-out/accuracy")
 
 
 def test_every_form_of_the_table_holds_the_same_numbers(tmp_path: Path) -> None:

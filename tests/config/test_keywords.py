@@ -33,6 +33,8 @@ def refusal(constructor: Callable[..., Any], **keywords: Any) -> str:
         ({"num_train_epochs": 3}, 'length="3 epochs"'),
         ({"steps": 100}, 'length="100 steps"'),
         ({"max_steps": 100}, 'length="100 steps"'),
+        ({"output_dir": "runs/a"}, 'run_dir="runs/a"'),
+        ({"eval_dataset": [1]}, 'splits={"val": sf.Split(...)}'),
         ({"learning_rate": 1e-3}, "optimizer=sf.optim.adamw(lr=0.001)"),
         ({"lr": 0.1}, "optimizer=sf.optim.adamw(lr=0.1)"),
         ({"num_workers": 4}, "workers=4"),

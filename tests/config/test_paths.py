@@ -72,7 +72,7 @@ def test_a_url_is_refused_by_what_writes_and_no_directory_is_made(function, tmp_
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("setting", ["out", "init"])
+@pytest.mark.parametrize("setting", ["run_dir", "init_from"])
 def test_a_url_is_refused_as_the_directory_or_the_first_weights_of_a_run(setting, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(sf.ConfigError, match=f"{setting} 's3://bucket/run' is a URL"):
@@ -83,8 +83,8 @@ def test_a_url_is_refused_as_the_directory_or_the_first_weights_of_a_run(setting
 @pytest.mark.parametrize(
     "arguments",
     [
-        "train images --out s3://bucket/run",
-        "train images --init gs://bucket/run",
+        "train images --run-dir s3://bucket/run",
+        "train images --init-from gs://bucket/run",
         "train images --data.path https://host/images",
         "train images --config s3://bucket/run.toml",
         "report s3://bucket/run",
@@ -107,12 +107,12 @@ def test_the_command_line_refuses_a_url_in_three_lines(arguments, tmp_path, monk
 def test_a_url_that_path_has_shortened_is_refused_too(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(sf.ConfigError, match="is a URL"):
-        run(out=url)
+        run(run_dir=url)
     with pytest.raises(sf.ConfigError, match=r"a directory called '(s3|file):'"):
-        local_path(url, setting="out")
+        local_path(url, setting="run_dir")
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("path", ["runs/a", "C:/runs/a", "C://runs", "a:b", "x//y", "./s3:/b"])
 def test_what_is_no_url_is_a_path(path):
-    assert local_path(path, setting="out") == Path(path)
+    assert local_path(path, setting="run_dir") == Path(path)

@@ -32,11 +32,12 @@ from write_settings import settings_table, texts_of  # noqa: E402
 ORDER = re.findall(
     r"\w+",
     """
-    model loss train_data init seed length stop_after time_limit early_stopping batch_size micro_batch_size collate count workers
-    optimizer schedule plateau clip ema max_bad_steps precision channels_last compile activation_checkpointing checkpointed_blocks
-    device deterministic evaluate evaluate_every best sample_fn sample_every log_every watch_every trackers panels_fn report console
-    out save_every keep_last keep_every parallel sync_batch_norm compare_ranks_every settings files describe_sample example
-    about_data check_state accept_change disk
+    model loss train_data init_from seed length stop_after time_limit early_stopping batch_size micro_batch_size collate_fn
+    count_fn workers optimizer schedule plateau clip ema max_bad_steps precision channels_last compile
+    activation_checkpointing activation_checkpointing_modules device deterministic splits evaluate_every best sample_fn
+    sample_every log_every layer_stats_every trackers panels_fn report console run_dir save_every keep_last keep_every
+    parallel sync_batch_norm check_ranks_every identity extra_files describe_fn predict_example data_summary check_state
+    accept_change disk
     """,
 )
 
@@ -92,21 +93,27 @@ def test_the_defaults_that_a_recipe_changes_are_these() -> None:
         for field in dataclasses.fields(kind)
         if field.name in own and field.default != own[field.name]
     }
-    assert changed == {
+    more_than_a_plain_loop = {"clip": "norm 1.0", "precision": "auto", "channels_last": "auto"}
+    recipes = {
+        (recipe, name): value
+        for recipe in ("gpt", "images", "translation")
+        for name, value in more_than_a_plain_loop.items()
+    }
+    assert changed == recipes | {
         ("gpt", "length"): "2500 steps",
         ("gpt", "batch_size"): 8,
         ("gpt", "evaluate_every"): "25%",
-        ("gpt", "out"): "runs/gpt",
+        ("gpt", "run_dir"): "runs/gpt",
         ("images", "length"): "30 epochs",
         ("images", "batch_size"): 64,
         ("images", "channels_last"): True,
         ("images", "evaluate_every"): "25%",
-        ("images", "out"): "runs/images",
+        ("images", "run_dir"): "runs/images",
         ("translation", "length"): "900 steps",
         ("translation", "batch_size"): "2048 tokens",
         ("translation", "ema"): 0.99,
         ("translation", "evaluate_every"): "25%",
-        ("translation", "out"): "runs/translation",
+        ("translation", "run_dir"): "runs/translation",
     }
 
 
@@ -141,7 +148,7 @@ def test_a_setting_cannot_be_assigned_afterwards(settings: TrainSettings) -> Non
 def test_all_that_is_wrong_is_told_at_once() -> None:
     wrong: dict[str, Any] = {"seed": -1, "clip": "hard", "workers": -2, "keep_last": 0, "ema": 1.5, "max_bad_steps": -1}
     wrong |= {"log_every": "5", "time_limit": "9 steps", "precision": "bf61", "trackers": "neptune", "compile": 1}
-    wrong |= {"batch_size": 4, "micro_batch_size": 3, "schedule": 0.1, "accept_change": "lost", "evaluate": []}
+    wrong |= {"batch_size": 4, "micro_batch_size": 3, "schedule": 0.1, "accept_change": "lost", "splits": []}
     with pytest.raises(sf.ConfigError) as refused:
         built(**wrong)
     missing = [name for name in wrong if name not in str(refused.value)]
@@ -153,16 +160,16 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 def test_diagnose_reads_the_bad_steps_that_a_run_was_given(changes: dict[str, int], tmp_path: Path) -> None:
     from surefoot.diagnose.reading import described_in
 
-    run = built(out=tmp_path / "run", report=False, **changes)
+    run = built(run_dir=tmp_path / "run", report=False, **changes)
     run.train()
     assert described_in(tmp_path / "run").max_bad_steps == run.max_bad_steps == changes.get("max_bad_steps", 5)
     assert Described().max_bad_steps == TrainSettings.max_bad_steps
 
 
 OTHER: dict[Role, dict[str, Any]] = {
-    "identity": {"max_bad_steps": 3, "clip": "off", "ema": 0.5, "seed": 1, "settings": {"a": 1}},
+    "identity": {"max_bad_steps": 3, "clip": "norm 1.0", "ema": 0.5, "seed": 1, "identity": {"a": 1}},
     "cadence": {"log_every": "1 steps", "keep_every": "2 steps", "evaluate_every": "3 steps"},
-    "observer": {"keep_last": 1, "report": True, "about_data": ["ones"], "deterministic": True},
+    "observer": {"keep_last": 1, "report": True, "data_summary": ["ones"], "deterministic": True},
     "one_session": {"time_limit": "9 h", "check_state": False, "accept_change": "loss"},
     "per_rank": {"workers": 0, "device": "cpu"},
 }
@@ -171,8 +178,8 @@ OTHER: dict[Role, dict[str, Any]] = {
 @pytest.mark.parametrize(("role", "name"), [(role, name) for role, given in OTHER.items() for name in given])
 def test_a_resume_does_with_a_setting_what_its_role_says(role: Role, name: str, tmp_path: Path) -> None:
     assert name in names_of(sf.Run, role)
-    built(out=tmp_path / "run", report=False, stop_after="2 steps").train()
-    again = built(**{"out": tmp_path / "run", "report": False, name: OTHER[role][name]})
+    built(run_dir=tmp_path / "run", report=False, stop_after="2 steps").train()
+    again = built(**{"run_dir": tmp_path / "run", "report": False, name: OTHER[role][name]})
     if role == "identity":
         with pytest.raises(sf.CheckpointError, match=rf"cannot resume .*{name}"):
             again.train()
@@ -227,20 +234,18 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     """Its flag, its help, its line in config.toml and in the docs, what a resume and other ranks say of another value."""
     copy = with_one_more_setting(tmp_path)
     train = ("surefoot", "train", "images", "--length", "2 steps", "--log-every", "1 steps", "--report", "False")
-    assert re.search(
-        r"--rate-times FLOAT\s.*\n.*What every learning rate", printed(copy, tmp_path, *train[:3], "--help")
-    )
+    assert re.search(r"--rate-times FLOAT\s+What every learning rate", printed(copy, tmp_path, *train[:3], "--help"))
 
     rates = {}
     for name, times in (("whole", "1"), ("half", "0.5")):
-        text = printed(copy, tmp_path, *train, "--rate-times", times, "--out", name)
+        text = printed(copy, tmp_path, *train, "--rate-times", times, "--run-dir", name)
         rates[name] = re.findall(r'"learning_rate": ?([^,]+)', (tmp_path / name / "metrics.jsonl").read_text())
         assert rates[name], text
     assert [float(rate) for rate in rates["half"]] == [float(rate) / 2 for rate in rates["whole"]]
     assert "rate_times = 0.5 # flag" in (tmp_path / "half" / "config.toml").read_text()
 
     other = printed(copy, tmp_path, "surefoot", "resume", "half", "--rate-times", "0.25")
-    assert "cannot resume step-00000002: rate_times was 0.5, now 0.25" in other
+    assert "cannot resume half at step-00000002: rate_times was 0.5, now 0.25" in other
 
     shutil.copy(DOCS / "settings.md", tmp_path)
     shutil.copy(DOCS / "write_settings.py", tmp_path)
@@ -257,7 +262,7 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
             *train,
             "--rate-times",
             f"{rank}",
-            "--out",
+            "--run-dir",
             "two",
             RANK=f"{rank}",
             LOCAL_RANK=f"{rank}",

@@ -60,7 +60,8 @@ def test_a_program_that_trains_when_it_is_imported_is_refused_before_it_does(
     (tmp_path / "mine.py").write_text(
         "import torch, surefoot as sf\n"
         "run = sf.Run(model=lambda: torch.nn.Linear(2, 1), loss=lambda model, batch: model(batch[0]).mean(),\n"
-        "             train_data=(torch.ones(8, 2),), batch_size=4, length='2 steps', optimizer=sf.optim.sgd(lr=0.1), out='runs/mine')\n"
+        "             train_data=(torch.ones(8, 2),), batch_size=4, length='2 steps',\n"
+        "             optimizer=sf.optim.sgd(lr=0.1), run_dir='runs/mine')\n"
         "def build(): return run\n"
         "if __name__ != 'guarded': run.train()\n"
     )

@@ -136,17 +136,17 @@ def loss(model: nn.Module, batch: Tensor) -> sf.Mean:
     return sf.losses.cross_entropy(model(batch[:, :-1]), targets)
 
 
-def built(out: Path | None = None, **changes: Any) -> sf.Run:
+def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     arguments: dict[str, Any] = {
         "model": Net,
         "loss": loss,
         "train_data": Sentences(),
-        "collate": padded,
+        "collate_fn": padded,
         "batch_size": "96 tokens",
         "micro_batch_size": "32 tokens",
         "length": "3 epochs",
         "optimizer": sf.optim.adamw(lr=1e-2),
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
     }
     return sf.Run(**(arguments | changes))

@@ -202,7 +202,7 @@ def test_count_is_a_function_of_the_batch():
 
 
 def test_a_batch_without_rows_asks_for_a_count():
-    with pytest.raises(DataError, match="count="):
+    with pytest.raises(DataError, match="count_fn="):
         fed([1.0, 2.0], 0, 1, collate=sum)
 
 

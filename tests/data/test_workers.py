@@ -282,7 +282,7 @@ def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_where_workers_a
             listener.bind(f"{place}/pymp-12345678/listener-12345678")
 
     def train(**changes):
-        changes = {"evaluate": {}, "early_stopping": None, "length": "1 steps"} | changes
+        changes = {"splits": {}, "early_stopping": None, "length": "1 steps"} | changes
         build(None, **changes).train()
 
     below(75)

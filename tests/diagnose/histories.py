@@ -100,7 +100,7 @@ def described(**changes: Any) -> Described:
         "batch_size": 8,
         "clip": "norm 1.0",
         "max_bad_steps": 5,
-        "init": None,
+        "init_from": None,
         "data": {"plan": {"samples": 800}},
     }
     whole: dict[str, Any] = {"program": "recipe", "standing": "over", "kinds": KINDS, "name": "runs/a"}

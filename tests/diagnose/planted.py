@@ -26,7 +26,7 @@ from surefoot.config.tree import layered
 from surefoot.diagnose.finding import Finding
 from surefoot.recipes import gpt, images, translation
 
-EVERY = {"log_every": "2 steps", "watch_every": "8 steps", "save_every": "1000 steps"}
+EVERY = {"log_every": "2 steps", "layer_stats_every": "8 steps", "save_every": "1000 steps"}
 SMALL: dict[str, dict[str, Any]] = {
     "gpt": {
         "model.layers": 2,
@@ -70,11 +70,11 @@ def recipe(name: str, **changes: Any) -> Callable[[Path], sf.Run]:
     """A recipe's run with small settings, some of them changed; a double underscore stands for the dot of a name."""
     module: Any = {"gpt": gpt, "images": images, "translation": translation}[name]
 
-    def build(out: Path) -> sf.Run:
+    def build(run_dir: Path) -> sf.Run:
         values = SMALL[name] | EVERY | {key.replace("__", "."): value for key, value in changes.items()}
         if name == "gpt":
-            values["data.path"] = str(_text(out.parent))
-        values |= {"out": str(out), "precision": "fp32"}
+            values["data.path"] = str(_text(run_dir.parent))
+        values |= {"run_dir": str(run_dir), "precision": "fp32"}
         run: sf.Run = module.build(layered(module.Config, [("test", values)])[0])
         return run
 
@@ -123,13 +123,13 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callable[[Path], sf.Run]:
     """A run on digits; `change` makes the settings that hold something new for each run, such as a counter."""
 
-    def build(out: Path) -> sf.Run:
+    def build(run_dir: Path) -> sf.Run:
         inputs, labels = digits()
         usual: dict[str, Any] = {
             "model": network,
             "loss": loss,
             "train_data": TensorDataset(inputs[:1500], labels[:1500]),
-            "evaluate": {
+            "splits": {
                 "held-out": sf.Split((inputs[1500:], labels[1500:]), scores=sf.metrics.accuracy, batch_size=297)
             },
             "batch_size": 32,
@@ -138,7 +138,7 @@ def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callabl
             "schedule": sf.schedules.cosine(warmup="5%"),
             "evaluate_every": "20 steps",
             "precision": "fp32",
-            "out": out,
+            "run_dir": run_dir,
         }
         return sf.Run(**(usual | EVERY | settings | change()))
 
@@ -209,7 +209,7 @@ def sharing(share: float) -> dict[str, Any]:
     inputs, labels = digits()
     shared = int(297 * share)
     part = [torch.cat([held[1500 + shared :], held[:shared]]) for held in (inputs, labels)]
-    return {"evaluate": {"held-out": sf.Split((part[0], part[1]), scores=sf.metrics.accuracy, batch_size=297)}}
+    return {"splits": {"held-out": sf.Split((part[0], part[1]), scores=sf.metrics.accuracy, batch_size=297)}}
 
 
 def dead() -> nn.Module:
@@ -294,7 +294,7 @@ def smoothed_loss(model: nn.Module, batch: Any) -> Tensor:
 def with_perplexity() -> dict[str, Any]:
     inputs, labels = digits()
     held_out = sf.Split((inputs[1500:], labels[1500:]), derived={"perplexity": sf.metrics.perplexity}, batch_size=297)
-    return {"loss": smoothed_loss, "evaluate": {"held-out": held_out}, "settings": {"label_smoothing": 0.1}}
+    return {"loss": smoothed_loss, "splits": {"held-out": held_out}, "identity": {"label_smoothing": 0.1}}
 
 
 def slow_scores(model: nn.Module, batch: Any) -> dict[str, sf.Mean]:
@@ -305,7 +305,7 @@ def slow_scores(model: nn.Module, batch: Any) -> dict[str, sf.Mean]:
 def evaluating_long() -> dict[str, Any]:
     inputs, labels = digits()
     return {
-        "evaluate": {"held-out": sf.Split((inputs[1500:], labels[1500:]), scores=slow_scores)},
+        "splits": {"held-out": sf.Split((inputs[1500:], labels[1500:]), scores=slow_scores)},
         "evaluate_every": "8 steps",
     }
 
@@ -320,7 +320,7 @@ def noisy() -> dict[str, Any]:
     def squared(model: nn.Module, batch: Any) -> Tensor:
         return F.mse_loss(model(batch[0]), batch[1])
 
-    return {"model": lambda: nn.Linear(64, 100), "loss": squared, "train_data": data, "evaluate": {}}
+    return {"model": lambda: nn.Linear(64, 100), "loss": squared, "train_data": data, "splits": {}}
 
 
 def growing() -> dict[str, Any]:
@@ -408,7 +408,7 @@ FAULTY = [
     Planted(
         "own, batches of 2 with noisy targets",
         "batch-too-small",
-        own(noisy, batch_size=2, micro_batch_size=1, watch_every="4 steps", length="800 steps"),
+        own(noisy, batch_size=2, micro_batch_size=1, layer_stats_every="4 steps", length="800 steps"),
     ),
     Planted(
         "own, a jump at step 90",
@@ -431,7 +431,7 @@ FAULTY = [
             evaluate_every="8 steps",
             schedule__name="constant",
             log_every="1 steps",
-            watch_every="4 steps",
+            layer_stats_every="4 steps",
         ),
     ),
     Planted(
@@ -444,10 +444,10 @@ FAULTY = [
 ALL = [*HEALTHY, *FAULTY]
 
 
-def trained(planted: Planted, out: Path) -> list[Finding]:
+def trained(planted: Planted, run_dir: Path) -> list[Finding]:
     """Train it, whatever becomes of it, and diagnose what it left."""
-    run = planted.build(out)
+    run = planted.build(run_dir)
     run.parts = replace(run.parts, console=None)
     with suppress(sf.DivergedError):
         run.train()
-    return sf.load(out).diagnose()
+    return sf.load(run_dir).diagnose()

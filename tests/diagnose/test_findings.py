@@ -26,7 +26,7 @@ from diagnose.histories import (
 )
 from in_one import in_one
 from surefoot.diagnose.checks import CHECKS, findings, told, verdicts
-from surefoot.diagnose.finding import Finding, Unclear, Well
+from surefoot.diagnose.finding import Finding, Healthy, Unknown
 from surefoot.diagnose.generalization import smoothed_floor
 from surefoot.diagnose.gradients import noise_scale
 from surefoot.diagnose.history import History
@@ -184,25 +184,31 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
                 train(),
                 scores([3.0, 2.0, 1.5], perplexity=[20.1, 7.4, 4.5]),
                 program="file",
-                settings={"loss": {"label_smoothing": 0.1}},
+                identity={"loss": {"label_smoothing": 0.1}},
             ),
         )
     ],
     "growing-memory": [
-        ("warning", lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e6 * place))),
+        ("note", lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e6 * place))),
         (
             "error",
             lambda: history(train(host_memory_bytes=lambda place: 500e6 + 1e7 * place), memory_bytes=1_050_000_000),
         ),
-        ("warning", lambda: history(train(device_memory_peak_bytes=lambda place: 500e6 + 1e6 * place))),
+        ("note", lambda: history(train(device_memory_peak_bytes=lambda place: 500e6 + 1e6 * place))),
     ],
     "data-bound": [
         ("note", lambda: history(train(waiting_s=lambda _: 0.1))),
         ("warning", lambda: history(train(waiting_s=lambda _: 0.4))),
     ],
-    "evaluating-too-long": [("warning", lambda: history(train(evaluating_s=lambda _: 0.3)))],
-    "saving-too-long": [("warning", lambda: history(train(saving_s=lambda _: 0.1)))],
-    "falling-throughput": [("warning", lambda: history(train(targets_per_s=lambda place: 100 / (1 + place / 30))))],
+    "evaluating-too-long": [
+        ("warning", lambda: history(train(evaluating_s=lambda _: 0.3))),
+        ("note", lambda: history(train(evaluating_s=lambda _: 0.1, training_s=lambda _: 0.1))),
+    ],
+    "saving-too-long": [
+        ("warning", lambda: history(train(saving_s=lambda _: 0.2, training_s=lambda _: 1.2))),
+        ("note", lambda: history(train(saving_s=lambda _: 0.1))),
+    ],
+    "falling-throughput": [("note", lambda: history(train(targets_per_s=lambda place: 100 / (1 + place / 30))))],
     "jittering-throughput": [("note", lambda: history(train(targets_per_s=lambda place: 100 + 60 * wobble(place))))],
     "ended-early": [
         ("warning", lambda: history(train(count=40))),
@@ -336,14 +342,14 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     ],
     "batch-too-small": [lambda: history(train(), noisy(8, 79.0))],
     "smoothed-perplexity": [
-        lambda: history(train(), scores([3.0], perplexity=[20.1]), settings={"label_smoothing": 0.1}),  # a recipe's
+        lambda: history(train(), scores([3.0], perplexity=[20.1]), identity={"label_smoothing": 0.1}),  # a recipe's
         lambda: history(train(), scores([3.0], perplexity=[20.1]), program="file"),
         lambda: history(
             train(),
             data(targets={"distinct": 1000}),
             scores([0.5], perplexity=[1.65]),
             program="file",
-            settings={"label_smoothing": 0.1},
+            identity={"label_smoothing": 0.1},
         ),  # below what a smoothed one can be
     ],
     "growing-memory": [
@@ -543,7 +549,7 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
 )
 def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, message: str) -> None:
     limited = verdict("often-clipped", history(train(clipped=lambda _: 1.0, norm=lambda _: 99.0), clip=clip))
-    assert isinstance(limited, Well)
+    assert isinstance(limited, Healthy)
     assert limited.message.startswith(message)
 
 
@@ -596,7 +602,7 @@ def test_what_was_compared_with_a_part_of_the_training_data_is_told_as_the_least
 
 def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     lost = verdict("ended-early", history(saved_step=600))
-    assert isinstance(lost, Unclear)
+    assert isinstance(lost, Unknown)
     assert "the records end at step 0: some are missing (surefoot verify runs/a)" in lost.message
     killed_at_once = found("ended-early", history())
     assert killed_at_once is not None
@@ -677,7 +683,7 @@ def test_a_run_that_has_recorded_its_end_is_over_though_its_lock_is_held() -> No
 def test_while_it_trains_nothing_is_said_of_its_end() -> None:
     going = history(train(count=40, learning_rate=lambda _: 1e-3), scores([3.0, 2.0, 1.5, 1.0]), standing="running")
     for name in ("ended-early", "high-rate-at-end", "still-improving"):
-        assert isinstance(verdict(name, going), Unclear), name
+        assert isinstance(verdict(name, going), Unknown), name
 
 
 def test_a_finding_as_json_has_its_numbers() -> None:

@@ -12,8 +12,8 @@ from surefoot.diagnose.checks import CHECKS
 FAST = ("own, tanh", "own, a layer cut off")  # a healthy one and a faulty one
 
 
-def judge(planted: Planted, out: Path) -> None:
-    found = trained(planted, out)
+def judge(planted: Planted, run_dir: Path) -> None:
+    found = trained(planted, run_dir)
     if planted.fault is None:
         assert [finding for finding in found if finding.severity == "error"] == []
     else:

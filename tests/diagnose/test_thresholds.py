@@ -17,7 +17,7 @@ import pytest
 import surefoot.diagnose
 from diagnose.histories import RECORDS, falling, found, history, layers, scores, train, verdict
 from in_one import in_one
-from surefoot.diagnose.finding import Unclear
+from surefoot.diagnose.finding import Unknown
 from surefoot.tracking.record import Record
 
 LAST = RECORDS - 1
@@ -51,7 +51,7 @@ def is_told(name: str, *parts: Sequence[Record], **changes: Any) -> bool:
 
 
 def is_clear(name: str, *parts: Sequence[Record], **changes: Any) -> bool:
-    return not isinstance(verdict(name, history(*parts, **changes)), Unclear)
+    return not isinstance(verdict(name, history(*parts, **changes)), Unknown)
 
 
 def is_as_bad_as(severity: str, name: str, *parts: Sequence[Record], **changes: Any) -> bool:
@@ -438,6 +438,11 @@ PUBLISHED = [
     ),
     Threshold("throughput.LEAST_S", 1.0, lambda x: is_clear("evaluating-too-long", spent(training_s=x / 60))),
     Threshold("throughput.LEAST_S", 1.0, lambda x: is_clear("data-bound", spent(training_s=x / 59))),
+    Threshold(
+        "throughput.WORTH_S",
+        60.0,
+        lambda x: is_as_bad_as("warning", "evaluating-too-long", spent(evaluating_s=x / 120, training_s=x / 120)),
+    ),
     Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("falling-throughput", spent(training_s=x / 60))),
     Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("jittering-throughput", spent(waiting_s=x / 60))),
     Threshold("throughput.WAITING", 0.1, lambda x: is_told("data-bound", spent(waiting_s=x, training_s=1 - x))),

@@ -33,28 +33,28 @@ def test_ranks_of_other_configurations_are_refused_and_the_fields_named(ranks: R
     assert "and" in text
 
 
-def of_another(which: str, values: list[Any], out: str) -> None:
+def of_another(which: str, values: list[Any], run_dir: str) -> None:
     """Each rank with its own value of one argument, which decides what ranks do together before they are compared as runs."""
     value = values[int(os.environ["RANK"])]
     if which == "model":
         value = partial(torch.nn.Linear, 6, value)
-    if which == "evaluate":
+    if which == "splits":
         value = {name: sf.Split((torch.zeros(3, 6), torch.zeros(3), torch.zeros(3))) for name in value}
-    world_runs.built(out=out, **{which: value})
+    world_runs.built(run_dir=run_dir, **{which: value})
 
 
 @pytest.mark.parametrize(
     ("which", "values", "said"),
     [
         ("micro_batch_size", [4, None], "micro_batch_size: rank 0 has 4, rank 1 has None"),
-        ("evaluate", [["a"], ["a", "b"]], "evaluate.b.data: rank 0 has none, rank 1 has 'tuple'"),
+        ("splits", [["a"], ["a", "b"]], "splits.b.data: rank 0 has none, rank 1 has 'tuple'"),
         ("model", [16, 3], "model.weight: rank 0 has 'float64 (16, 6)', rank 1 has 'float64 (3, 6)'"),
     ],
 )
 def test_other_settings_are_found_before_ranks_wait_for_each_other(
     ranks: Ranks, tmp_path: Path, which: str, values: list[Any], said: str
 ) -> None:
-    place = ranks.start(2, of_another, which=which, values=values, out=str(tmp_path / "run"))
+    place = ranks.start(2, of_another, which=which, values=values, run_dir=str(tmp_path / "run"))
     assert said in refusal(ranks.outcomes(place))
 
 

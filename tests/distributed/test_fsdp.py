@@ -74,7 +74,7 @@ def test_all_that_cannot_be_sharded_is_named_at_once_in_five_lines() -> None:
     assert said[0] == "parallel = fsdp: Odd cannot be sharded as it is"
     assert said[1].startswith("  scale is a single number without dimension")
     assert said[2].startswith("  phase holds complex numbers")
-    assert said[3:] == ["  and 2 more like these", "  or use --parallel ddp"]
+    assert said[3:] == ["  and 2 more like these", '  or use parallel="ddp"']
 
 
 @pytest.mark.parametrize(

@@ -55,20 +55,20 @@ def test_what_a_run_left_in_its_mailbox_the_next_one_of_the_process_does_not_fin
     assert ranks(2, left_over) == [[False], [False]]
 
 
-def judged_by(*, out: str) -> list[Any]:
+def judged_by(*, run_dir: str) -> list[Any]:
     def judge(outputs: list[Any]) -> dict[str, float]:
         raise sf.DivergedError("the model's logits are not finite")
 
     data = torch.zeros(5, 6), torch.zeros(5), torch.zeros(5)
     split = sf.Split(data, loss=False, outputs=lambda model, batch: [0] * len(batch[0]), judge=judge)
-    run = world_runs.built(out=out, steps=4, evaluate={"judged": split}, evaluate_every="2 steps")
+    run = world_runs.built(run_dir=run_dir, steps=4, splits={"judged": split}, evaluate_every="2 steps")
     run.train()
     return [run.state.step]
 
 
 @pytest.mark.slow
 def test_what_the_judge_gives_up_all_ranks_give_up(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks(2, judged_by, out=str(tmp_path / "run")) == [[4], [4]]
+    assert ranks(2, judged_by, run_dir=str(tmp_path / "run")) == [[4], [4]]
 
 
 class Counted(world_runs.Augmented):
@@ -83,7 +83,7 @@ class Counted(world_runs.Augmented):
 
 def read_before_the_first_step() -> list[list[int]]:
     data = Counted()
-    run = world_runs.built(train_data=data, evaluate={})
+    run = world_runs.built(train_data=data, splits={})
     with run:
         before = sorted(data.read - {0, len(data) // 2, len(data) - 1})  # which are looked at
         step = next(iter(run))
@@ -110,10 +110,10 @@ class Following(world_runs.Net):
         return logits * (1 + self.slow.detach().clone()), mask
 
 
-def followed(*, out: str) -> list[Any]:
+def followed(*, run_dir: str) -> list[Any]:
     runs = []
     for place, stop_after in (("whole", None), ("cut", "3 steps"), ("cut", None)):
-        run = world_runs.built(model=Following, out=f"{out}/{place}", steps=6, evaluate={}, stop_after=stop_after)
+        run = world_runs.built(model=Following, run_dir=f"{run_dir}/{place}", steps=6, splits={}, stop_after=stop_after)
         run.train()
         runs.append([each.tolist() for each in run.state.models["model"].parameters()])
     return [runs[0] == runs[2], runs[0] != runs[1]]
@@ -121,14 +121,14 @@ def followed(*, out: str) -> list[Any]:
 
 @pytest.mark.slow
 def test_the_pass_that_ranks_make_together_at_a_start_moves_no_parameter(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks(2, followed, out=str(tmp_path)) == [[True, True]] * 2
+    assert ranks(2, followed, run_dir=str(tmp_path)) == [[True, True]] * 2
 
 
 # --- stopping, saving --------------------------------------------------------------------------------------------
 
 
-def stopped(*, out: str, how: str) -> dict[str, Any]:
-    run = world_runs.built(out=out, steps=500, evaluate={})
+def stopped(*, run_dir: str, how: str) -> dict[str, Any]:
+    run = world_runs.built(run_dir=run_dir, steps=500, splits={})
     rank, steps = run.parts.world.rank, 0
     with run:
         for step in run:
@@ -147,10 +147,10 @@ def stopped(*, out: str, how: str) -> dict[str, Any]:
 @pytest.mark.fast("stop")
 @pytest.mark.parametrize("how", ["stop", "save", "signal"])
 def test_what_one_rank_asks_for_all_do_at_the_same_step(ranks: Ranks, tmp_path: Path, how: str) -> None:
-    out = tmp_path / "run"
-    found = refused(ranks, 2, stopped, out=str(out), how=how)
+    run_dir = tmp_path / "run"
+    found = refused(ranks, 2, stopped, run_dir=str(run_dir), how=how)
     assert [outcome.status for outcome in found] == ([143, 143] if how == "signal" else [0, 0])
-    saved = sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").iterdir())
+    saved = sorted(int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").iterdir())
     match how:
         case "stop":
             assert found[0].result == found[1].result
@@ -164,34 +164,34 @@ def test_what_one_rank_asks_for_all_do_at_the_same_step(ranks: Ranks, tmp_path: 
             assert 6 <= saved[1] <= 9
 
 
-def limited(*, out: str) -> int:
+def limited(*, run_dir: str) -> int:
     run = world_runs.built(
-        out=out, steps=100_000, evaluate={}, time_limit="0.4 s" if os.environ["RANK"] == "1" else None
+        run_dir=run_dir, steps=100_000, splits={}, time_limit="0.4 s" if os.environ["RANK"] == "1" else None
     )
     run.train()
     return run.state.step
 
 
 def test_a_time_limit_that_is_over_on_one_rank_ends_all_at_the_same_step(ranks: Ranks, tmp_path: Path) -> None:
-    first, second = ranks(2, limited, out=str(tmp_path / "run"))
+    first, second = ranks(2, limited, run_dir=str(tmp_path / "run"))
     assert first == second < 100_000
 
 
-def limited_and_scored(*, out: str) -> int:
-    run = world_runs.built(out=out, steps=100_000, evaluate_every="1 steps", time_limit="2 s")
+def limited_and_scored(*, run_dir: str) -> int:
+    run = world_runs.built(run_dir=run_dir, steps=100_000, evaluate_every="1 steps", time_limit="2 s")
     run.train()
     return run.state.step
 
 
 @pytest.mark.slow
 def test_an_evaluation_after_every_step_does_not_swallow_what_ranks_agree_on(ranks: Ranks, tmp_path: Path) -> None:
-    found = ranks.outcomes(ranks.start(2, limited_and_scored, out=str(tmp_path / "run")))
+    found = ranks.outcomes(ranks.start(2, limited_and_scored, run_dir=str(tmp_path / "run")))
     assert [outcome.status for outcome in found] == [0, 0]
     assert found[0].result == found[1].result < 100_000
 
 
-def answering(*, out: str) -> None:
-    run = world_runs.built(out=out, steps=500, evaluate={}, console=True)
+def answering(*, run_dir: str) -> None:
+    run = world_runs.built(run_dir=run_dir, steps=500, splits={}, console=True)
     with run:
         for step in run:
             if step.index == 5:
@@ -201,7 +201,7 @@ def answering(*, out: str) -> None:
 
 @pytest.mark.slow
 def test_rank_0_answers_a_signal_and_the_others_in_their_logs(ranks: Ranks, tmp_path: Path) -> None:
-    first, second = refused(ranks, 2, answering, out=str(tmp_path / "run"))
+    first, second = refused(ranks, 2, answering, run_dir=str(tmp_path / "run"))
     assert first.status == second.status == 143
     answer = "SIGTERM: finishing this step, then saving"
     assert answer in first.text
@@ -209,8 +209,8 @@ def test_rank_0_answers_a_signal_and_the_others_in_their_logs(ranks: Ranks, tmp_
     assert answer in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
 
 
-def told_on_one(*, out: str) -> None:
-    run = world_runs.built(out=out, steps=500, evaluate={}, console=True)
+def told_on_one(*, run_dir: str) -> None:
+    run = world_runs.built(run_dir=run_dir, steps=500, splits={}, console=True)
     with run:
         for step in run:
             if step.index == 5 and run.parts.world.rank == 1:
@@ -219,22 +219,22 @@ def told_on_one(*, out: str) -> None:
 
 @pytest.mark.slow
 def test_the_end_says_which_rank_was_told_to_stop(ranks: Ranks, tmp_path: Path) -> None:
-    first, _ = refused(ranks, 2, told_on_one, out=str(tmp_path / "run"))
+    first, _ = refused(ranks, 2, told_on_one, run_dir=str(tmp_path / "run"))
     assert first.status == 143
     assert "stopped by SIGTERM on rank 1 at step" in first.text
 
 
-def early(*, out: str) -> dict[str, Any]:
+def early(*, run_dir: str) -> dict[str, Any]:
     stopping = sf.EarlyStopping("min held-out/loss", patience=1, min_delta=10.0)
-    run = world_runs.built(out=out, steps=100, early_stopping=stopping, evaluate_every="3 steps")
+    run = world_runs.built(run_dir=run_dir, steps=100, early_stopping=stopping, evaluate_every="3 steps")
     run.train()
     assert run.parts.whole.watch is not None
     return {"step": run.state.step, "watch": run.parts.whole.watch.state()}
 
 
 def test_early_stopping_and_the_best_are_the_same_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
-    (alone,) = ranks(1, early, out=str(tmp_path / "alone"))
-    first, second = ranks(2, early, out=str(tmp_path / "run"))
+    (alone,) = ranks(1, early, run_dir=str(tmp_path / "alone"))
+    first, second = ranks(2, early, run_dir=str(tmp_path / "run"))
     assert first == second
     assert (first["step"], first["watch"]["step"]) == (alone["step"], alone["watch"]["step"]) == (6, 3)
 
@@ -243,11 +243,11 @@ def test_early_stopping_and_the_best_are_the_same_on_all_ranks(ranks: Ranks, tmp
 
 
 def test_rank_0_writes_the_records_and_every_other_a_log_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    ranks(2, world_runs.trained, out=str(out), console=True, steps=10)
-    assert [record["step"] for record in records(out / "metrics.jsonl") if record["kind"] == "train"] == [5, 10]
-    assert sorted(path.name for path in (out / "logs").iterdir()) == ["rank-1.log"]
-    assert "2 ranks (ddp)" in (out / "logs" / "rank-1.log").read_text()
+    run_dir = tmp_path / "run"
+    ranks(2, world_runs.trained, run_dir=str(run_dir), console=True, steps=10)
+    assert [record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"] == [5, 10]
+    assert sorted(path.name for path in (run_dir / "logs").iterdir()) == ["rank-1.log"]
+    assert "2 ranks (ddp)" in (run_dir / "logs" / "rank-1.log").read_text()
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(
 
 @pytest.mark.slow
 def test_without_a_micro_batch_size_each_rank_makes_one_and_a_resume_keeps_it(ranks: Ranks, tmp_path: Path) -> None:
-    settings = {"micro_batch_size": None, "out": str(tmp_path / "run")}
+    settings = {"micro_batch_size": None, "run_dir": str(tmp_path / "run")}
     ranks(4, world_runs.trained, **settings, stop_after="5 steps")
     (resumed,) = ranks(1, world_runs.trained, **settings)
     (alone,) = ranks(1, world_runs.trained, micro_batch_size=4)
@@ -289,7 +289,7 @@ def test_without_a_micro_batch_size_each_rank_makes_one_and_a_resume_keeps_it(ra
 
 
 def spoiled() -> None:
-    run = world_runs.built(log_every="2 steps", compare_ranks_every="4 steps", evaluate={})
+    run = world_runs.built(log_every="2 steps", check_ranks_every="4 steps", splits={})
     with run:
         for step in run:
             if step.index == 4 and run.parts.world.rank == 1:
@@ -297,13 +297,13 @@ def spoiled() -> None:
                     run.state.models["model"].get_parameter("hidden.weight")[0, 0] += 1e-3
 
 
-def diverging(*, out: str) -> None:
-    world_runs.built(out=out, steps=60, bad=3, optimizer="sgd", max_bad_steps=0, log_every="1 steps").train()
+def diverging(*, run_dir: str) -> None:
+    world_runs.built(run_dir=run_dir, steps=60, bad=3, optimizer="sgd", max_bad_steps=0, log_every="1 steps").train()
 
 
 @pytest.mark.slow
 def test_each_rank_that_fails_of_the_same_keeps_a_report_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
-    refused(ranks, 2, diverging, out=str(tmp_path / "run"))
+    refused(ranks, 2, diverging, run_dir=str(tmp_path / "run"))
     kept = sorted(path.name for path in (tmp_path / "run" / "crash").iterdir())
     assert kept == ["step-00000006-rank-1.json", "step-00000006.json", "step-00000006.txt"]
 

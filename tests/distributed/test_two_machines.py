@@ -24,7 +24,7 @@ PROGRAM = """
 import json, sys
 sys.path.insert(0, {tests!r})
 import small_runs
-run = small_runs.build({out!r}, length="2 epochs", evaluate=None, early_stopping=None, optimizer=small_runs.sf.optim.sgd(lr=0.1), ema=None)
+run = small_runs.build({out!r}, length="2 epochs", splits=None, early_stopping=None, optimizer=small_runs.sf.optim.sgd(lr=0.1), ema=None)
 run.train()
 world = run.parts.world
 weight = next(run.state.models["model"].parameters()).detach().flatten()[:3].tolist()
@@ -84,7 +84,7 @@ def is_one_run_of_both(told_by_each: list[Any], program: str) -> None:
     assert [rank, size, local_rank, step] == [0, 2, 0, 13]
     assert other == [1, 2, 0, hosts, step, weight]
     assert sorted(hosts) == ["machine0", "machine1"]
-    alone = build(None, length="2 epochs", evaluate=None, early_stopping=None, optimizer=sf.optim.sgd(lr=0.1), ema=None)
+    alone = build(None, length="2 epochs", splits=None, early_stopping=None, optimizer=sf.optim.sgd(lr=0.1), ema=None)
     alone.train()
     expected = next(alone.state.models["model"].parameters()).detach().flatten()[:3]
     torch.testing.assert_close(torch.tensor(weight), expected, rtol=1e-5, atol=1e-5)  # law 2, SGD in float32

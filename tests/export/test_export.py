@@ -46,7 +46,7 @@ def loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def trained(out: Path, **changes: Any) -> sf.Run:
+def trained(run_dir: Path, **changes: Any) -> sf.Run:
     tokens = torch.randint(9, (16,), generator=torch.Generator().manual_seed(1))
     settings: dict[str, Any] = {
         "model": Tied,
@@ -56,10 +56,10 @@ def trained(out: Path, **changes: Any) -> sf.Run:
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-2),
         "save_every": "2 steps",
-        "evaluate": {"held-out": sf.Split((tokens, tokens))},
+        "splits": {"held-out": sf.Split((tokens, tokens))},
         "evaluate_every": "2 steps",
         "best": "max held-out/loss",
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
         "report": False,
     }
@@ -68,21 +68,21 @@ def trained(out: Path, **changes: Any) -> sf.Run:
     return run
 
 
-def gpt_run(out: Path, shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
+def gpt_run(run_dir: Path, shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
     tokens = torch.randint(shape.vocab_size, (8, 7), generator=torch.Generator().manual_seed(1))
 
     def next_token(model: Any, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
 
     return trained(
-        out,
+        run_dir,
         model=lambda: GPT(shape),
         loss=next_token,
         train_data=(tokens, tokens.roll(1, 1)),
-        evaluate={},
+        splits={},
         best=None,
-        settings={"model": asdict(shape)},
-        files={"tokenizer.json": sf.tokenizers.ByteTokenizer().to_json()},
+        identity={"model": asdict(shape)},
+        extra_files={"tokenizer.json": sf.tokenizers.ByteTokenizer().to_json()},
         **changes,
     )
 
@@ -184,7 +184,7 @@ def test_an_export_starts_a_run_of_one_file_or_several(tmp_path: Path) -> None:
     run = trained(tmp_path / "run")
     for max_file in ("5 GB", "200 B"):
         sf.load(tmp_path / "run").export(tmp_path / "out", max_file=max_file)
-        trained(tmp_path / max_file, init=tmp_path / "out", length="1 steps", evaluate={}, best=None)
+        trained(tmp_path / max_file, init_from=tmp_path / "out", length="1 steps", splits={}, best=None)
         first = Store(tmp_path / max_file / "checkpoints").at(0).tensors("model")
         assert_same(first, state_of(run), without="head.weight")
 
@@ -197,7 +197,7 @@ def test_files_of_an_earlier_export_do_not_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.fast("3-gpt2")
-@pytest.mark.parametrize("layout", ["own", "gpt2"])
+@pytest.mark.parametrize("layout", ["native", "gpt2"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_no_more_than_one_tensor_is_in_memory(
     layout: Any, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,7 +218,7 @@ def test_no_more_than_one_tensor_is_in_memory(
     _, plain = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     all_of_it, largest_turned = large.parameters * 4, 64 * 256 * 4
-    assert tensors.memory_bytes <= (0 if layout == "own" else largest_turned + 2 * chunk)
+    assert tensors.memory_bytes <= (0 if layout == "native" else largest_turned + 2 * chunk)
     assert plain < all_of_it / 4
     assert plain > chunk  # it was measured at all
 
@@ -288,14 +288,14 @@ def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path: Path) -> No
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without scores, from which nothing is exported."""
     run = tmp_path_factory.mktemp("plain") / "run"
-    trained(run, evaluate={}, best=None)
+    trained(run, splits={}, best=None)
     return run
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--layout", "gpt3"], 2, "--layout 'gpt3' is none of own, gpt2"),
+        (["--layout", "gpt3"], 2, "--layout 'gpt3' is none of native, gpt2"),
         (["--weights", "mean"], 2, "--weights 'mean' is none of auto, averaged, trained"),
         (["--weights", "averaged"], 2, "this run has no averaged ones"),
         (["--max-file", "5 apples"], 2, "max_file = '5 apples': write it with a unit"),

@@ -39,7 +39,7 @@ def test_the_first_losses_are_what_they_were(family: str, tmp_path: Path) -> Non
         "data.path": str(tmp_path / "text.txt"),
         "model.family": family,
         "precision": "fp32",
-        "out": str(tmp_path / "run"),
+        "run_dir": str(tmp_path / "run"),
         "length": "12 steps",
         "log_every": "4 steps",
         "sample_tokens": 0,

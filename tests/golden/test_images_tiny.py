@@ -34,7 +34,12 @@ CHANGES = {
 
 @pytest.mark.parametrize("kind", GOLDEN)
 def test_the_first_losses_are_what_they_were(kind: str, tmp_path: Path) -> None:
-    asked = {"out": str(tmp_path / "run"), "log_every": "4 steps", "evaluate_every": "100 steps", "precision": "fp32"}
+    asked = {
+        "run_dir": str(tmp_path / "run"),
+        "log_every": "4 steps",
+        "evaluate_every": "100 steps",
+        "precision": "fp32",
+    }
     layers = [("preset", images.PRESETS["tiny"]), ("test", asked | {"length": "12 steps"} | CHANGES[kind])]
     images.build(layered(images.Config, layers)[0]).train()
     losses = [line["loss"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]

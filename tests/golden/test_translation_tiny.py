@@ -35,7 +35,7 @@ def test_the_first_losses_are_what_they_were(norm: str, tmp_path: Path) -> None:
         "data.path": str(tmp_path / "numbers"),
         "data.vocab_size": 300,
         "model.norm_placement": norm,
-        "out": str(tmp_path / "run"),
+        "run_dir": str(tmp_path / "run"),
         "length": "12 steps",
         "batch_size": "1024 tokens",
         "log_every": "4 steps",

@@ -117,7 +117,7 @@ def of_each_limit(limits: list[str], **changes: Any) -> dict[str, Any]:
         def note(step: sf.Step, kept: list[float] = fractions) -> None:
             kept += [float(share) for share in step.clip_fractions.values() if share is not None]
 
-        run = _run(clip=clip, steps=4, evaluate={}, **changes)
+        run = _run(clip=clip, steps=4, splits={}, **changes)
         with run:
             for step in run:
                 note(step)
@@ -151,13 +151,13 @@ def sampled(**changes: Any) -> dict[str, Any]:
         return [sf.report.Curves(title="said", legend="", curves={"said": ((0, round(float(sample(model)), 6)),)})]
 
     run = _run(
-        sample_fn=sample, sample_every="2 steps", panels_fn=panels, evaluate=splits, evaluate_every="2 steps", **changes
+        sample_fn=sample, sample_every="2 steps", panels_fn=panels, splits=splits, evaluate_every="2 steps", **changes
     )
     with run:
         scores = [dict(step.metrics) for step in run]
         said = run.sample()
         shown = run.make_panels().to_json()
-    written = sf.load(changes["out"]).panels() if "out" in changes else None
+    written = sf.load(changes["run_dir"]).panels() if "run_dir" in changes else None
     return {
         "scores": scores,
         "said": said,
@@ -183,7 +183,7 @@ def with_unused(**changes: Any) -> dict[str, Any]:
     def loss(model: Any, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0], both=bool(batch[2][0] % 7 == 0)), batch[1])
 
-    run = _run(model=Sometimes, loss=loss, steps=4, evaluate={}, **changes)
+    run = _run(model=Sometimes, loss=loss, steps=4, splits={}, **changes)
     run.train()
     return world_runs.weights(run)
 

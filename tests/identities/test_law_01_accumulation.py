@@ -263,7 +263,7 @@ def test_a_whole_run_does_not_depend_on_the_micro_batch_size(loss: Any, count: A
         run = sf.Run(
             model=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double(),
             loss=loss,
-            count=count,
+            count_fn=count,
             train_data=tokens(SAMPLES, seed=1, dtype=torch.float64),
             batch_size=12,
             micro_batch_size=size,

@@ -200,10 +200,10 @@ def test_gradients_of_several_models_are_added_up_once_a_step(came_to: CameTo) -
 @pytest.mark.slow
 def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, tmp_path: Path) -> None:
     (alone,) = ranks(1, world_runs.trained)
-    out = str(tmp_path / "run")
-    ranks(2, world_runs.trained, out=out, stop_after="6 steps")
-    ranks(4, world_runs.trained, out=out, stop_after="13 steps")
-    (last,) = ranks(1, world_runs.trained, out=out)
+    run_dir = str(tmp_path / "run")
+    ranks(2, world_runs.trained, run_dir=run_dir, stop_after="6 steps")
+    ranks(4, world_runs.trained, run_dir=run_dir, stop_after="13 steps")
+    (last,) = ranks(1, world_runs.trained, run_dir=run_dir)
     assert of_steps(last, "samples") == of_steps(alone, "samples")[13:]
     assert largest(last["weights"], alone["weights"]) < 1e-9
 
@@ -211,8 +211,8 @@ def test_a_run_saved_on_two_ranks_goes_on_with_four_and_with_one(ranks: Ranks, t
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_stopped_and_gone_on_with_is_bit_equal_on_as_many_ranks(ranks: Ranks, tmp_path: Path, size: int) -> None:
     settings: dict[str, Any] = {"double": False, "steps": 6}
-    cases = [{"out": str(tmp_path / "whole")}, {"out": str(tmp_path / "cut"), "stop_after": "4 steps"}]
+    cases = [{"run_dir": str(tmp_path / "whole")}, {"run_dir": str(tmp_path / "cut"), "stop_after": "4 steps"}]
     whole, _ = ranks.each(size, world_runs.trained, cases, **settings)
-    for rank, resumed in enumerate(ranks(size, world_runs.trained, **settings, out=str(tmp_path / "cut"))):
+    for rank, resumed in enumerate(ranks(size, world_runs.trained, **settings, run_dir=str(tmp_path / "cut"))):
         assert largest(resumed["weights"], whole[rank]["weights"]) == 0
         assert resumed["steps"] == whole[rank]["steps"][4:]

@@ -142,8 +142,8 @@ def test_every_limit_of_gradients_limits_the_same_and_tells_the_same_fraction(
 
 @pytest.mark.slow
 def test_ranks_may_use_whole_weights_as_often_as_each_likes_between_steps(ranks: Ranks, tmp_path: Path) -> None:
-    (alone,) = ranks(1, strategy_runs.sampled, out=str(tmp_path / "alone"))
-    together = ranks(2, strategy_runs.sampled, sharding={}, out=str(tmp_path / "together"))
+    (alone,) = ranks(1, strategy_runs.sampled, run_dir=str(tmp_path / "alone"))
+    together = ranks(2, strategy_runs.sampled, sharding={}, run_dir=str(tmp_path / "together"))
     assert together[0]["sampled"] > together[1]["sampled"]
     for found in together:
         assert [*found["scores"]] == [pytest.approx(scores, abs=1e-6) for scores in alone["scores"]]
@@ -204,7 +204,7 @@ def test_a_recipe_is_the_same_run_under_fsdp(ranks: Ranks, recipe: str, optimize
 def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(ranks: Ranks, optimizer: str, tmp_path: Path) -> None:
     settings = {"optimizer": optimizer, "steps": 9, "clip": "auto 0.5"}
     (alone,) = ranks(1, strategy_runs.trained, **settings)
-    saved = settings | {"out": str(tmp_path / "run")}
+    saved = settings | {"run_dir": str(tmp_path / "run")}
     ranks(4, strategy_runs.trained, sharding={}, stop_after="3 steps", **saved)
     ranks(2, strategy_runs.trained, parallel="ddp", stop_after="6 steps", **saved)
     for together in ranks(4, strategy_runs.trained, sharding={"replicas": 2}, **saved):
@@ -215,9 +215,9 @@ def test_a_sharded_run_goes_on_under_ddp_and_sharded_again(ranks: Ranks, optimiz
 @pytest.mark.slow
 def test_a_sharded_run_stopped_and_gone_on_with_on_as_many_ranks_is_bit_equal(ranks: Ranks, tmp_path: Path) -> None:
     settings = {"optimizer": "muon", "steps": 8, "double": False, "sharding": {}}
-    whole = ranks(2, strategy_runs.trained, **settings, out=str(tmp_path / "whole"))
-    ranks(2, strategy_runs.trained, **settings, out=str(tmp_path / "cut"), stop_after="4 steps")
-    for rank, resumed in enumerate(ranks(2, strategy_runs.trained, **settings, out=str(tmp_path / "cut"))):
+    whole = ranks(2, strategy_runs.trained, **settings, run_dir=str(tmp_path / "whole"))
+    ranks(2, strategy_runs.trained, **settings, run_dir=str(tmp_path / "cut"), stop_after="4 steps")
+    for rank, resumed in enumerate(ranks(2, strategy_runs.trained, **settings, run_dir=str(tmp_path / "cut"))):
         assert largest(resumed["weights"], whole[rank]["weights"]) == 0
         assert resumed["steps"] == whole[rank]["steps"][4:]
 
@@ -242,5 +242,5 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(ranks: Rank
         names, ranks.each(1, strategy_runs.refused, [{"optimizer": name} for name in names]), strict=True
     ):
         assert said.startswith(f"parallel = fsdp: {name} cannot train parts of a parameter: ")
-        assert "--parallel ddp" in said
+        assert 'parallel="ddp"' in said
         assert len(said.splitlines()) < 6

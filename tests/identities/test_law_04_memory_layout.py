@@ -20,7 +20,7 @@ def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def weights(out: Path, stop_after: str | None) -> list[Tensor]:
+def weights(run_dir: Path, stop_after: str | None) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     data = (torch.randn(40, 3, 8, 8, generator=generator), torch.randint(3, (40,), generator=generator))
     run = sf.Run(
@@ -30,7 +30,7 @@ def weights(out: Path, stop_after: str | None) -> list[Tensor]:
         batch_size=8,
         length="12 steps",
         optimizer=sf.optim.adamw(lr=1e-2),
-        out=out,
+        run_dir=run_dir,
         stop_after=stop_after,
         console=False,
     )

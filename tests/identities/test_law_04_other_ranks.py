@@ -48,13 +48,13 @@ class Net(nn.Module):
         return self.last(self.drop(torch.tanh(self.first(inputs) + self.frozen)) * self.gain) * self.scale
 
 
-def sitting(out: Path, start: Start, *, until: int, disk_of_last: Any = None, **changes: Any) -> None:
+def sitting(run_dir: Path, start: Start, *, until: int, disk_of_last: Any = None, **changes: Any) -> None:
     """Train on some ranks; the sample ids of each step's micro-batches go to files beside, by rank."""
     strategy, count = start
 
     def train(rank: int) -> None:
         if "console" in changes:
-            sys.stdout = sys.stderr = out.with_name(f"{out.name}-printed-{rank}").open("w")
+            sys.stdout = sys.stderr = run_dir.with_name(f"{run_dir.name}-printed-{rank}").open("w")
         if disk_of_last is not None and rank == count - 1:
             changes["disk"] = disk_of_last
         settings: dict[str, Any] = {
@@ -69,8 +69,8 @@ def sitting(out: Path, start: Start, *, until: int, disk_of_last: Any = None, **
             "parallel": sf.fsdp(replicas=2) if strategy == "2 replicas" else strategy,
             "device": "cpu",
         }
-        run = build(out, **(settings | changes))
-        with run, out.with_name(f"{out.name}-ids-{rank}").open("a") as file:
+        run = build(run_dir, **(settings | changes))
+        with run, run_dir.with_name(f"{run_dir.name}-ids-{rank}").open("a") as file:
             for step in run:
                 step.log(rank=float(rank * (step.index + 1)))
                 ids = [[part.index, part.sample_ids.tolist()] for part in step.micro_batches]
@@ -79,37 +79,37 @@ def sitting(out: Path, start: Start, *, until: int, disk_of_last: Any = None, **
     assert on_ranks(count, train) == [0] * count
 
 
-def pieces(out: Path, step: int) -> int:
+def pieces(run_dir: Path, step: int) -> int:
     """Into how many files the model of a checkpoint is divided; 1 where it is whole."""
-    (path,) = (out / "checkpoints").glob(f"step-{step:08d}")
+    (path,) = (run_dir / "checkpoints").glob(f"step-{step:08d}")
     found = [file.name for file in path.glob("model*.safetensors")]
     assert found == ["model.safetensors"] or all("-of-" in name for name in found)
     assert len(list(path.glob("ema*.safetensors"))) == len(list(path.glob("optimizer*.safetensors"))) == len(found)
     return len(found)
 
 
-def seen(out: Path) -> dict[int, list[list[int]]]:
+def seen(run_dir: Path) -> dict[int, list[list[int]]]:
     """The sample ids of each step, by micro-batch."""
     found: dict[int, dict[int, list[int]]] = {}
-    for file in out.parent.glob(f"{out.name}-ids-*"):
+    for file in run_dir.parent.glob(f"{run_dir.name}-ids-*"):
         for line in file.read_text().splitlines():
             step, parts = json.loads(line)
             found.setdefault(step, {}).update(dict(parts))
     return {step: [parts[index] for index in range(12)] for step, parts in sorted(found.items())}
 
 
-def told(out: Path) -> list[tuple[int, str, float]]:
+def told(run_dir: Path) -> list[tuple[int, str, float]]:
     names = ("loss", "held-out/loss")
     return [
         (record["step"], name, record[name])
-        for record in records(out / "metrics.jsonl")
+        for record in records(run_dir / "metrics.jsonl")
         for name in names
         if name in record
     ]
 
 
-def last(out: Path) -> dict[str, dict[str, Tensor]]:
-    found = Store(out / "checkpoints").newest_intact()
+def last(run_dir: Path) -> dict[str, dict[str, Tensor]]:
+    found = Store(run_dir / "checkpoints").newest_intact()
     assert found is not None
     assert found[0].step == STEPS
     return {file: found[0].tensors(file) for file in found[0].files if file != "state"}
@@ -118,9 +118,9 @@ def last(out: Path) -> dict[str, dict[str, Tensor]]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run on one process, uninterrupted."""
-    out = tmp_path_factory.mktemp("alone") / "run"
-    sitting(out, ("none", 1), until=STEPS)
-    return out
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    sitting(run_dir, ("none", 1), until=STEPS)
+    return run_dir
 
 
 slow = pytest.mark.slow
@@ -143,20 +143,20 @@ WAYS = [
 @pytest.mark.fast("fsdp-2-fsdp-3")
 @pytest.mark.parametrize(("first", "then"), WAYS, ids=lambda start: "-".join(map(str, start)))
 def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start, alone: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    sitting(out, first, until=SAVED)
-    sitting(out, then, until=STEPS)
+    run_dir = tmp_path / "run"
+    sitting(run_dir, first, until=SAVED)
+    sitting(run_dir, then, until=STEPS)
     divided = {"fsdp": first[1], "2 replicas": 2}
-    assert (pieces(out, SAVED), pieces(out, STEPS)) == (
+    assert (pieces(run_dir, SAVED), pieces(run_dir, STEPS)) == (
         divided.get(first[0], 1),
         {**divided, "fsdp": then[1]}.get(then[0], 1),
     )
-    assert seen(out) == seen(alone)
-    for (step, name, value), (other_step, other_name, expected) in zip(told(out), told(alone), strict=True):
+    assert seen(run_dir) == seen(alone)
+    for (step, name, value), (other_step, other_name, expected) in zip(told(run_dir), told(alone), strict=True):
         assert (step, name) == (other_step, other_name)
         assert value == pytest.approx(expected, abs=1e-4)
     for file, tensors in last(alone).items():
-        found = last(out)[file]
+        found = last(run_dir)[file]
         assert found.keys() == tensors.keys()
         for name, tensor in tensors.items():
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-3)  # Adam amplifies rounding
@@ -214,15 +214,15 @@ class FullOnce:
 
 
 def test_a_full_disk_of_one_rank_is_told_and_the_run_goes_on_and_saves_again(tmp_path: Path) -> None:
-    out, often = tmp_path / "run", {"save_every": "1 steps", "evaluate_every": "4 steps", "console": True}
-    sitting(out, ("fsdp", 2), until=STEPS, disk_of_last=FullOnce(1), **often)
-    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
+    run_dir, often = tmp_path / "run", {"save_every": "1 steps", "evaluate_every": "4 steps", "console": True}
+    sitting(run_dir, ("fsdp", 2), until=STEPS, disk_of_last=FullOnce(1), **often)
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == [
         "step-00000000",
         "step-00000002",
         "step-00000003",
         "step-00000004",
     ]
-    printed = [out.with_name(f"{out.name}-printed-{rank}").read_text() for rank in (0, 1)]
+    printed = [run_dir.with_name(f"{run_dir.name}-printed-{rank}").read_text() for rank in (0, 1)]
     assert printed[0].count("NOT SAVED: step 1 is not saved: No space left on device") == 1
     assert "(rank 1 on " in printed[0]
     assert "NOT SAVED" not in printed[1]
@@ -233,17 +233,17 @@ def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp
     data = Augmented()
     split = (data.inputs, data.labels)
     both = {"held-out": sf.Split(split), "test": sf.Split(split, at_end=True)}
-    settings: dict[str, Any] = {"evaluate": both, "best": "max held-out/loss", "early_stopping": None}
+    settings: dict[str, Any] = {"splits": both, "best": "max held-out/loss", "early_stopping": None}
     found = {}
     for start in (("none", 1), ("fsdp", 2)):
-        out = tmp_path / start[0]
-        sitting(out, start, until=STEPS, evaluate_every="2 steps", **settings)
-        lines = list(records(out / "metrics.jsonl"))
+        run_dir = tmp_path / start[0]
+        sitting(run_dir, start, until=STEPS, evaluate_every="2 steps", **settings)
+        lines = list(records(run_dir / "metrics.jsonl"))
         (end,) = [record for record in lines if record["kind"] == "end"]
         scored = {record["step"]: record["held-out/loss"] for record in lines if record["kind"] == "scores"}
         assert end["weights_of_step"] == 2  # the largest loss is the first
         assert end["test/loss"] == pytest.approx(scored[2], rel=1e-6)
-        found[start] = end["test/loss"], last(out)["model"]
+        found[start] = end["test/loss"], last(run_dir)["model"]
     (alone, weights), (together, others) = found.values()
     assert together == pytest.approx(alone, rel=1e-4)
     for name, tensor in weights.items():  # the trained weights are put back afterwards
@@ -251,10 +251,10 @@ def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp
 
 
 def test_every_rank_begins_with_its_rows_of_given_weights(alone: Path, tmp_path: Path) -> None:
-    out, export = tmp_path / "run", tmp_path / "weights"
+    run_dir, export = tmp_path / "run", tmp_path / "weights"
     sf.load(alone).export(export, weights="trained")
-    sitting(out, ("fsdp", 2), until=1, init=export)
-    first = Store(out / "checkpoints").at(0)
+    sitting(run_dir, ("fsdp", 2), until=1, init_from=export)
+    first = Store(run_dir / "checkpoints").at(0)
     for file in ("model", "ema"):
         assert first.tensors(file).keys() == last(alone)["model"].keys()
         assert all(torch.equal(first.tensors(file)[name], tensor) for name, tensor in last(alone)["model"].items())

@@ -31,7 +31,7 @@ def loss(model: Any, batch: Any) -> Tensor:
     return F.mse_loss(model(batch[0]), batch[1])
 
 
-def build(out: Path | None, model: Callable[[], nn.Module], **changes: Any) -> sf.Run:
+def build(run_dir: Path | None, model: Callable[[], nn.Module], **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": model,
         "loss": loss,
@@ -41,7 +41,7 @@ def build(out: Path | None, model: Callable[[], nn.Module], **changes: Any) -> s
         "length": "6 steps",
         "optimizer": sf.optim.adamw(lr=1e-2),
         "save_every": "1000 steps",
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
         "report": False,
     }
@@ -130,7 +130,7 @@ def test_weights_are_loaded_for_use_and_as_a_start(kind: str, tmp_path: Path) ->
     assert equal_bits(loaded(INPUTS), outputs)
     if kind in ("extra state: nested", "a wrapper"):
         return  # of a start only the tensors are taken
-    started = build(None, lambda: network(kind), init=tmp_path / "run", seed=5, length="1 steps")
+    started = build(None, lambda: network(kind), init_from=tmp_path / "run", seed=5, length="1 steps")
     with started:
         assert equal_bits(started.state.models["model"].eval()(INPUTS), outputs)
 
@@ -145,7 +145,7 @@ def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_
         lambda: network(kind),
         optimizer=sf.optim.sgd(lr=30.0, momentum=0.0),
         clip="off",
-        evaluate={"val": sf.Split((INPUTS, TARGETS)), "test": sf.Split((INPUTS, TARGETS), at_end=True)},
+        splits={"val": sf.Split((INPUTS, TARGETS)), "test": sf.Split((INPUTS, TARGETS), at_end=True)},
         evaluate_every="1 steps",
         early_stopping=sf.EarlyStopping("min val/loss", patience=50),
         save_every="1 steps",
@@ -273,7 +273,7 @@ def test_a_model_that_is_not_what_was_read_is_refused_at_the_resume(layer: Any, 
 def test_a_start_from_weights_that_a_model_does_not_take_is_refused(tmp_path: Path) -> None:
     build(tmp_path / "run", lambda: nn.Linear(WIDTH, WIDTH)).train()
     with pytest.raises(CheckpointError, match=r"init from .*did not take back what it had saved: bias"):
-        build(None, Forgetful, init=tmp_path / "run").train()
+        build(None, Forgetful, init_from=tmp_path / "run").train()
 
 
 def test_extra_state_that_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ def zygote(ranks: Ranks) -> Zygote:
 
 @pytest.fixture(scope="module")
 def uninterrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    assert zygote.run(out) == 0
-    return outcome(out)
+    run_dir = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert zygote.run(run_dir) == 0
+    return outcome(run_dir)
 
 
 @pytest.mark.fast("10-0")
@@ -39,10 +39,10 @@ def uninterrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> d
 def test_killed_in_a_step_or_inside_an_accumulation_window(
     killed_at_pass: int, workers: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    assert zygote.run(out, **{"pass": killed_at_pass}, workers=workers) == SIGKILLED
-    assert zygote.run(out, workers=workers) == 0
-    assert outcome(out) == uninterrupted
+    run_dir = tmp_path / "run"
+    assert zygote.run(run_dir, **{"pass": killed_at_pass}, workers=workers) == SIGKILLED
+    assert zygote.run(run_dir, workers=workers) == 0
+    assert outcome(run_dir) == uninterrupted
 
 
 @pytest.mark.fast("75")
@@ -53,30 +53,30 @@ def test_killed_in_a_step_or_inside_an_accumulation_window(
 def test_killed_before_during_and_after_a_save(
     operation: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    assert zygote.run(out, operation=operation) == SIGKILLED
-    assert zygote.run(out) == 0
-    assert outcome(out) == uninterrupted
-    assert not [left for left in (out / "checkpoints").iterdir() if left.name.startswith(".")]
+    run_dir = tmp_path / "run"
+    assert zygote.run(run_dir, operation=operation) == SIGKILLED
+    assert zygote.run(run_dir) == 0
+    assert outcome(run_dir) == uninterrupted
+    assert not [left for left in (run_dir / "checkpoints").iterdir() if left.name.startswith(".")]
 
 
 def test_several_kills_in_one_run_and_another_number_of_workers_each_time(
     zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
+    run_dir = tmp_path / "run"
     for workers, killed_at in ((0, 3), (2, 12), (1, 11), (0, 14)):
-        assert zygote.run(out, **{"pass": killed_at}, workers=workers) == SIGKILLED
-    assert zygote.run(out, workers=2) == 0
-    assert outcome(out) == uninterrupted
+        assert zygote.run(run_dir, **{"pass": killed_at}, workers=workers) == SIGKILLED
+    assert zygote.run(run_dir, workers=2) == 0
+    assert outcome(run_dir) == uninterrupted
 
 
 @pytest.mark.slow
 def test_killed_at_moments_of_the_clock(zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path) -> None:
-    out = tmp_path / "run"
+    run_dir = tmp_path / "run"
     for after_s in (0.05, 0.2, 0.35, 0.3, 0.25):
-        assert zygote.run(out, after_s=after_s) in (SIGKILLED, 0)
-    assert zygote.run(out) == 0
-    assert outcome(out) == uninterrupted
+        assert zygote.run(run_dir, after_s=after_s) in (SIGKILLED, 0)
+    assert zygote.run(run_dir) == 0
+    assert outcome(run_dir) == uninterrupted
 
 
 @pytest.mark.fast("2-2-130")
@@ -85,12 +85,12 @@ def test_killed_at_moments_of_the_clock(zygote: Zygote, uninterrupted: dict[str,
 def test_a_signal_loses_no_step_and_shows_in_the_exit_status(
     number: int, status: int, workers: int, zygote: Zygote, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
+    run_dir = tmp_path / "run"
     changes = {"save_every": "1000 steps"}  # so that only the signal can have saved
-    assert zygote.run(out, workers=workers, changes=changes, signal_at_step=[9, number]) == status
-    assert (out / "checkpoints" / "step-00000010").exists()
-    assert zygote.run(out, workers=workers) == 0
-    assert outcome(out) == uninterrupted
+    assert zygote.run(run_dir, workers=workers, changes=changes, signal_at_step=[9, number]) == status
+    assert (run_dir / "checkpoints" / "step-00000010").exists()
+    assert zygote.run(run_dir, workers=workers) == 0
+    assert outcome(run_dir) == uninterrupted
 
 
 def test_a_plateau_decides_the_same_however_often_its_run_is_killed(zygote: Zygote, tmp_path: Path) -> None:
@@ -111,15 +111,15 @@ def test_early_stopping_ends_at_the_same_step_however_often_its_run_is_killed(zy
     stopping = {"monitor": "min held-out/loss", "patience": 2, "min_delta": 0.5}
     spec: dict[str, Any] = {"early_stopping": stopping}
     assert zygote.run(tmp_path / "whole", **spec) == 0
-    expected, out = outcome(tmp_path / "whole"), tmp_path / "killed"
+    expected, run_dir = outcome(tmp_path / "whole"), tmp_path / "killed"
     assert expected["step"] == "step-00000015"
     last_save = {"operation": 5, "path": "step-00000015"}
     for kill in ({"evaluated": 18}, {"evaluated": 9}, {"pass": 13}, last_save, last_save | {"operation": 9}):
-        assert zygote.run(out, **spec, **kill) == SIGKILLED
-    assert (out / "checkpoints" / ".partial-step-00000015").exists()
+        assert zygote.run(run_dir, **spec, **kill) == SIGKILLED
+    assert (run_dir / "checkpoints" / ".partial-step-00000015").exists()
     for _ in ("what is left", "nothing"):
-        assert zygote.run(out, **spec) == 0
-        assert outcome(out) == expected
+        assert zygote.run(run_dir, **spec) == 0
+        assert outcome(run_dir) == expected
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ ONLY_AT_THE_END = {
     "log_every": "1000 steps",
     "evaluate_every": "1000 steps",
     "save_every": "1000 steps",
-    "watch_every": None,
+    "layer_stats_every": None,
     "early_stopping": None,
     "length": "10 steps",
 }
@@ -49,9 +49,9 @@ def bits(run: sf.Run) -> str:
     return held.hexdigest()
 
 
-def trained(out: Path | None, **changes: Any) -> tuple[str, list[float]]:
+def trained(run_dir: Path | None, **changes: Any) -> tuple[str, list[float]]:
     """The bits after training, and what the body of the loop drew from the three generators after each step."""
-    run = build(out, **(ONLY_AT_THE_END | changes))
+    run = build(run_dir, **(ONLY_AT_THE_END | changes))
     drawn = []
     with run:
         for _ in run:
@@ -61,14 +61,14 @@ def trained(out: Path | None, **changes: Any) -> tuple[str, list[float]]:
 
 @pytest.fixture(scope="module")
 def unwatched() -> tuple[str, list[float]]:
-    return trained(None, evaluate=None)
+    return trained(None, splits=None)
 
 
 @pytest.mark.fast(
     "log_every0",
     "evaluate_every,ema",
     "save_every,keep_last,keep_every",
-    "watch_every,log_every",
+    "layer_stats_every,log_every",
     "workers,evaluate_every,log_every,save_every",
     "best,evaluate_every",
     "early_stopping,evaluate_every,evaluate_at_start",
@@ -84,8 +84,8 @@ def unwatched() -> tuple[str, list[float]]:
         {"evaluate_every": "3 steps", "ema": 0.9},
         {"save_every": "1 steps"},
         {"save_every": "1 steps", "keep_last": 1, "keep_every": "4 steps"},
-        {"watch_every": "1 steps"},
-        {"watch_every": "3 steps", "log_every": "2 steps"},
+        {"layer_stats_every": "1 steps"},
+        {"layer_stats_every": "3 steps", "log_every": "2 steps"},
         {"workers": 2},
         {"workers": 1, "evaluate_every": "2 steps", "log_every": "3 steps", "save_every": "5 steps"},
         {"best": "min held-out/loss", "evaluate_every": "1 steps"},
@@ -123,7 +123,12 @@ def counted_by_itself(model: Any, batch: Any) -> sf.Mean:
     return sf.losses.cross_entropy(model(batch[0]), batch[1].where(batch[1] > 0, -100))
 
 
-EVERYTHING = {"watch_every": "1 steps", "log_every": "1 steps", "evaluate_every": "3 steps", "save_every": "4 steps"}
+EVERYTHING = {
+    "layer_stats_every": "1 steps",
+    "log_every": "1 steps",
+    "evaluate_every": "3 steps",
+    "save_every": "4 steps",
+}
 
 
 @pytest.mark.fast("micro_batch_size,clip", "optimizer,ema,schedule")
@@ -146,7 +151,7 @@ def test_with_everything_on_a_run_ends_with_the_bits_of_one_that_nobody_looks_at
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     watched = trained(tmp_path / "run", **changes, **EVERYTHING)
-    assert watched == trained(None, evaluate=None, **changes)
+    assert watched == trained(None, splits=None, **changes)
 
 
 SPREAD: dict[str, dict[str, Any]] = {
@@ -161,8 +166,8 @@ def of_ranks(ranks: Ranks) -> Callable[[str, str | None], list[Any]]:
     """By the way a model is spread over two ranks, and how often it is watched: what each rank came to."""
 
     @cache
-    def of(way: str, watch_every: str | None) -> list[Any]:
-        return ranks(2, watched_runs.watched, watch_every=watch_every, **SPREAD[way])
+    def of(way: str, layer_stats_every: str | None) -> list[Any]:
+        return ranks(2, watched_runs.watched, layer_stats_every=layer_stats_every, **SPREAD[way])
 
     return of
 
@@ -179,7 +184,7 @@ def test_watching_the_layers_of_several_ranks_changes_no_bit(way: str, of_ranks:
 
 @pytest.mark.slow
 def test_watching_a_compiled_run_changes_no_bit(ranks: Ranks) -> None:
-    cases: list[dict[str, Any]] = [{"watch_every": "1 steps"}, {"watch_every": None}]
+    cases: list[dict[str, Any]] = [{"layer_stats_every": "1 steps"}, {"layer_stats_every": None}]
     (watched,), (unwatched,) = ranks.each(1, watched_runs.watched, cases, compile=True)
     assert len(watched["layers"]) == 3
     assert all(record["activation_norm"] == {} for record in watched["layers"])
@@ -188,7 +193,7 @@ def test_watching_a_compiled_run_changes_no_bit(ranks: Ranks) -> None:
 
 @pytest.fixture(scope="module")
 def of_one(ranks: Ranks) -> Any:
-    return ranks(1, watched_runs.watched, watch_every="1 steps")[0]
+    return ranks(1, watched_runs.watched, layer_stats_every="1 steps")[0]
 
 
 @pytest.mark.fast("ddp", "fsdp")
@@ -215,7 +220,7 @@ def test_the_console_changes_no_bit(unwatched: Any, tmp_path: Path, capsys: pyte
 
 def test_another_seed_changes_the_bits(unwatched: Any) -> None:
     """The comparison above can fail."""
-    assert trained(None, evaluate=None, seed=1) != unwatched
+    assert trained(None, splits=None, seed=1) != unwatched
 
 
 class Watched(nn.Module):
@@ -236,7 +241,7 @@ class Watched(nn.Module):
 
 
 def observed(run: sf.Run) -> None:
-    run.scores()
+    run.evaluate()
     run.sample()
     run.make_panels()
 

@@ -52,12 +52,12 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "count": counted_targets,
+        "count_fn": counted_targets,
         "train_data": tokens(SAMPLES, seed=2),
         "batch_size": 23,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-2),
-        "evaluate": {
+        "splits": {
             "held-out": sf.Split(dataset or tokens(SAMPLES, seed=2), scores=[entropy, several], batch_size=size)
         },
         "evaluate_every": "1000 steps",
@@ -174,8 +174,8 @@ def test_many_small_batches_do_not_round_away_what_they_count() -> None:
         batch_size=100,
         length="1 steps",
         optimizer=sf.optim.sgd(lr=0.1),
-        evaluate={"all": sf.Split((values,), scores=value, batch_size=1, loss=False)},
+        splits={"all": sf.Split((values,), scores=value, batch_size=1, loss=False)},
         console=False,
     )
 
-    assert run.scores() == {"all/value": pytest.approx(float(values.double().mean()), rel=1e-9)}
+    assert run.evaluate() == {"all/value": pytest.approx(float(values.double().mean()), rel=1e-9)}

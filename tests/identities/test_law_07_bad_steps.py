@@ -175,7 +175,7 @@ def test_training_with_a_skipped_step_is_training_without_it(name: str) -> None:
 
 def test_a_bad_step_is_counted_and_shown_in_the_record(tmp_path: Path) -> None:
     bad_sample = order_of_samples()[2 * BATCH]
-    build(data(bad_sample), out=tmp_path / "run", log_every="3 steps").train()
+    build(data(bad_sample), run_dir=tmp_path / "run", log_every="3 steps").train()
 
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     first, second = [line for line in lines if line["kind"] == "train"]
@@ -197,7 +197,9 @@ def every_sample_from(step: int) -> tuple[Tensor, Tensor]:
 def test_too_many_in_a_row_end_the_run_with_the_weights_of_the_last_good_step(
     most: int, log_every: str, tmp_path: Path
 ) -> None:
-    run = build(every_sample_from(2), out=tmp_path / "run", max_bad_steps=most, log_every=log_every, length="12 steps")
+    run = build(
+        every_sample_from(2), run_dir=tmp_path / "run", max_bad_steps=most, log_every=log_every, length="12 steps"
+    )
     good = None
     with pytest.raises(sf.DivergedError) as raised, run:  # noqa: PT012
         for step in run:
@@ -264,7 +266,7 @@ def test_where_another_optimizer_went_on_the_state_is_not_called_that_of_the_fir
 
     marked = data(*order_of_samples()[2 * BATCH :], value=1000.0)
     run = build(
-        marked, model={"sound": Net, "sick": Net}, loss=loss_of_two, ema=None, max_bad_steps=1, out=tmp_path / "run"
+        marked, model={"sound": Net, "sick": Net}, loss=loss_of_two, ema=None, max_bad_steps=1, run_dir=tmp_path / "run"
     )
     with pytest.raises(sf.DivergedError, match="the newest checkpoint is of step 0"):
         run.train()
@@ -297,8 +299,8 @@ def test_after_divergence_a_mended_run_goes_on_whatever_was_saved_while_it_was_l
         return value
 
     with pytest.raises(sf.DivergedError, match="weights are those after step 3, saved as"):
-        build(data(), loss=counted, out=tmp_path / "run", **settings).train()
-    run = build(data(), out=tmp_path / "run", **settings)
+        build(data(), loss=counted, run_dir=tmp_path / "run", **settings).train()
+    run = build(data(), run_dir=tmp_path / "run", **settings)
     run.train()
     assert run.state.step == 12
     skipped = [line["skipped"] for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "train"]
@@ -306,7 +308,7 @@ def test_after_divergence_a_mended_run_goes_on_whatever_was_saved_while_it_was_l
 
 
 def test_a_diverged_run_started_again_says_so_again(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"out": tmp_path / "run", "max_bad_steps": 1, "length": "6 steps"}
+    settings: dict[str, Any] = {"run_dir": tmp_path / "run", "max_bad_steps": 1, "length": "6 steps"}
     for _ in range(2):
         with pytest.raises(sf.DivergedError, match="at step 2"):
             build(every_sample_from(2), **settings).train()
@@ -408,7 +410,7 @@ def test_a_loss_that_is_not_finite_is_a_sign_of_divergence_under_a_loss_scale_to
 def test_the_loss_scale_survives_a_resume(stop: int, tmp_path: Path) -> None:
     whole = fp16(loss=steep_loss)
     whole.train()
-    settings: dict[str, Any] = {"loss": steep_loss, "out": tmp_path / "run"}
+    settings: dict[str, Any] = {"loss": steep_loss, "run_dir": tmp_path / "run"}
     fp16(stop_after=f"{stop} steps", **settings).train()
     resumed = fp16(**settings)
     resumed.train()
@@ -465,7 +467,7 @@ def test_a_run_that_was_never_finite_is_not_told_to_lower_its_rate(tmp_path: Pat
         return model(batch[0]).mean() * torch.tensor(float("nan"))
 
     with pytest.raises(sf.DivergedError) as ended:
-        small_runs.build(tmp_path / "run", loss=loss, length="20 steps", evaluate={}, early_stopping=None).train()
+        small_runs.build(tmp_path / "run", loss=loss, length="20 steps", splits={}, early_stopping=None).train()
     said = str(ended.value)
     assert "the model had not been updated yet" in said
     assert "optimizer.lr" not in said

@@ -34,11 +34,11 @@ def with_accuracy(model: Any, batch: Batch) -> Any:
     return sf.losses.cross_entropy(model(batch[0]), batch[1]), {"accuracy": sf.Mean(right, (batch[1] != IGNORED).sum())}
 
 
-def build(out: Path | None = None, **changes: Any) -> sf.Run:
+def build(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": lambda: nn.Linear(FEATURES, CLASSES),
         "loss": plain_mean,
-        "count": counted_targets,
+        "count_fn": counted_targets,
         "train_data": tokens(SAMPLES, seed=5),
         "batch_size": 8,
         "micro_batch_size": 2,
@@ -49,15 +49,15 @@ def build(out: Path | None = None, **changes: Any) -> sf.Run:
         "log_every": "5 steps",
         "precision": "fp32",
         "device": "cpu",
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
         "check_state": False,  # losses that move a clock
     }
     return sf.Run(**(settings | changes))
 
 
-def training_records(out: Path) -> list[dict[str, Any]]:
-    return [record for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
+def training_records(run_dir: Path) -> list[dict[str, Any]]:
+    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(
     loss: Any, count: Any, tmp_path: Path
 ) -> None:
     """A loss that returns a `Mean` counts by itself, without `count=`."""
-    run = build(tmp_path / "run", loss=loss, count=count)
+    run = build(tmp_path / "run", loss=loss, count_fn=count)
     by_step: list[dict[str, float]] = []
     weights = {"w": torch.empty(0)}
     model: Any = run.state.models["model"]
@@ -106,7 +106,7 @@ def test_steps_that_count_nothing_weigh_nothing_in_the_logged_loss(loss: Any, co
     inputs, targets = tokens(SAMPLES, seed=5)
     targets[torch.arange(SAMPLES) % 5 > 0] = IGNORED  # a step of two samples often has none
     changes: dict[str, Any] = {"batch_size": 2, "micro_batch_size": 1, "length": "20 steps", "log_every": "20 steps"}
-    run = build(tmp_path / "run", loss=loss, count=count, train_data=(inputs, targets), **changes)
+    run = build(tmp_path / "run", loss=loss, count_fn=count, train_data=(inputs, targets), **changes)
     with run:
         steps_made = [(float(step.loss), counted_targets((inputs, targets[ids_of(step)]))) for step in run]  # type: ignore[arg-type]
 
@@ -187,7 +187,7 @@ def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) 
         length="1 steps",
         optimizer=sf.optim.sgd(0.1),
         clip="norm 20",  # of the first optimizer's gradient 8, of the second's 40
-        out=tmp_path / "run",
+        run_dir=tmp_path / "run",
         console=False,
     )
     with run:
@@ -226,7 +226,7 @@ def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
         length="10 steps",
         loss=slow_loss,
         train_data=SlowData(),
-        evaluate={"s": split},
+        splits={"s": split},
         evaluate_every="1 steps",
     )
     run.parts.whole.clock.now = clock
@@ -413,7 +413,12 @@ def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
         "batch_size": 8,
         "length": "10 steps",
     }
-    settings |= {"optimizer": sf.optim.sgd(lr=0.1), "log_every": "10 steps", "out": tmp_path / "run", "console": False}
+    settings |= {
+        "optimizer": sf.optim.sgd(lr=0.1),
+        "log_every": "10 steps",
+        "run_dir": tmp_path / "run",
+        "console": False,
+    }
     settings |= {"check_state": False}
     for changes in ({"stop_after": "5 steps"}, {}):
         run = sf.Run(**settings, **changes)
@@ -425,7 +430,7 @@ def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
     assert record["targets_per_s"] == 8.0
 
 
-def timed(out: Path, **changes: Any) -> sf.Run:
+def timed(run_dir: Path, **changes: Any) -> sf.Run:
     """A run on such a clock: the first pass of a process takes 90 s, later steps 0.5 s each, an evaluation 4 s."""
     clock, passes = LogicalClock(), 0
 
@@ -442,7 +447,7 @@ def timed(out: Path, **changes: Any) -> sf.Run:
 
     split = sf.Split(TOKENS, scores=score, batch_size=1000)
     settings: dict[str, Any] = {"length": "9 steps", "log_every": "4 steps", "evaluate_every": "3 steps"}
-    run = build(out, **settings | {"loss": loss, "evaluate": {"s": split}} | changes)
+    run = build(run_dir, **settings | {"loss": loss, "splits": {"s": split}} | changes)
     run.parts.whole.clock.now = clock
     return run
 
@@ -471,7 +476,7 @@ def test_console_page_and_diagnosis_tell_the_same_time(tmp_path: Path, capsys: p
 
 
 def test_what_comes_once_is_in_neither_speed_nor_the_time_that_is_left(tmp_path: Path) -> None:
-    run = timed(tmp_path / "run", evaluate=None, length="12 steps")
+    run = timed(tmp_path / "run", splits=None, length="12 steps")
     run.train()
     first, *others = training_records(tmp_path / "run")
     each = first["starting_targets"]
@@ -482,7 +487,7 @@ def test_what_comes_once_is_in_neither_speed_nor_the_time_that_is_left(tmp_path:
 
 
 def test_a_record_of_a_first_step_alone_tells_neither(tmp_path: Path) -> None:
-    run = timed(tmp_path / "run", evaluate=None, log_every="1 steps")
+    run = timed(tmp_path / "run", splits=None, log_every="1 steps")
     run.train()
     first, second, *_ = training_records(tmp_path / "run")
     assert first.keys().isdisjoint({"targets_per_s", "left_s"})

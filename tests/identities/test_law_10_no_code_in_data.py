@@ -246,7 +246,7 @@ def test_a_hostile_file_of_settings_or_records_or_tokens_runs_nothing(
             main([verb, str(run)])
         assert end.value.code == 2
     with pytest.raises(SystemExit) as end:
-        main(["train", "gpt", "--config", str(run / "config.toml"), "--out", str(tmp_path / "other")])
+        main(["train", "gpt", "--config", str(run / "config.toml"), "--run-dir", str(tmp_path / "other")])
     assert end.value.code == 2
     assert not canary.exists()
     assert not {name for name in set(sys.modules) - modules if name.partition(".")[0] in MODULES}

@@ -73,7 +73,7 @@ def built(
     steps: int = 20,
     double: bool = True,
     bad: int = -1,
-    out: str | None = None,
+    run_dir: str | None = None,
     **changes: Any,
 ) -> sf.Run:
     torch.set_default_dtype(torch.float64 if double else torch.float32)
@@ -90,12 +90,12 @@ def built(
         "schedule": sf.schedules.cosine(warmup="10%"),
         "clip": "norm 0.5",
         "ema": 0.9,
-        "evaluate": {"held-out": sf.Split(held_out, batch_size=8)},
+        "splits": {"held-out": sf.Split(held_out, batch_size=8)},
         "evaluate_every": "10 steps",
         "log_every": "5 steps",
         "device": "cpu",
         "precision": "fp32",
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
         "report": False,
     }
@@ -126,7 +126,7 @@ def trained(**changes: Any) -> dict[str, Any]:
                     "scores": dict(step.metrics),
                 }
             )
-        scores = run.scores()
+        scores = run.evaluate()
     return {"steps": seen, "scores": scores, "weights": weights(run)}
 
 
@@ -197,7 +197,7 @@ def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
         train_data=(inputs, labels),
         batch_size=12,
         micro_batch_size=2,
-        count=None if counts_itself else lambda batch: int((batch[1] >= 0).sum()),
+        count_fn=None if counts_itself else lambda batch: int((batch[1] >= 0).sum()),
         length="5 steps",
         optimizer=sf.optim.sgd(lr=0.1),  # of two samples batch normalisation leaves a sign: Adam would amplify rounding
         device="cpu",
@@ -238,7 +238,7 @@ def by_tokens() -> dict[str, Any]:
         model=lambda: nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)),
         loss=of_rows,
         train_data=Lengthy(),
-        collate=collate,
+        collate_fn=collate,
         batch_size="64 tokens",
         micro_batch_size="16 tokens",
         length="5 steps",
@@ -287,17 +287,17 @@ def scored(*, samples: int) -> dict[str, float]:
         micro_batch_size=None,
         batch_size=12,
         ema=None,
-        evaluate={
+        splits={
             "held-out": sf.Split(data, scores=confident, batch_size=5, outputs=outputs, judge=judge),
         },
     )
-    return run.scores()
+    return run.evaluate()
 
 
 def logged() -> list[float]:
     """The mean over ranks and steps of what each rank logged in its body."""
     found = []
-    run = built(steps=4, log_every="1 steps", evaluate={})
+    run = built(steps=4, log_every="1 steps", splits={})
     rank, written = run.parts.world.rank, []
     with run:
         assert run.sitting is not None
@@ -328,7 +328,7 @@ def of_recipe(*, recipe: str, texts: str, parallel: str = "auto", steps: int = 3
     from surefoot.config.tree import layered
 
     module = importlib.import_module(f"surefoot.recipes.{recipe}")
-    settings = {"precision": "fp32", "parallel": parallel, "length": f"{steps} steps", "device": "cpu", "out": None}
+    settings = {"precision": "fp32", "parallel": parallel, "length": f"{steps} steps", "device": "cpu", "run_dir": None}
     settings |= {"log_every": "1 steps"} | written_for(recipe, Path(texts)) | changes
     run = module.build(layered(module.Config, [("test", settings)])[0])
     losses, samples, scores = [], [], {}
@@ -396,7 +396,7 @@ def of_two_models(*, sometimes: bool, **changes: Any) -> dict[str, Tensor]:
         return found + F.cross_entropy(models["second"](inputs)[0], labels)
 
     two = {"first": Net, "second": Net}
-    run = built(model=two, loss=of_both, steps=3, optimizer="sgd", ema=None, evaluate={}, **changes)
+    run = built(model=two, loss=of_both, steps=3, optimizer="sgd", ema=None, splits={}, **changes)
     run.train()
     return {
         f"{name} {place}": held.detach().clone()
@@ -429,7 +429,7 @@ def of_example(*, name: str, **changes: Any) -> dict[str, Any]:
         "precision": "fp32",
         "console": False,
         "report": False,
-        "evaluate": {},
+        "splits": {},
     }
     run = module.build(**(settings | {"batch_size": 16, "micro_batch_size": 4} | changes))
     module.train(run)

@@ -26,14 +26,14 @@ SLOW = ["--pause-s", "0.02", "--nproc", "2"]
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two ranks that nothing happened to."""
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    with surefoot(out.parent / "p", "train", PROGRAM, "--nproc", "2", "--out", str(out)) as group:
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    with surefoot(run_dir.parent / "p", "train", PROGRAM, "--nproc", "2", "--run-dir", str(run_dir)) as group:
         assert group.wait() == 0, group.said
-    return out
+    return run_dir
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Iterator[Path]:
+def run_dir(tmp_path: Path) -> Iterator[Path]:
     return tmp_path / "run"
 
 
@@ -41,9 +41,9 @@ def errors(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.startswith("error: ")]
 
 
-def test_a_killed_rank_is_named_in_one_message(out: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
-        assert wait_until(lambda: steps_made(out) >= 4)
+def test_a_killed_rank_is_named_in_one_message(run_dir: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir)) as group:
+        assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(1), signal.SIGKILL)
         assert group.wait() == 128 + signal.SIGKILL
     assert len(errors(group.said)) == 1
@@ -51,14 +51,14 @@ def test_a_killed_rank_is_named_in_one_message(out: Path, tmp_path: Path) -> Non
     seen = r"was killed by SIGKILL, last heard of at step (\d+), \w+"
     found = re.search(rf"process {group.pid(1)}\) {seen}", errors(group.said)[0])
     assert found is not None
-    assert int(found[1]) >= steps_made(out)
+    assert int(found[1]) >= steps_made(run_dir)
     assert "what the ranks above 0 said" not in group.said
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_named_in_one_message_and_killed(out: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out), silent_s=SILENT_S) as group:
-        assert wait_until(lambda: steps_made(out) >= 4)
+def test_a_stopped_rank_is_named_in_one_message_and_killed(run_dir: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=SILENT_S) as group:
+        assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(1), signal.SIGSTOP)
         assert group.wait() == 7
     assert len(errors(group.said)) == 1
@@ -67,17 +67,17 @@ def test_a_stopped_rank_is_named_in_one_message_and_killed(out: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_rank_0_that_is_stopped_is_named_too(out: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out), silent_s=SILENT_S) as group:
-        assert wait_until(lambda: steps_made(out) >= 4)
+def test_rank_0_that_is_stopped_is_named_too(run_dir: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=SILENT_S) as group:
+        assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(0), signal.SIGSTOP)
         assert group.wait() == 7
     assert "rank 0 (" in errors(group.said)[0]
 
 
 @pytest.mark.slow
-def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(out: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "raise", "--out", str(out)) as group:
+def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(run_dir: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "raise", "--run-dir", str(run_dir)) as group:
         assert group.wait() == 3
     assert len(errors(group.said)) == 1
     assert "rank 1 (" in errors(group.said)[0]
@@ -85,24 +85,24 @@ def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(out: Path
     said = group.said[group.said.index("error: ") :].splitlines()
     assert re.fullmatch(r"  to see it alone: dataset\[\d+\]", said[1])
     assert said[2:] == [
-        f"  its traceback is in {out / 'crash'}",
+        f"  its traceback is in {run_dir / 'crash'}",
         "  the same command goes on from the newest checkpoint",
     ]
-    report = json.loads(next((out / "crash").glob("step-*-rank-1.json")).read_text())
+    report = json.loads(next((run_dir / "crash").glob("step-*-rank-1.json")).read_text())
     assert int(re.sub(r"\D", "", said[1])) in report["samples"][0] + report["samples"][1]
     assert [len(ids) for ids in report["samples"]] == [2, 2], "this rank's two micro-batches of the step"
 
 
 @pytest.mark.slow
-def test_a_rank_that_ends_with_a_status_of_its_own_is_named_once(out: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "exit", "--out", str(out)) as group:
+def test_a_rank_that_ends_with_a_status_of_its_own_is_named_once(run_dir: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "exit", "--run-dir", str(run_dir)) as group:
         assert group.wait() == 9
     assert len(errors(group.said)) == 1
     assert "ended with status 9, last heard of at step" in errors(group.said)[0]
 
 
-def test_ctrl_c_while_starting_says_that_nothing_was_begun(out: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--slow-start-s", "30", "--out", str(out)) as group:
+def test_ctrl_c_while_starting_says_that_nothing_was_begun(run_dir: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--slow-start-s", "30", "--run-dir", str(run_dir)) as group:
         assert group.pid(1) > 0
         time.sleep(1)
         group.process.send_signal(signal.SIGINT)
@@ -122,22 +122,22 @@ def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("whom", [pytest.param("launcher", marks=pytest.mark.slow), "rank"])
 def test_sigterm_to_one_of_them_saves_one_step_and_goes_on_to_the_same_bits(
-    out: Path, tmp_path: Path, undisturbed: Path, whom: str
+    run_dir: Path, tmp_path: Path, undisturbed: Path, whom: str
 ) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
-        assert wait_until(lambda: steps_made(out) >= 4)
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir)) as group:
+        assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(1) if whom == "rank" else group.process.pid, signal.SIGTERM)
         assert group.wait() == 143
     assert errors(group.said) == []
-    assert 4 < steps_made(out) < 40
-    with surefoot(tmp_path / "q", "resume", str(out), "--pause-s", "0", "--nproc", "2") as group:
+    assert 4 < steps_made(run_dir) < 40
+    with surefoot(tmp_path / "q", "resume", str(run_dir), "--pause-s", "0", "--nproc", "2") as group:
         assert group.wait() == 0
-    assert bits(out) == bits(undisturbed)
+    assert bits(run_dir) == bits(undisturbed)
 
 
-def test_a_killed_launcher_leaves_nothing_behind(out: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--workers", "1", "--out", str(out)) as group:
-        assert wait_until(lambda: steps_made(out) >= 4)
+def test_a_killed_launcher_leaves_nothing_behind(run_dir: Path, tmp_path: Path) -> None:
+    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--workers", "1", "--run-dir", str(run_dir)) as group:
+        assert wait_until(lambda: steps_made(run_dir) >= 4)
         group.process.kill()
         assert group.wait() == -signal.SIGKILL
 
@@ -145,24 +145,24 @@ def test_a_killed_launcher_leaves_nothing_behind(out: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_run_that_is_started_again_ends_with_the_same_bits(
-    out: Path, tmp_path: Path, undisturbed: Path, number: int
+    run_dir: Path, tmp_path: Path, undisturbed: Path, number: int
 ) -> None:
     with surefoot(
-        tmp_path / "p", "train", PROGRAM, *SLOW, "--max-restarts", "1", "--out", str(out), silent_s=SILENT_S
+        tmp_path / "p", "train", PROGRAM, *SLOW, "--max-restarts", "1", "--run-dir", str(run_dir), silent_s=SILENT_S
     ) as group:
-        assert wait_until(lambda: steps_made(out) >= 8)
+        assert wait_until(lambda: steps_made(run_dir) >= 8)
         os.kill(group.pid(1), number)
         assert group.wait() == 0
     assert "starting again on 2 processes (restart 1 of 1)" in group.said
-    assert bits(out) == bits(undisturbed)
+    assert bits(run_dir) == bits(undisturbed)
 
 
 @pytest.mark.slow
-def test_the_ranks_that_are_left_go_on_where_a_range_was_asked_for(out: Path, tmp_path: Path) -> None:
-    flags = ["--pause-s", "0.02", "--nproc", "1:4", "--max-restarts", "1", "--out", str(out)]
+def test_the_ranks_that_are_left_go_on_where_a_range_was_asked_for(run_dir: Path, tmp_path: Path) -> None:
+    flags = ["--pause-s", "0.02", "--nproc", "1:4", "--max-restarts", "1", "--run-dir", str(run_dir)]
     with surefoot(tmp_path / "p", "train", PROGRAM, *flags) as group:
-        assert wait_until(lambda: steps_made(out) >= 4)
+        assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(3), signal.SIGKILL)
         assert group.wait() == 0
     assert "starting again on 2 processes" in group.said, "4 micro-batches a step, and three ranks left"
-    assert steps_made(out) == 40
+    assert steps_made(run_dir) == 40

@@ -25,9 +25,9 @@ SLOW = ["--pause-s", "0.02"]
 
 
 def test_a_killed_rank_ends_the_others_by_its_closed_line(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with torchrun(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out), silent_s=300) as group:
-        assert wait_until(lambda: steps_made(out) >= 4, limit_s=HANG_S), group.said
+    run_dir = tmp_path / "run"
+    with torchrun(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=300) as group:
+        assert wait_until(lambda: steps_made(run_dir) >= 4, limit_s=HANG_S), group.said
         os.kill(group.pid(1), signal.SIGKILL)
         assert group.wait(seconds=150) == 1, "before silence would have told it"
     (error,) = group.errors
@@ -38,9 +38,9 @@ def test_a_killed_rank_ends_the_others_by_its_closed_line(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_is_named_and_ends_without_being_killed(tmp_path: Path, rank: int) -> None:
-    out = tmp_path / "run"
-    with torchrun(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out)) as group:
-        assert wait_until(lambda: steps_made(out) >= 4, limit_s=HANG_S), group.said
+    run_dir = tmp_path / "run"
+    with torchrun(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir)) as group:
+        assert wait_until(lambda: steps_made(run_dir) >= 4, limit_s=HANG_S), group.said
         os.kill(group.pid(rank), signal.SIGSTOP)
         assert group.wait() == 1
     (error,) = group.errors
@@ -50,17 +50,17 @@ def test_a_stopped_rank_is_named_and_ends_without_being_killed(tmp_path: Path, r
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_run_that_torchrun_starts_again_ends_with_the_same_bits(tmp_path: Path, number: int) -> None:
-    undisturbed, out = tmp_path / "undisturbed", tmp_path / "run"
-    with surefoot(tmp_path / "q", "train", PROGRAM, "--nproc", "2", "--out", str(undisturbed)) as group:
+    undisturbed, run_dir = tmp_path / "undisturbed", tmp_path / "run"
+    with surefoot(tmp_path / "q", "train", PROGRAM, "--nproc", "2", "--run-dir", str(undisturbed)) as group:
         assert group.wait() == 0, group.said
-    with torchrun(tmp_path / "p", "train", PROGRAM, *SLOW, "--out", str(out), max_restarts=2) as started:
+    with torchrun(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), max_restarts=2) as started:
         for attempt, rank in enumerate((1, 0)):
-            pid, before = started.pid(rank, attempt), steps_made(out)
-            assert wait_until(lambda before=before: steps_made(out) >= before + 4, limit_s=HANG_S), started.said
+            pid, before = started.pid(rank, attempt), steps_made(run_dir)
+            assert wait_until(lambda before=before: steps_made(run_dir) >= before + 4, limit_s=HANG_S), started.said
             os.kill(pid, number)
         assert started.wait() == 0, started.said
     assert len(started.errors) == 2
-    assert bits(out) == bits(undisturbed)
+    assert bits(run_dir) == bits(undisturbed)
 
 
 def test_a_refusal_of_a_script_that_all_ranks_meet_is_said_once_and_without_frames(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
         batch_size=20,
         length="3 steps",
         optimizer=sf.optim.sgd(0.1),
-        evaluate={
+        splits={
             "held-out": sf.Split(
                 (logits, labels),
                 loss=False,
@@ -81,7 +81,7 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
                 judge=lambda rows: sf.metrics.classification_scores(rows, classes=CLASSES),
             )
         },
-        out=tmp_path,
+        run_dir=tmp_path,
         precision="fp32",
         console=False,
     )
@@ -89,7 +89,7 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     matrix = next(line["held-out/confusion"] for line in lines if "held-out/confusion" in line)
     assert [sum(row) for row in matrix] == labels.bincount(minlength=CLASSES).tolist()
-    assert run.scores()["held-out/accuracy"] == sum(matrix[place][place] for place in range(CLASSES)) / SAMPLES
+    assert run.evaluate()["held-out/accuracy"] == sum(matrix[place][place] for place in range(CLASSES)) / SAMPLES
 
 
 def scores_of(logits: list[list[float]], labels: list[int]) -> dict[str, Any]:

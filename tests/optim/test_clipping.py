@@ -204,7 +204,7 @@ def data(*bad):
     return inputs, torch.randint(3, (32,), generator=generator)
 
 
-def build(out, **changes):
+def build(run_dir, **changes):
     settings = {
         "model": Net,
         "loss": loss,
@@ -216,7 +216,7 @@ def build(out, **changes):
         "precision": "fp32",
         "device": "cpu",
         "log_every": "1 steps",
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
         "report": False,
     }
@@ -291,9 +291,9 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
     def one_loss(name):
         return lambda models, batch: loss(models[name], batch)
 
-    def build_two(out, **changes):
+    def build_two(run_dir, **changes):
         return build(
-            out,
+            run_dir,
             model={"first": Net, "second": Net},
             optimizer={"first": sf.optim.sgd(0.1), "second": sf.optim.sgd(0.1)},
             loss=None,

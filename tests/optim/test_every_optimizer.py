@@ -126,8 +126,8 @@ def bits(run: sf.Run) -> dict[str, bytes]:
 def test_four_steps_a_resume_and_four_more_are_eight_to_the_bit(name: str, tmp_path: Path) -> None:
     whole = build(name)
     whole.train()
-    build(name, out=tmp_path / "run", stop_after="4 steps").train()
-    resumed = build(name, out=tmp_path / "run")
+    build(name, run_dir=tmp_path / "run", stop_after="4 steps").train()
+    resumed = build(name, run_dir=tmp_path / "run")
     resumed.train()
 
     assert resumed.state.step == STEPS
@@ -225,8 +225,8 @@ def test_the_memory_that_plan_announces_is_what_the_state_takes(name: str) -> No
 
 @SPECS
 def test_what_trains_has_a_lower_loss(name: str) -> None:
-    run = build(name, length="15 steps", batch_size=32, evaluate={"all": sf.Split(data(), batch_size=32)})
-    before = run.scores()["all/loss"]
+    run = build(name, length="15 steps", batch_size=32, splits={"all": sf.Split(data(), batch_size=32)})
+    before = run.evaluate()["all/loss"]
     run.train()
 
-    assert run.scores()["all/loss"] < before - 0.02
+    assert run.evaluate()["all/loss"] < before - 0.02

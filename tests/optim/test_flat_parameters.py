@@ -213,7 +213,7 @@ class Branching(nn.Module):
         return self.last(self.second(hidden) if bool(inputs[0, 0] > 0) else hidden)
 
 
-def branching_run(out: Path, *, until: int) -> sf.Run:
+def branching_run(run_dir: Path, *, until: int) -> sf.Run:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(64, 4, generator=generator)
     return sf.Run(
@@ -226,14 +226,14 @@ def branching_run(out: Path, *, until: int) -> sf.Run:
         optimizer=sf.optim.adamw(lr=0.01),
         clip="norm 0.5",
         log_every="3 steps",
-        out=out,
+        run_dir=run_dir,
         console=False,
     )
 
 
-def train(out: Path, *, until: int) -> dict[str, Tensor]:
-    branching_run(out, until=until).train()
-    found = Store(out / "checkpoints").newest_intact()
+def train(run_dir: Path, *, until: int) -> dict[str, Tensor]:
+    branching_run(run_dir, until=until).train()
+    found = Store(run_dir / "checkpoints").newest_intact()
     assert found is not None
     return {
         f"{file}/{name}": value for file in ("model", "optimizer") for name, value in found[0].tensors(file).items()

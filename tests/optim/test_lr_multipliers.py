@@ -14,6 +14,7 @@ from torch import nn
 import surefoot as sf
 from in_one import in_one
 from surefoot.cli.main import main
+from surefoot.config.durations import Length
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.optim.lr_multipliers import factors_of
@@ -246,7 +247,7 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
     run = run_of(
         optimizer=sf.optim.adamw(0.5, lr_multipliers=sf.optim.layer_decay(0.5)),
         schedule=sf.schedules.cosine("2 steps"),
-        out=tmp_path / "run",
+        run_dir=tmp_path / "run",
         log_every="1 steps",
     )
     factor = run.parts.task.factors
@@ -317,8 +318,8 @@ def test_all_frozen_is_nothing_to_train():
     ("optimizer", "ema"), [(sf.optim.adamw, 0.9), (sf.optim.schedule_free, None)], ids=["ema", "schedule_free"]
 )
 def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_frozen(optimizer, ema, tmp_path):
-    run_of(out=tmp_path / "first", seed=1).train()
-    run = run_of(init=tmp_path / "first", optimizer=optimizer(0.1, lr_multipliers=sf.optim.frozen("0.*")), ema=ema)
+    run_of(run_dir=tmp_path / "first", seed=1).train()
+    run = run_of(init_from=tmp_path / "first", optimizer=optimizer(0.1, lr_multipliers=sf.optim.frozen("0.*")), ema=ema)
     with run:
         start = weights(run)
         twin = dict(run.parts.scoring.models()["model"].named_parameters())
@@ -365,9 +366,12 @@ def test_values_that_cannot_be_are_refused(wrong, message):
 
 
 def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_path):
-    def build(out, rates, **changes):
+    def build(run_dir, rates, **changes):
         return run_of(
-            optimizer=sf.optim.adamw(0.05, lr_multipliers=rates), out=tmp_path / out, save_every="100 steps", **changes
+            optimizer=sf.optim.adamw(0.05, lr_multipliers=rates),
+            run_dir=tmp_path / run_dir,
+            save_every="100 steps",
+            **changes,
         )
 
     rates = [sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]
@@ -375,7 +379,7 @@ def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_pat
     whole.train()
     build("halves", rates, stop_after="4 steps").train()
     for others in ((), [rates[0]], [sf.optim.layer_decay(0.6), rates[1]], [rates[0], sf.optim.frozen("*.bias")]):
-        with pytest.raises(sf.CheckpointError, match="cannot resume step-00000004: optimizer"):
+        with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000004: optimizer"):
             build("halves", others).train()
     second = build("halves", rates)
     second.train()
@@ -385,7 +389,7 @@ def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_pat
 def test_a_rule_of_ones_own_that_changed_is_seen_at_resume(tmp_path):
     def build(factor, **changes):
         rates = sf.optim.LRMultipliers(lambda _: {"0.weight": factor}, identity={"mine": "slower"})
-        return run_of(optimizer=sf.optim.adamw(0.05, lr_multipliers=rates), out=tmp_path / "run", **changes)
+        return run_of(optimizer=sf.optim.adamw(0.05, lr_multipliers=rates), run_dir=tmp_path / "run", **changes)
 
     build(0.5, stop_after="4 steps").train()
     with pytest.raises(sf.CheckpointError, match=r"optimizer\.learning_rates was"):
@@ -437,7 +441,7 @@ def test_the_command_line_takes_them(tmp_path, capsys):
             "gpt",
             "--length",
             "2 steps",
-            "--out",
+            "--run-dir",
             str(tmp_path / "run"),
             "--precision",
             "fp32",
@@ -449,3 +453,22 @@ def test_the_command_line_takes_them(tmp_path, capsys):
     text = capsys.readouterr().out
     assert re.search(r"frozen: 2 tensors, [\d,]+ numbers: embedding.weight ... norm.weight", text)
     assert "lr 0.0015, weight decay 0.1: head.weight" in text  # 0.003 x 16 / 32
+
+
+@pytest.mark.parametrize(("rule", "power"), [("linear", 1.0), ("sqrt", 0.5)])
+def test_the_rate_of_another_batch_size_grows_as_the_rule_says(rule, power):
+    for batch_size in (64, 256, 2048):
+        found = sf.optim.scale_lr(0.1, batch_size=batch_size, base_batch_size=256, rule=rule)
+        assert found == pytest.approx(0.1 * (batch_size / 256) ** power)
+    with pytest.raises(sf.ConfigError, match="no rate follows"):
+        sf.optim.scale_lr(0.1, batch_size=0, base_batch_size=256)
+
+
+def test_noam_s_rate_with_an_inverse_square_root_is_that_of_the_paper():
+    width, warmup = 512, 400
+    factor = sf.schedules.inverse_sqrt(warmup).factors(Length(steps=4000, samples_per_epoch=1, batch_size=1))
+    rate = sf.optim.noam_lr(width, warmup_steps=warmup)
+
+    for step in range(1, 4000):
+        paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert rate * factor(step) == pytest.approx(paper, rel=1e-9 if step >= warmup else 1 / step)

@@ -62,7 +62,7 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(SAMPLES, 64, generator=generator), torch.randint(3, (SAMPLES,), generator=generator)
 
 
-def build(out: Path | str | None = None, **changes: Any) -> sf.Run:
+def build(run_dir: Path | str | None = None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": frozen_backbone,
         "loss": loss,
@@ -75,7 +75,7 @@ def build(out: Path | str | None = None, **changes: Any) -> sf.Run:
         "log_every": "1 steps",
         "precision": "fp32",
         "device": "cpu",
-        "out": out,
+        "run_dir": run_dir,
         "report": False,
         "console": False,
     }
@@ -103,9 +103,9 @@ def thaw_and_freeze(run: sf.Run, index: int) -> None:
         run.state.models["model"].get_submodule("hidden").requires_grad_(index == 6)
 
 
-def everything(out: Path) -> dict[str, Any]:
+def everything(run_dir: Path) -> dict[str, Any]:
     """All tensors of the newest checkpoint, and the facts beside them that a resume needs."""
-    contents, damaged = Store(out / "checkpoints").newest_intact()
+    contents, damaged = Store(run_dir / "checkpoints").newest_intact()
     assert not damaged
     tensors = {
         f"{file}/{name}": held.whole() if not isinstance(held, Tensor) else held
@@ -146,19 +146,19 @@ def distilled(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.mse_loss(models["student"](batch[0]), target)
 
 
-def with_teacher(out: Path | None, teacher: nn.Module, **changes: Any) -> sf.Run:
+def with_teacher(run_dir: Path | None, teacher: nn.Module, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": {"student": Statistics, "teacher": teacher},
         "optimizer": {"student": sf.optim.sgd(0.1)},
         "loss": distilled,
-        "evaluate": {"held-out": sf.Split(data())},
+        "splits": {"held-out": sf.Split(data())},
         "evaluate_every": "2 steps",
     }
-    return build(out, **(settings | changes))
+    return build(run_dir, **(settings | changes))
 
 
 def observe(run: sf.Run, _: int) -> None:
-    run.scores()
+    run.evaluate()
 
 
 def test_a_teacher_in_evaluation_mode_stays_in_it_and_keeps_its_statistics(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_bad_step_changes_no_statistics_of_a_momentum_encoder() -> None:
         return value * torch.where(bad, torch.nan, 1.0)
 
     bad = torch.tensor(False)
-    run = with_teacher(None, Statistics().requires_grad_(False), loss=poisoned, evaluate=None)
+    run = with_teacher(None, Statistics().requires_grad_(False), loss=poisoned, splits=None)
     held: list[dict[str, Tensor]] = []
     with run:
         for step in run:
@@ -483,7 +483,7 @@ def test_in_a_loop_of_ones_own_what_is_unfrozen_before_the_gradients_is_trained_
         )
 
 
-def adversarial(out: Path | None = None, **changes: Any) -> sf.Run:
+def adversarial(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     """Two models, of which each is frozen while the other is trained; the second one's first layer longer than that."""
 
     def both(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -495,7 +495,7 @@ def adversarial(out: Path | None = None, **changes: Any) -> sf.Run:
         return net
 
     named = {"first": lambda: nn.Linear(64, 8), "second": second}
-    run = build(out, model=named, loss=both, optimizer=dict.fromkeys(named, sf.optim.adamw(1e-2)), **changes)
+    run = build(run_dir, model=named, loss=both, optimizer=dict.fromkeys(named, sf.optim.adamw(1e-2)), **changes)
     with run:
         for step in run.steps():
             first, last = (run.state.models[name] for name in named)
@@ -614,13 +614,17 @@ def widened(samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return samples[0].double(), samples[1]
 
 
-def on_a_rank(out: str | None = None, until: int = STEPS, *, early: bool = False) -> dict[str, Tensor]:
+def on_a_rank(run_dir: str | None = None, until: int = STEPS, *, early: bool = False) -> dict[str, Tensor]:
     """Unfrozen after step 3 or (`early`) before the run is opened, a part frozen after step 5 and no longer after step 7.
 
     In float64, the averages too.
     """
     run = build(
-        out, model=lambda: frozen_backbone().double(), train_data=widened(data()), ema=0.9, stop_after=f"{until} steps"
+        run_dir,
+        model=lambda: frozen_backbone().double(),
+        train_data=widened(data()),
+        ema=0.9,
+        stop_after=f"{until} steps",
     )
     run.state.models["model"].get_submodule("backbone").requires_grad_(early)
     made(run, thaw_and_freeze)
@@ -631,8 +635,8 @@ def on_a_rank(out: str | None = None, until: int = STEPS, *, early: bool = False
 
 
 def test_two_processes_unfreeze_as_one_does_and_resume_to_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [{"early": True}, {"out": str(tmp_path / "whole")}]
-    cases += [{"out": str(tmp_path / "parts"), "until": until} for until in (3, 5, 7, 8)]
+    cases: list[dict[str, Any]] = [{"early": True}, {"run_dir": str(tmp_path / "whole")}]
+    cases += [{"run_dir": str(tmp_path / "parts"), "until": until} for until in (3, 5, 7, 8)]
     early, whole, *_, last = ranks.each(2, on_a_rank, cases)
     for together, alone in ((early, on_a_rank(early=True)), (whole, on_a_rank())):
         for of_rank in together:
@@ -643,7 +647,7 @@ def test_two_processes_unfreeze_as_one_does_and_resume_to_the_same_bits(ranks: R
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
 
 
-def unlike_on_ranks(what: str, out: str) -> None:
+def unlike_on_ranks(what: str, run_dir: str) -> None:
     """Rank 1, or both, do what several processes cannot follow."""
 
     def body(run: sf.Run, index: int) -> None:
@@ -660,8 +664,8 @@ def unlike_on_ranks(what: str, out: str) -> None:
     elif what == "unused":
         made(build(model=with_spare), lambda run, _: run.state.models["model"].requires_grad_(True))
     elif what == "fsdp resumes":
-        made(build(out, model=smooth, parallel="ddp", stop_after="4 steps"), body)
-        made(build(out, model=smooth, parallel="fsdp"), body)
+        made(build(run_dir, model=smooth, parallel="ddp", stop_after="4 steps"), body)
+        made(build(run_dir, model=smooth, parallel="fsdp"), body)
     else:
         made(build(model=smooth, parallel="fsdp" if what == "fsdp" else "ddp"), body)
 
@@ -696,13 +700,13 @@ def with_spare() -> nn.Module:
         ),
         (
             "fsdp resumes",
-            "cannot resume step-00000004: requires_grad of 4 parameters is not what it was (backbone.0.bias",
+            "at step-00000004: requires_grad of 4 parameters is not what it was (backbone.0.bias",
         ),
     ],
 )
 def test_what_several_processes_cannot_follow_ends_all_of_them(
     what: str, says: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what, out=str(tmp_path)))
+    outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what, run_dir=str(tmp_path)))
     assert all(outcome.status > 0 for outcome in outcomes)
     assert says in "".join(outcome.text for outcome in outcomes)  # what all of them end of, one says

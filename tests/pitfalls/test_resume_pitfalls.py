@@ -35,21 +35,21 @@ from surefoot.tracking.jsonl import records
 STEPS = 16  # in the middle of the third pass
 
 
-def build(out: str | Path | None, **changes: Any) -> sf.Run:
-    return small_runs.build(out, **{"length": f"{STEPS} steps", **changes})
+def build(run_dir: str | Path | None, **changes: Any) -> sf.Run:
+    return small_runs.build(run_dir, **{"length": f"{STEPS} steps", **changes})
 
 
-def newest(out: Path) -> dict[str, torch.Tensor]:
-    return load_file(max((out / "checkpoints").glob("step-*")) / "model.safetensors")
+def newest(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(max((run_dir / "checkpoints").glob("step-*")) / "model.safetensors")
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def whole_passes(out: Path, **changes: Any) -> sf.Run:
+def whole_passes(run_dir: Path, **changes: Any) -> sf.Run:
     """Four steps are one pass exactly."""
-    return build(out, batch_size=13, micro_batch_size=13, length="3 epochs", evaluate_every="4 steps", **changes)
+    return build(run_dir, batch_size=13, micro_batch_size=13, length="3 epochs", evaluate_every="4 steps", **changes)
 
 
 def test_resuming_exactly_at_an_epochs_end_trains_what_is_left(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
 
     data = Augmented()
     settings: dict[str, Any] = {
-        "evaluate": {"held-out": sf.Split((data.inputs, data.labels), scores=worse)},
+        "splits": {"held-out": sf.Split((data.inputs, data.labels), scores=worse)},
         "evaluate_every": "2 steps",
         "early_stopping": sf.EarlyStopping("min held-out/worse", patience=5),
     }
@@ -136,9 +136,9 @@ def frozen_statistics(net: Net) -> Net:
 @pytest.fixture(scope="module")
 def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run as `build` makes it."""
-    out = tmp_path_factory.mktemp("four-steps") / "run"
-    build(out, length="4 steps").train()
-    return out
+    run_dir = tmp_path_factory.mktemp("four-steps") / "run"
+    build(run_dir, length="4 steps").train()
+    return run_dir
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.groups was"),
         ({}, {"model": lambda: frozen_statistics(Net())}, "now has 1 in evaluation mode"),
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1e-3, momentum=0.5)}, "optimizer.groups was"),
-        ({"settings": {"a": {"b": 1}}}, {"settings": {"a": {"b": 2}}}, "settings.a.b was 1, now 2"),
+        ({"identity": {"a": {"b": 1}}}, {"identity": {"a": {"b": 2}}}, "identity.a.b was 1, now 2"),
     ],
 )
 def test_a_run_that_became_another_one_is_refused_naming_both_values(
@@ -200,7 +200,7 @@ def test_a_prefix_of_ddp_or_compile_is_accepted_and_named(
     source = nn.Sequential(*Net().children()).state_dict()
     held = {name: value + 1 if value.is_floating_point() else value for name, value in source.items()}
     save_file({prefix + name: value for name, value in held.items()}, tmp_path / "held.safetensors")
-    with build(None, init=tmp_path / "held.safetensors", console=True) as run:
+    with build(None, init_from=tmp_path / "held.safetensors", console=True) as run:
         assert equal(run.state.models["model"].state_dict(), held)
     said = capsys.readouterr().out
     assert "renamed     9 tensors" in said
@@ -220,19 +220,19 @@ def test_a_stale_checkpoint_in_the_working_directory_is_not_loaded(
         assert equal(run.state.models["model"].state_dict(), fresh.state.models["model"].state_dict())
 
 
-def kept(out: Path) -> list[int]:
-    return Store(out / "checkpoints").steps()
+def kept(run_dir: Path) -> list[int]:
+    return Store(run_dir / "checkpoints").steps()
 
 
 def test_there_are_recovery_points_between_improvements_and_not_every_epoch_is_kept_for_ever(tmp_path: Path) -> None:
     build(
-        tmp_path / "run", length="12 steps", save_every="1 steps", keep_last=2, evaluate=None, early_stopping=None
+        tmp_path / "run", length="12 steps", save_every="1 steps", keep_last=2, splits=None, early_stopping=None
     ).train()
     assert kept(tmp_path / "run") == [0, 11, 12]
 
 
 def test_keep_every_stays(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"evaluate": None, "early_stopping": None}
+    changes: dict[str, Any] = {"splits": None, "early_stopping": None}
     build(
         tmp_path / "run", length="12 steps", save_every="1 steps", keep_last=1, keep_every="5 steps", **changes
     ).train()
@@ -240,7 +240,7 @@ def test_keep_every_stays(tmp_path: Path) -> None:
 
 
 def test_keep_every_saves_where_nothing_else_does(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"evaluate": None, "early_stopping": None}
+    changes: dict[str, Any] = {"splits": None, "early_stopping": None}
     build(tmp_path / "run", length="12 steps", save_every="1000 steps", keep_every="5 steps", **changes).train()
     assert kept(tmp_path / "run") == [0, 5, 10, 12]
 
@@ -260,7 +260,7 @@ def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(
 
 def test_averages_begin_at_the_weights_a_run_starts_from(tmp_path: Path) -> None:
     build(tmp_path / "first", length="6 steps").train()
-    build(tmp_path / "second", init=tmp_path / "first", stop_after="1 steps").train()
+    build(tmp_path / "second", init_from=tmp_path / "first", stop_after="1 steps").train()
     start = tmp_path / "second" / "checkpoints" / "step-00000000"
     model, average = load_file(start / "model.safetensors"), load_file(start / "ema.safetensors")
     averaged = max((tmp_path / "first" / "checkpoints").glob("step-*")) / "ema.safetensors"  # as they were evaluated
@@ -269,7 +269,7 @@ def test_averages_begin_at_the_weights_a_run_starts_from(tmp_path: Path) -> None
 
 
 def test_averaged_weights_are_saved_with_the_statistics_of_the_live_model(tmp_path: Path) -> None:
-    build(tmp_path / "run", length="7 steps", evaluate=None, early_stopping=None).train()
+    build(tmp_path / "run", length="7 steps", splits=None, early_stopping=None).train()
     end = tmp_path / "run" / "checkpoints" / "step-00000007"
     model, average = load_file(end / "model.safetensors"), load_file(end / "ema.safetensors")
     statistics = [name for name in model if "running" in name or "tracked" in name]
@@ -304,7 +304,7 @@ def test_the_best_stays_and_is_no_second_copy(tmp_path: Path) -> None:
         length="12 steps",
         keep_last=1,
         save_every="3 steps",
-        evaluate={"held-out": split},
+        splits={"held-out": split},
         evaluate_every="2 steps",
         early_stopping=None,
         best="min held-out/best_at_the_second",
@@ -352,7 +352,7 @@ def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsy
     """The best score so far was of other data."""
     build(tmp_path / "run", stop_after="6 steps").train()
     split = {"held-out": sf.Split(tensors(another_data_set()), scores=sf.metrics.accuracy)}
-    run = build(tmp_path / "run", evaluate=split, console=True)
+    run = build(tmp_path / "run", splits=split, console=True)
     run.train()
     assert run.state.step == STEPS
     assert "note: held-out holds other data than before" in capsys.readouterr().out
@@ -388,7 +388,7 @@ def test_the_body_s_random_numbers_are_the_step_s_where_nothing_was_counted_too(
 
     def drawn(out: Path, *, stop: int | None = None) -> dict[int, float]:
         found: dict[int, float] = {}
-        with build(out, count=lambda batch: 0, evaluate=None, early_stopping=None) as run:
+        with build(out, count_fn=lambda batch: 0, splits=None, early_stopping=None) as run:
             for step in run:
                 found[step.index] = float(torch.rand(()))
                 if step.index == stop:
@@ -401,16 +401,16 @@ def test_the_body_s_random_numbers_are_the_step_s_where_nothing_was_counted_too(
     assert len(set(whole.values())) == STEPS
 
 
-def newest_files(out: Path) -> dict[str, bytes]:
-    newest = max((out / "checkpoints").glob("step-*"))
+def newest_files(run_dir: Path) -> dict[str, bytes]:
+    newest = max((run_dir / "checkpoints").glob("step-*"))
     return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")}
 
 
 def test_a_part_that_the_body_puts_into_evaluation_mode_is_in_it_after_a_resume(tmp_path: Path) -> None:
     """Fine-tuning freezes batch statistics from some step on."""
 
-    def train_some(out: Path, *, stop: int | None = None) -> None:
-        with build(out) as run:
+    def train_some(run_dir: Path, *, stop: int | None = None) -> None:
+        with build(run_dir) as run:
             for step in run:
                 if step.index == 4:
                     run.state.models["model"][1].eval()  # type: ignore[index,operator]
@@ -502,16 +502,16 @@ def test_where_a_run_began_from_may_be_left_out_or_named_otherwise(
     monkeypatch.chdir(tmp_path)
     build("first", length="4 steps").train()
     for name, again in (("a", "first"), ("b", str(tmp_path / "first")), ("c", None)):
-        build(name, init="first", stop_after="3 steps").train()
-        build(name, init=again).train()
+        build(name, init_from="first", stop_after="3 steps").train()
+        build(name, init_from=again).train()
     with pytest.raises(sf.CheckpointError, match="init was"):
-        build("a", init="b").train()
+        build("a", init_from="b").train()
 
 
 @pytest.mark.parametrize("settings", [{"a": Path("x")}, {"a": float("nan")}, {1: {2}}])
 def test_settings_that_are_no_json_are_refused_before_anything_is_written(settings: Any, tmp_path: Path) -> None:
     with pytest.raises(sf.ConfigError, match="settings must be JSON"):
-        build(tmp_path / "run", settings=settings)
+        build(tmp_path / "run", identity=settings)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -42,9 +42,9 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def trained(out: Path, **changes: Any) -> list[dict[str, Any]]:
-    build(out, **changes).train()
-    return [record for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
+def trained(run_dir: Path, **changes: Any) -> list[dict[str, Any]]:
+    build(run_dir, **changes).train()
+    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
 
 
 # --- the step ----------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def infinite_at(step: int) -> Any:
 
 
 def test_an_infinite_gradient_is_not_clipped_into_nan_and_applied() -> None:
-    run = build(None, loss=infinite_at(3), length="6 steps", evaluate=None, early_stopping=None)
+    run = build(None, loss=infinite_at(3), length="6 steps", splits=None, early_stopping=None)
     before: dict[str, Tensor] = {}
     with run:
         for step in run:
@@ -156,7 +156,7 @@ def test_the_model_trains_on_after_validation_and_validates_in_evaluation_mode()
 
     data = Augmented()
     split = sf.Split((data.inputs, data.labels), scores=mode)
-    run = build(None, length="6 steps", evaluate={"held-out": split}, evaluate_every="2 steps", ema=None)
+    run = build(None, length="6 steps", splits={"held-out": split}, evaluate_every="2 steps", ema=None)
     with run:
         for step in run:
             assert all(part.training for model in step.state.models.values() for part in model.modules())
@@ -176,7 +176,7 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
 
     def scores(size: int) -> dict[str, float]:
         split = sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy, batch_size=size)
-        return build(None, evaluate={"held-out": split}).scores()
+        return build(None, splits={"held-out": split}).evaluate()
 
     assert scores(batch_size) == pytest.approx(scores(13), rel=1e-6)
 
@@ -187,7 +187,7 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
         {"evaluate_every": "1 steps"},
         {"log_every": "1 steps"},
         {"save_every": "1 steps"},
-        {"evaluate": None, "early_stopping": None},
+        {"splits": None, "early_stopping": None},
         {"sample_fn": lambda model: str(model(torch.randn(2, 8)))},
     ],
     ids=lambda changes: next(iter(changes)),
@@ -242,7 +242,7 @@ def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(tm
         loss=slow_loss,
         length="6 steps",
         log_every="6 steps",
-        evaluate={"held-out": split},
+        splits={"held-out": split},
         check_state=False,
     )
     run.parts.whole.clock.now = clock
@@ -266,7 +266,7 @@ def test_small_rates_are_not_shown_as_zero() -> None:
 def test_a_data_set_smaller_than_a_batch_trains_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Empty data set: endless loop, silent hang, or exit 0 with loss 0."""
     data = torch.randn(3, 8), torch.randint(3, (3,))
-    run = build(None, train_data=data, length="4 steps", console=True, evaluate=None, early_stopping=None)
+    run = build(None, train_data=data, length="4 steps", console=True, splits=None, early_stopping=None)
     with run:
         counts = [sum(part.count for part in step.micro_batches) for step in run]
     assert counts == [8, 8, 8, 8]
@@ -278,7 +278,7 @@ def test_an_average_of_weights_that_a_short_run_cannot_fill_is_noted(
     decay: float | None, noted: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A decay of 0.999 in a run of 600 steps: scores of weights that are more than half untrained, without a word."""
-    run = build(None, length="8 steps", console=True, evaluate=None, early_stopping=None, ema=decay)
+    run = build(None, length="8 steps", console=True, splits=None, early_stopping=None, ema=decay)
     run.train()
     assert ("still has 92% of the starting ones after 8 steps" in capsys.readouterr().out) == noted
 

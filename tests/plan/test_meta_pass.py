@@ -19,7 +19,7 @@ from surefoot.recipes import gpt, images, translation
 from surefoot.recipes.images.networks import Model as ImageModel
 from surefoot.train.scratch import timed_pass
 
-PLAIN: dict[str, Any] = {"precision": "fp32", "out": None, "device": "cpu"}
+PLAIN: dict[str, Any] = {"precision": "fp32", "run_dir": None, "device": "cpu"}
 
 
 def of_gpt(*, again: Literal["off", "blocks", "selective"] = "off", **model: Any) -> tuple[Any, Any]:

@@ -18,7 +18,8 @@ from surefoot.config.durations import Length
 from surefoot.plan import schedule_plot
 from surefoot.plan.schedule_plot import traced
 from surefoot.report import figures
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import Joined
+from surefoot.schedules.lr_schedule import Schedule
 
 SOME: dict[str, Schedule | Joined] = {
     "cosine": sf.schedules.cosine("5%"),

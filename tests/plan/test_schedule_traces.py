@@ -12,7 +12,8 @@ from surefoot.config.durations import Length
 from surefoot.plan import schedule_plot
 from surefoot.plan.schedule_plot import Trace, table, traced
 from surefoot.schedules.curves import SHAPES
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import Joined
+from surefoot.schedules.lr_schedule import Schedule
 
 
 def of_steps(steps: int) -> Length:

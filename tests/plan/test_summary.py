@@ -186,14 +186,14 @@ def test_a_loss_that_is_a_mean_over_something_else_than_is_counted_is_found(loss
     run = run_of(
         model=lambda: nn.Linear(FEATURES, CLASSES),
         loss=loss,
-        count=count,
+        count_fn=count,
         train_data=tokens(12, seed=0),
         batch_size=12,
         micro_batch_size=12,
     )
     found, words = loss_contract(run.parts)
     assert found == holds
-    assert holds or "Run(count=lambda batch: ...)" in words
+    assert holds or "Run(count_fn=lambda batch: ...)" in words
 
 
 def test_a_sum_is_no_mean() -> None:
@@ -211,8 +211,8 @@ def test_what_cannot_be_cut_is_not_checked_and_says_so(micro_batch_size: int) ->
 
     run = run_of(
         train_data=Texts(),
-        collate=lambda rows: [rows],
-        count=lambda batch: len(batch[0]),
+        collate_fn=lambda rows: [rows],
+        count_fn=lambda batch: len(batch[0]),
         micro_batch_size=micro_batch_size,
         loss=lambda model, batch: model(torch.stack([row["x"] for row in batch[0]])).square().mean(),
     )
@@ -259,7 +259,7 @@ def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: py
     assert text.startswith(
         f"warning: the loss of a batch is {whole:.6g}, of its two halves together (counting 5 and 5) {halves:.6g}"
     )
-    assert "count=lambda batch" in text
+    assert "count_fn=lambda batch" in text
     assert "leave micro_batch_size out" in text
 
 
@@ -279,7 +279,7 @@ def test_a_loss_that_draws_in_evaluation_mode_too_is_not_checked(capsys: pytest.
 
 
 def test_the_contract_is_looked_at_once_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings: dict[str, Any] = {"out": tmp_path / "run", "length": "3 steps", "console": True}
+    settings: dict[str, Any] = {"run_dir": tmp_path / "run", "length": "3 steps", "console": True}
     run_of(**settings, stop_after="2 steps").train()
     assert "loss    contract holds" in capsys.readouterr().out
     run_of(**settings).train()
@@ -328,18 +328,20 @@ def test_looking_at_the_contract_changes_neither_weights_nor_buffers(capsys: pyt
     assert seen[0] == [0.0, 1.0, 1.0]
 
 
-def begun_on_ranks(out: str) -> str:
+def begun_on_ranks(run_dir: str) -> str:
     import contextlib
     import io
 
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        run_of(loss=contrastive, micro_batch_size=20, batch_size=40, length="2 steps", console=True, out=out).train()
+        run_of(
+            loss=contrastive, micro_batch_size=20, batch_size=40, length="2 steps", console=True, run_dir=run_dir
+        ).train()
     return text.getvalue()
 
 
 def test_the_contract_is_looked_at_where_ranks_cut_the_batch(ranks: Ranks, tmp_path: Path) -> None:
-    first, second = ranks(2, begun_on_ranks, out=str(tmp_path / "run"))
+    first, second = ranks(2, begun_on_ranks, run_dir=str(tmp_path / "run"))
     assert "warning: the loss of a batch is" in first
     assert "(counting 10 and 10)" in first
     assert second == ""
@@ -357,7 +359,7 @@ def build():
     def loss(model, batch):
         return F.mse_loss(model(batch[0]), batch[1], reduction="REDUCTION")
     return sf.Run(model=lambda: torch.nn.Linear(1, 1), loss=loss, train_data=data, batch_size=8, length="3 steps",
-                  optimizer=sf.optim.adamw(lr=0.1), out="runs/a")
+                  optimizer=sf.optim.adamw(lr=0.1), run_dir="runs/a")
 """
 
 
@@ -382,7 +384,7 @@ def test_a_broken_contract_ends_with_2_and_says_what_to_write(here: Path, capsys
     with pytest.raises(SystemExit) as end:
         main(["plan", "program.py:build"])
     assert end.value.code == 2
-    assert "count=lambda batch" in capsys.readouterr().err
+    assert "count_fn=lambda batch" in capsys.readouterr().err
 
 
 def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -409,7 +411,7 @@ def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_eac
         return sf.Mean(torch.zeros(()), len(batch[0]))
 
     splits = {"often": sf.Split(data, scores=slow, batch_size=10), "once": sf.Split(data, scores=slow, at_end=True)}
-    run = run_of(evaluate=splits, evaluate_every="3 epochs")
+    run = run_of(splits=splits, evaluate_every="3 epochs")
     assert run.parts.scoring.seconds("often") == pytest.approx(1.0)  # 20 batches
     assert seen == [30, 100, 160]
     text = said(run)
@@ -423,12 +425,12 @@ def test_a_score_that_is_no_counted_mean_is_found_by_a_plan() -> None:
 
     split = sf.Split((torch.zeros(9, 32), torch.zeros(9, dtype=torch.int64)), scores=right)
     with pytest.raises(sf.ConfigError, match=r"the score 'right' returned a float.*\n  return surefoot\.Mean"):
-        said(run_of(evaluate={"held-out": split}))
+        said(run_of(splits={"held-out": split}))
 
 
 def test_a_plan_says_which_data_these_are() -> None:
     about = ["text of somebody", "a tenth of it is held out"]
-    assert "data\n  text of somebody\n  a tenth of it is held out\n" in said(run_of(about_data=about))
+    assert "data\n  text of somebody\n  a tenth of it is held out\n" in said(run_of(data_summary=about))
 
 
 def test_a_recipe_says_where_its_text_is_from_and_what_of_it_is_held_out(

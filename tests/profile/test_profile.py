@@ -77,7 +77,7 @@ def plain(**changes: Any) -> sf.Run:
     data = small_runs.Augmented()
     settings: dict[str, Any] = {
         "train_data": (data.inputs, data.labels),
-        "evaluate": {},
+        "splits": {},
         "early_stopping": None,
         "ema": None,
         "precision": "fp32",
@@ -111,7 +111,9 @@ def of_slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[sf.profile.P
     """A profile of a run that waits for its samples, with its files."""
     place = tmp_path_factory.mktemp("profile")
     run = plain(train_data=SlowlyRead(), batch_size=4, micro_batch_size=4)
-    return sf.profile.measure(run, what="slow", out=place, steps=8, tries=("precision",), peak=1e10, limit_s=3.0), place
+    return sf.profile.measure(
+        run, what="slow", out=place, steps=8, speedups=("precision",), peak_flops=1e10, max_seconds=3.0
+    ), place
 
 
 def test_a_slow_loader_is_seen_as_waiting(of_slow_data: tuple[sf.profile.Profile, Path]) -> None:
@@ -157,9 +159,9 @@ def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.
             sf.profile.measure(
                 run,
                 steps=4,
-                tries=[name for name in NAMES if name not in ("compile", "workers")],
-                peak=1e9,
-                limit_s=0.5,
+                speedups=[name for name in NAMES if name not in ("compile", "workers")],
+                peak_flops=1e9,
+                max_seconds=0.5,
             )
         run.train()
         return run
@@ -199,7 +201,7 @@ def gpt(shape: GPTConfig = SHAPE, **changes: Any) -> sf.Run:
             batch[0], loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, batch[1])
         ),
         "train_data": (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
-        "count": lambda batch: batch[1].numel(),
+        "count_fn": lambda batch: batch[1].numel(),
     }
     return plain(**(settings | changes))
 
@@ -338,15 +340,15 @@ def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrowe
 
 
 def test_what_was_not_tried_is_not_said_to_be_no_quicker() -> None:
-    found = sf.profile.measure(plain(), steps=4, tries=("precision",), peak=1e10, limit_s=0.0)
+    found = sf.profile.measure(plain(), steps=4, speedups=("precision",), peak_flops=1e10, max_seconds=0.0)
     assert (found.tries, found.not_tried) == ([], ["--precision bf16"])
-    assert str(found).splitlines()[-1] == "  no time for: --precision bf16; give more: --limit 120"
+    assert str(found).splitlines()[-1] == "  no time for: --precision bf16; give more: --max-seconds 120"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch 2.13 itself
 def test_compiling_is_tried_when_asked_for() -> None:
-    found = sf.profile.measure(gpt(), steps=4, tries=("compile",), peak=1e10, limit_s=HANG_S)
+    found = sf.profile.measure(gpt(), steps=4, speedups=("compile",), peak_flops=1e10, max_seconds=HANG_S)
     assert [one.problem for one in found.tries] == [None]
     assert "first step" in str(found)
 
@@ -354,7 +356,7 @@ def test_compiling_is_tried_when_asked_for() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["gpt", "translation", "images"])
 def test_every_recipe_can_be_profiled(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["profile", recipe, "--out", str(tmp_path), "--limit", "5"])
+    main(["profile", recipe, "--out", str(tmp_path), "--max-seconds", "5"])
     said = capsys.readouterr().out
     assert "suggestions, each measured" in said
     assert max(map(len, said.partition("written")[0].splitlines())) <= 100
@@ -383,11 +385,11 @@ def own_loop() -> sf.Run:
     ("arguments", "told"),
     [
         ([], "profile of what?"),
-        (["--tries", "wrokers"], "did you mean workers?"),
-        (["--tries", "colour"], "there are: none, usual, all, workers"),
+        (["--speedups", "wrokers"], "did you mean workers?"),
+        (["--speedups", "colour"], "there are: none, usual, all, workers"),
         (["--steps", "2"], "4 or more"),
-        (["--peak", "much"], "as in --peak 989e12"),
-        (["--limit", "long"], "is not a number"),
+        (["--peak-flops", "much"], "as in --peak-flops 989e12"),
+        (["--max-seconds", "long"], "is not a number"),
         (["--out", "there"], "there is the directory of a run"),
         (["--stpes", "9"], "stpes"),
         (["own_loop"], "no loss of its own"),
@@ -416,7 +418,7 @@ def test_the_verb_profiles_a_program_and_writes_where_it_is_told(
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    main(["profile", "program.py:run", "--tries", "none", "--peak", "1e9", "--steps", "4", "--shapes"])
+    main(["profile", "program.py:run", "--speedups", "none", "--peak-flops", "1e9", "--steps", "4", "--shapes"])
     said = capfd.readouterr()
     assert "profile of program.py:run: 4 samples a step" in said.out
     assert "suggestions: nothing was tried" in said.out

@@ -207,7 +207,7 @@ def test_a_batch_that_cannot_be_cut_is_looked_at_whole() -> None:
 
     x, y = torch.randn(8, 2), torch.randn(8, 1)
     x[5, 0] = math.inf
-    run = linear(x, y, collate=collate, loss=loss, count=lambda batch: len(batch["y"]))
+    run = linear(x, y, collate_fn=collate, loss=loss, count_fn=lambda batch: len(batch["y"]))
     seen = look(upcoming(run))
     assert any("cannot be cut by samples" in note for note in seen.notes)
     assert seen.first is not None
@@ -241,7 +241,7 @@ def test_samples_are_described_by_the_function_of_the_run() -> None:
         raise KeyError("nothing")
 
     seen = look(upcoming(run), samples=1, describe=failing)
-    assert "describe_sample failed: KeyError" in str(seen.samples[0].shown)
+    assert "describe_fn failed: KeyError" in str(seen.samples[0].shown)
     assert look(upcoming(run), samples=0).samples == []
 
 

@@ -45,8 +45,8 @@ def trained(command: Ran, config: Config) -> tuple[int, str, str]:
     return command("train", f"{FILE}:build", *flags)
 
 
-def crash_of(out: Path) -> dict[str, Any]:
-    (file,) = (out / "crash").glob("*.json")
+def crash_of(run_dir: Path) -> dict[str, Any]:
+    (file,) = (run_dir / "crash").glob("*.json")
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 
@@ -66,9 +66,9 @@ def crash_of(out: Path) -> dict[str, Any]:
 def test_a_fault_of_one_sample_is_named_by_the_run_and_by_replay(
     fault: faulty_runs.Fault, what: str, name: str, checkpointed: bool, command: Ran, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    config = Config(fault=fault, out=str(out), checkpointed=checkpointed)
-    step, micro_batch = faulty_runs.first_step_of(replace(config, out=None))
+    run_dir = tmp_path / "run"
+    config = Config(fault=fault, run_dir=str(run_dir), checkpointed=checkpointed)
+    step, micro_batch = faulty_runs.first_step_of(replace(config, run_dir=None))
     status, _, said = trained(command, config)
 
     expected = {
@@ -82,14 +82,14 @@ def test_a_fault_of_one_sample_is_named_by_the_run_and_by_replay(
     assert f"at step {step} " in said
     assert f"from sample {config.sample}" in said
     assert name in said
-    assert f"surefoot replay {out} --step {step}" in said
+    assert f"surefoot replay {run_dir} --step {step}" in said
     assert len(said.splitlines()) <= 5
-    found = crash_of(out)
+    found = crash_of(run_dir)
     assert found["step"] == step
     assert expected.items() <= found["seen"]["first"].items()
-    assert f"from sample {config.sample}" in (out / "crash" / f"step-{step:08d}.txt").read_text()
+    assert f"from sample {config.sample}" in (run_dir / "crash" / f"step-{step:08d}.txt").read_text()
 
-    status, page, _ = command("replay", str(out), "--step", str(step), "--json")
+    status, page, _ = command("replay", str(run_dir), "--step", str(step), "--json")
     assert status == 0
     again = json.loads(page)
     assert expected.items() <= again["first"].items()
@@ -98,7 +98,7 @@ def test_a_fault_of_one_sample_is_named_by_the_run_and_by_replay(
 
 
 def test_what_goes_wrong_at_a_step_whatever_the_samples_is_said_of_each_of_them(command: Ran, tmp_path: Path) -> None:
-    config = Config(fault="step", out=str(tmp_path / "run"), step=6)
+    config = Config(fault="step", run_dir=str(tmp_path / "run"), step=6)
     status, _, said = trained(command, config)
     assert status == 5
     assert "at step 6 " in said
@@ -111,23 +111,23 @@ def test_what_goes_wrong_at_a_step_whatever_the_samples_is_said_of_each_of_them(
 
 def test_a_record_over_more_steps_than_were_made_again_is_not_compared_with(command: Ran, tmp_path: Path) -> None:
     """The state before the first bad step was saved after the record that tells of that step and of others."""
-    out = str(tmp_path / "run")
-    assert trained(command, Config(fault="sample", out=out, log_every="6 steps", save_every="24 steps"))[0] == 5
+    run_dir = str(tmp_path / "run")
+    assert trained(command, Config(fault="sample", run_dir=run_dir, log_every="6 steps", save_every="24 steps"))[0] == 5
     for step in ("4", "5"):
-        _, page, _ = command("replay", out, "--step", step, "--json", "--samples", "0")
+        _, page, _ = command("replay", run_dir, "--step", step, "--json", "--samples", "0")
         found = json.loads(page)
         assert (found["from_checkpoint"], found["logged"]) == (4, None)
 
 
 def test_a_norm_that_overflows_is_not_blamed_on_a_sample(command: Ran, tmp_path: Path) -> None:
-    status, _, said = trained(command, Config(fault="norm", out=str(tmp_path / "run")))
+    status, _, said = trained(command, Config(fault="norm", run_dir=str(tmp_path / "run")))
     assert status == 5
     assert "the norm of the gradient" in said
     assert "is too large to be squared" in said
 
 
 def test_a_mask_of_minus_infinity_is_no_fault(command: Ran, tmp_path: Path) -> None:
-    assert trained(command, Config(out=str(tmp_path / "run"), length="4 steps"))[0] == 0
+    assert trained(command, Config(run_dir=str(tmp_path / "run"), length="4 steps"))[0] == 0
     _, page, _ = command("replay", str(tmp_path / "run"), "--step", "3", "--json")
     found = json.loads(page)
     mask = next(held for held in found["modules"] if held["name"] == "blocks.0.mask")
@@ -145,9 +145,9 @@ def test_a_mask_of_minus_infinity_is_no_fault(command: Ran, tmp_path: Path) -> N
     ],
 )
 def test_bisecting_finds_the_first_bad_step(config: Config, step: int | None, command: Ran, tmp_path: Path) -> None:
-    config = replace(config, out=str(tmp_path / "run"))
+    config = replace(config, run_dir=str(tmp_path / "run"))
     trained(command, config)
-    expected = faulty_runs.first_step_of(replace(config, out=None))[0] if step is None else step
+    expected = faulty_runs.first_step_of(replace(config, run_dir=None))[0] if step is None else step
     status, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
     assert status == 0
     assert page.startswith(f"first bad step: {expected}, loss or gradient is not finite")
@@ -155,14 +155,14 @@ def test_bisecting_finds_the_first_bad_step(config: Config, step: int | None, co
 
 
 def test_bisecting_goes_by_checkpoints_where_there_are_no_records(command: Ran, tmp_path: Path) -> None:
-    trained(command, Config(fault="step", step=9, max_bad_steps=30, out=str(tmp_path / "run")))
+    trained(command, Config(fault="step", step=9, max_bad_steps=30, run_dir=str(tmp_path / "run")))
     (tmp_path / "run" / "metrics.jsonl").unlink()
     _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
     assert page.startswith("first bad step: 9, loss or gradient is not finite (made again: no record tells of it)")
 
 
 def test_bisecting_finds_the_update_that_spoiled_a_weight(command: Ran, tmp_path: Path) -> None:
-    trained(command, Config(fault="update", max_bad_steps=30, out=str(tmp_path / "run"), save_every="1 steps"))
+    trained(command, Config(fault="update", max_bad_steps=30, run_dir=str(tmp_path / "run"), save_every="1 steps"))
     _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
     assert page.startswith(
         "first bad step: 0, the update leaves a weight that is not finite (the weights of step-00000001 are not finite)"
@@ -172,6 +172,6 @@ def test_bisecting_finds_the_update_that_spoiled_a_weight(command: Ran, tmp_path
 
 
 def test_bisecting_says_so_where_there_is_no_bad_step(command: Ran, tmp_path: Path) -> None:
-    trained(command, Config(out=str(tmp_path / "run"), length="6 steps"))
+    trained(command, Config(run_dir=str(tmp_path / "run"), length="6 steps"))
     status, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
     assert (status, page) == (0, "no bad step: loss and gradient of steps 0 to 5 were finite, and so are the weights\n")

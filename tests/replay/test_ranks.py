@@ -44,36 +44,36 @@ def of_rank_1(**changes: Any) -> tuple[Config, int]:
 @pytest.mark.fast("fsdp")
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_sample_of_rank_1_is_named_with_its_rank(parallel: str, ranks: Ranks, tmp_path: Path) -> None:
-    out = tmp_path / "run"
+    run_dir = tmp_path / "run"
     config, step = of_rank_1(fault="magnitude")
-    settings = vars(replace(config, out=str(out), parallel=parallel))
+    settings = vars(replace(config, run_dir=str(run_dir), parallel=parallel))
     told = ranks(2, trained, **settings)
     assert [one["step"] for one in told] == [step, step]
     assert told[0]["said"] == told[1]["said"]
     where = f"first non-finite: output of blocks.1.act (Act), from sample {config.sample} (rank 1)"
-    report = json.loads((out / "crash" / f"step-{step:08d}.json").read_text())["seen"]
+    report = json.loads((run_dir / "crash" / f"step-{step:08d}.json").read_text())["seen"]
     if parallel == "ddp":
         assert where in told[0]["said"]
         assert report["first"]["rank"] == 1
-        page = (out / "crash" / f"step-{step:08d}.txt").read_text()
+        page = (run_dir / "crash" / f"step-{step:08d}.txt").read_text()
         assert f"\nstep {step}, as rank 1 of 2 has seen its own micro-batches\n" in page
         assert [one["finite"] for one in report["ranks"]] == [True, False]
     else:
         assert report == {"not_looked_at": "its models are sharded: surefoot replay looks at it in one process"}
-    assert f"surefoot replay {out} --step {step}" in told[0]["said"]
+    assert f"surefoot replay {run_dir} --step {step}" in told[0]["said"]
 
-    again = sf.load(faulty_runs.build(replace(config, out=str(out)))).replay(step)
+    again = sf.load(faulty_runs.build(replace(config, run_dir=str(run_dir)))).replay(step)
     assert again.look.verdict == where
     assert "made by 2 ranks" in str(again)
 
 
 @pytest.mark.slow
 def test_steps_of_two_ranks_are_made_again_by_one_process_to_rounding(ranks: Ranks, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    ranks(2, trained, out=str(out), length="12 steps")
-    known = records(out / "metrics.jsonl")
-    store = Store(out / "checkpoints")
-    with execution(faulty_runs.build(Config(out=str(out))).parts, store.at(4), records=known) as again:
+    run_dir = tmp_path / "run"
+    ranks(2, trained, run_dir=str(run_dir), length="12 steps")
+    known = records(run_dir / "metrics.jsonl")
+    store = Store(run_dir / "checkpoints")
+    with execution(faulty_runs.build(Config(run_dir=str(run_dir))).parts, store.at(4), records=known) as again:
         made = list(again.steps(12))
         weights = {name: held.clone() for name, held in again.parts.state.models["model"].state_dict().items()}
     logged = {record["step"]: record["loss"] for record in known if record["kind"] == "train"}

@@ -18,23 +18,23 @@ from surefoot.tracking.jsonl import records
 PLATEAU = sf.ReduceLROnPlateau("min held-out/loss", patience=1, min_delta=1.0)  # lowered at every evaluation
 
 
-def build(out: Path, **changes: Any) -> sf.Run:
-    return small_runs.build(out, keep_last=100, plateau=PLATEAU, **changes)
+def build(run_dir: Path, **changes: Any) -> sf.Run:
+    return small_runs.build(run_dir, keep_last=100, plateau=PLATEAU, **changes)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dropout, augmentation, batch norm, EMA, two micro-batches a step, a plateau, records every 3 steps."""
-    out = tmp_path_factory.mktemp("runs") / "a"
-    build(out).train()
-    return out
+    run_dir = tmp_path_factory.mktemp("runs") / "a"
+    build(run_dir).train()
+    return run_dir
 
 
 def made_again(
-    out: Path, start: int, until: int, *, with_records: bool = True, **changes: Any
+    run_dir: Path, start: int, until: int, *, with_records: bool = True, **changes: Any
 ) -> tuple[list[Made], Checkpoint]:
-    told = records(out / "metrics.jsonl") if with_records else []
-    with execution(build(out, **changes).parts, Store(out / "checkpoints").at(start), records=told) as again:
+    told = records(run_dir / "metrics.jsonl") if with_records else []
+    with execution(build(run_dir, **changes).parts, Store(run_dir / "checkpoints").at(start), records=told) as again:
         made = list(again.steps(until))
         assert not again.notes
         return made, again.parts.packed()
@@ -153,7 +153,7 @@ def test_another_machine_is_named(trained: Path) -> None:
     ids=["muon", "schedule_free", "sgd", "fp16"],
 )
 def test_every_kind_of_state_is_gone_on_with(changes: dict[str, Any], tmp_path: Path) -> None:
-    settings = {**changes, "length": "9 steps", "early_stopping": None, "evaluate": {}}
+    settings = {**changes, "length": "9 steps", "early_stopping": None, "splits": {}}
 
     def built() -> sf.Run:
         return small_runs.build(tmp_path / "run", keep_last=9, **settings)

@@ -19,15 +19,15 @@ from surefoot.report import write as writing
 from surefoot.tracking.run_reader import is_running
 
 
-def build(out: Path, **changes: Any) -> sf.Run:
-    return small_runs.build(out, **({"report": True} | changes))
+def build(run_dir: Path, **changes: Any) -> sf.Run:
+    return small_runs.build(run_dir, **({"report": True} | changes))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("at end") / "run"
-    build(out, log_every="1 steps", watch_every="5 steps").train()
-    return out
+    run_dir = tmp_path_factory.mktemp("at end") / "run"
+    build(run_dir, log_every="1 steps", layer_stats_every="5 steps").train()
+    return run_dir
 
 
 def state(page: Path) -> str:
@@ -104,29 +104,27 @@ def test_a_run_that_goes_on_is_seen_to_run_and_keeps_its_lock(tmp_path: Path) ->
     import subprocess
     import sys
 
-    out = tmp_path / "run"
-    with build(out, log_every="1 steps") as run:
+    run_dir = tmp_path / "run"
+    with build(run_dir, log_every="1 steps") as run:
         for step in run:
             if step.index == 4:
-                page = sf.load(out).report().read_text()
-                look = (
-                    f"from surefoot.tracking.run_reader import Path, is_running; print(is_running(Path({str(out)!r})))"
-                )
+                page = sf.load(run_dir).report().read_text()
+                look = f"from surefoot.tracking.run_reader import Path, is_running; print(is_running(Path({str(run_dir)!r})))"
                 seen = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
                 break
     assert re.search(r"running: step \d of 26", page)
     assert seen == "True\n"
-    assert not is_running(out)
+    assert not is_running(run_dir)
 
 
 def test_the_page_changes_no_bit_of_the_run(tmp_path: Path, run: Path) -> None:
-    build(tmp_path / "without", log_every="1 steps", watch_every="5 steps", report=False).train()
+    build(tmp_path / "without", log_every="1 steps", layer_stats_every="5 steps", report=False).train()
     one, other = (small_runs_tensors(place) for place in (run, tmp_path / "without"))
     assert one == other
 
 
-def small_runs_tensors(out: Path) -> dict[str, Any]:
-    newest = max((out / "checkpoints").glob("step-*"))
+def small_runs_tensors(run_dir: Path) -> dict[str, Any]:
+    newest = max((run_dir / "checkpoints").glob("step-*"))
     return {
         "step": newest.name,
         "files": json.loads((newest / "manifest.json").read_text())["files"]["model.safetensors"],

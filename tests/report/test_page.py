@@ -30,7 +30,7 @@ recipe = "gpt"
 SITTING = {
     "time": "2026-01-02T03:04:05+0000",
     "python": "3.11.7",
-    "command": ["surefoot", "train", "gpt", "--seed", "3", "--out", "runs/a b"],
+    "command": ["surefoot", "train", "gpt", "--seed", "3", "--run-dir", "runs/a b"],
     "directory": "/home/me",
     "git_commit": "0123456789abcdef",
     "machine": {"torch": "2.13.0", "device": "cpu", "hardware": "x86_64", "threads": 2},
@@ -123,7 +123,7 @@ def test_how_the_run_went_is_said_in_a_sentence(page: str) -> None:
 
 
 def test_settings_are_parted_by_who_chose_them(page: str) -> None:
-    chosen, _, left = page.partition("with their defaults")
+    chosen, _, left = page.partition("at its default")
     assert "<code>optimizer.lr</code></th><td>0.003</td><td" in chosen
     assert "<code>seed</code>" in chosen
     assert "<code>clip</code>" in left
@@ -133,7 +133,7 @@ def test_settings_are_parted_by_who_chose_them(page: str) -> None:
 def test_the_commands_are_those_that_made_the_run_and_look_into_it(page: str, rich: Path) -> None:
     text = "".join(Elements(page).text)
     assert (
-        "cd /home/me\ngit checkout 0123456789abcdef  # where it is another\nsurefoot train gpt --seed 3 --out DIR"
+        "cd /home/me\ngit checkout 0123456789abcdef  # if HEAD differs\nsurefoot train gpt --seed 3 --run-dir DIR"
         in text
     )
     assert f"surefoot evaluate '{rich}' --checkpoint best" in text
@@ -292,7 +292,7 @@ def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path
     with pytest.raises(ConfigError, match="which run"):
         write_page()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot write to .*\n.*--out PATH"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*\n.*out=PATH"):
         write_page(rich, out=tmp_path / "file" / "page.html")
 
 

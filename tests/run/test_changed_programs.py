@@ -86,13 +86,13 @@ class Plain(torch.optim.SGD):
         return super().step()
 
 
-def build(out: str = "runs/changed", **changes):
+def build(run_dir: str = "runs/changed", **changes):
     settings = dict(
-        model=Net, loss=loss, train_data=Data(), batch_size=4, micro_batch_size=2, length="8 steps", collate=collate,
+        model=Net, loss=loss, train_data=Data(), batch_size=4, micro_batch_size=2, length="8 steps", collate_fn=collate,
         optimizer=sf.optim.sgd(lr=0.1), save_every="100 steps", report=False, precision="fp32", device="cpu",
         check_state=False,  # the model counts its calls
     )
-    return sf.Run(out=out, **{**settings, **changes})
+    return sf.Run(run_dir=run_dir, **{**settings, **changes})
 
 
 def parts(shift=0.0):
@@ -152,7 +152,7 @@ CASES = {
     ),
     "loss's helper": ("loss * 1.0", "loss * 1.5", "{}", "changed: weighted() in program.py"),
     "forward": ("self.norm(self.linear(inputs))", "self.linear(inputs)", "{}", "Net.forward() in program.py"),
-    "collate": (
+    "collate_fn": (
         "return default_collate(samples)",
         "return default_collate(samples[::-1])",
         "{}",
@@ -174,10 +174,10 @@ CASES = {
         "{'train_data': parts()}",
         "(part 1) of the training data is not",
     ),
-    "count": (
+    "count_fn": (
         "return len(batch[0])",
         "return 2 * len(batch[0])",
-        "{'count': count}",
+        "{'count_fn': count}",
         "counted 2 targets, and counts 4",
     ),
     "an optimizer of one's own": (
@@ -198,7 +198,7 @@ def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(case: str, pl
     else:
         begin(place, own)
     held = {file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")}
-    with pytest.raises(sf.CheckpointError, match="cannot resume step-00000004") as refused:
+    with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000004") as refused:
         built(place, old, new, own=own, console=False).train()
     assert says in str(refused.value)
     assert len(str(refused.value).splitlines()) <= 5
@@ -231,7 +231,7 @@ def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_the
     verdict = sf.load(built(place, old, new, own=own)).verify()
     assert not verdict.problems
     assert "steps 0 to 4: another program made them; it was changed then, and the change accepted" in verdict.not_proved
-    with pytest.raises(sf.CheckpointError, match="cannot resume step-00000008"):
+    with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000008"):
         built(place, own=own, console=False).train()
 
 
@@ -256,8 +256,8 @@ def test_equal_values_of_another_text_are_a_note_and_another_layout_is_nothing(
     old: str, new: str, note: str | None, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The data draw random numbers, the model has dropout and statistics: none of that is a false alarm."""
-    begin(place, own="{'count': count}")
-    built(place, old, new, own="{'count': count}").train()
+    begin(place, own="{'count_fn': count}")
+    built(place, old, new, own="{'count_fn': count}").train()
     told = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
     assert [note in line for line in told if note is not None] == [True] * (note is not None)
     assert len(told) == (note is not None)
@@ -335,7 +335,7 @@ def test_a_checkpoint_without_fingerprints_is_refused_in_one_sentence(place: Pat
 def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = "{'evaluate': {'held-out': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
+    own = "{'splits': {'held-out': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
     begin(place, own.replace("PLATEAU", "None"))
     built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
     assert "note: held-out holds other data than before: its scores are not comparable" in capsys.readouterr().out
@@ -355,7 +355,7 @@ def test_objects_that_are_not_looked_into_are_named_when_the_run_begins(
     samples = [(torch.ones(2), 1, Graph()) for _ in range(12)]
     settings: dict[str, Any] = {
         "train_data": samples,
-        "collate": lambda each: (torch.stack([x for x, *_ in each]), torch.ones(len(each)).long()),
+        "collate_fn": lambda each: (torch.stack([x for x, *_ in each]), torch.ones(len(each)).long()),
     }
     built(place, stop_after="4 steps", **settings).train()
     assert (
@@ -369,19 +369,19 @@ def test_the_command_line_accepts_a_change(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
-    text = PROGRAM.replace('(out: str = "runs/changed", **changes)', "()").replace(
-        "out=out, **{**settings, **changes}", "**settings"
+    text = PROGRAM.replace('(run_dir: str = "runs/changed", **changes)', "()").replace(
+        "run_dir=run_dir, **{**settings, **changes}", "**settings"
     )
 
     def command(stop: str | None, *arguments: str, changed: str = "1.0") -> None:
-        settings = text.replace('length="8 steps"', f'out="run", length="8 steps", stop_after={stop!r}')
+        settings = text.replace('length="8 steps"', f'run_dir="run", length="8 steps", stop_after={stop!r}')
         (place / "program.py").write_text(settings.replace("loss * 1.0", f"loss * {changed}"))
         main(list(arguments))
 
     command("4 steps", "train", "program.py:build")
     with pytest.raises(SystemExit, match="4"):
         command(None, "resume", "run", changed="1.5")
-    assert "else --accept-change loss" in capfd.readouterr().err
+    assert "all the same: --accept-change loss" in capfd.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         command(None, "resume", "run", "--accept-change", "everything", changed="1.5")
     command(None, "resume", "run", "--accept-change", "loss", changed="1.5")
@@ -409,5 +409,5 @@ def test_all_ranks_refuse_the_same_change_and_go_on_with_the_same_program(strate
     assert on_ranks(2, work) == [0, 0]
     told = [(place / f"refused-{rank}").read_text() for rank in range(2)]
     assert told[0] == told[1]
-    assert "cannot resume step-00000004: the loss of the first micro-batch" in told[0]
+    assert "at step-00000004: the loss of the first micro-batch" in told[0]
     assert fingerprints(place, 8)["loss"] == fingerprints(place, 0)["loss"]

@@ -33,9 +33,9 @@ def confusion(outputs: list[tuple[int, int]]) -> dict[str, Any]:
     return {"right": right / len(outputs), "samples": len(outputs), "confusion": table, "signature": "three classes"}
 
 
-def build(out: Path | None, **changes: Any) -> sf.Run:
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     # looking for hidden state is no claim of these tests, and takes a tenth of their time
-    return small_runs.build(out, **{"length": "16 steps", "check_state": False, **changes})
+    return small_runs.build(run_dir, **{"length": "16 steps", "check_state": False, **changes})
 
 
 def rows() -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,8 +47,8 @@ def judged(**changes: Any) -> sf.Split:
     return sf.Split(rows(), scores=sf.metrics.accuracy, outputs=guesses, judge=confusion, **changes)
 
 
-def written(out: Path, kind: str) -> list[dict[str, Any]]:
-    return [record for record in records(out / "metrics.jsonl") if record["kind"] == kind]
+def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == kind]
 
 
 def test_accuracy_is_the_share_of_labels_whose_output_is_the_largest() -> None:
@@ -63,16 +63,16 @@ def test_accuracy_is_the_share_of_labels_whose_output_is_the_largest() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 7, 52])
 def test_a_judge_sees_every_output_once_whatever_the_batch_size(batch_size: int) -> None:
-    run = build(None, evaluate={"all": judged(batch_size=batch_size)}, early_stopping=None, seed=1)
-    scores = run.scores()
+    run = build(None, splits={"all": judged(batch_size=batch_size)}, early_stopping=None, seed=1)
+    scores = run.evaluate()
     assert scores["all/samples"] == 52
     assert scores["all/right"] == pytest.approx(scores["all/accuracy"])
 
 
 def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = build(tmp_path / "run", evaluate={"all": judged()}, early_stopping=None, console=True)
+    run = build(tmp_path / "run", splits={"all": judged()}, early_stopping=None, console=True)
     run.train()
-    assert all(isinstance(value, float) for value in run.scores().values())
+    assert all(isinstance(value, float) for value in run.evaluate().values())
     last = written(tmp_path / "run", "scores")[-1]
     assert sum(sum(row) for row in last["all/confusion"]) == 52
     assert last["all/signature"] == "three classes"
@@ -84,7 +84,7 @@ def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: p
 def test_what_cannot_be_recorded_is_refused() -> None:
     strange = sf.Split(rows(), outputs=guesses, judge=lambda outputs: {"what": {1, 2}})
     with pytest.raises(sf.ConfigError, match="judge returned what cannot be put into a record"):
-        build(None, evaluate={"all": strange}, early_stopping=None).scores()
+        build(None, splits={"all": strange}, early_stopping=None).evaluate()
 
 
 def test_outputs_without_a_judge_are_refused() -> None:
@@ -93,23 +93,23 @@ def test_outputs_without_a_judge_are_refused() -> None:
 
 
 def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_ones_stay(tmp_path: Path) -> None:
-    out = tmp_path / "run"
+    run_dir = tmp_path / "run"
     splits = {"all": sf.Split(rows(), scores=sf.metrics.accuracy), "test": judged(at_end=True)}
     # the worst is watched, which the last step is not
-    changes: dict[str, Any] = {"evaluate": splits, "early_stopping": None, "best": "max all/loss", "ema": None}
-    run = build(out, **changes)
+    changes: dict[str, Any] = {"splits": splits, "early_stopping": None, "best": "max all/loss", "ema": None}
+    run = build(run_dir, **changes)
     before = len(ASKED)
     run.train()
     assert sum(ASKED[before:]) == 52
-    (record,) = written(out, "end")
+    (record,) = written(run_dir, "end")
     best = run.parts.whole.watch
     assert best is not None
     assert record["weights_of_step"] == best.step != run.state.step
     again = build(None, **changes)
     assert run.parts.saving is not None
     again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
-    assert again.scores("test")["test/accuracy"] == record["test/accuracy"]
-    unscored = build(tmp_path / "other", **(changes | {"evaluate": {"all": splits["all"]}}))
+    assert again.evaluate("test")["test/accuracy"] == record["test/accuracy"]
+    unscored = build(tmp_path / "other", **(changes | {"splits": {"all": splits["all"]}}))
     unscored.train()
     for one, other in zip(run.state.parameters, unscored.state.parameters, strict=True):
         assert torch.equal(one, other)
@@ -117,7 +117,7 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
 
 def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> None:
     splits = {"all": sf.Split(rows(), scores=sf.metrics.accuracy), "test": judged(at_end=True)}
-    changes: dict[str, Any] = {"evaluate": splits, "early_stopping": None, "best": "max all/loss", "ema": 0.9}
+    changes: dict[str, Any] = {"splits": splits, "early_stopping": None, "best": "max all/loss", "ema": 0.9}
     run = build(tmp_path / "run", **changes)
     run.train()
     (record,) = written(tmp_path / "run", "end")
@@ -125,11 +125,11 @@ def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> No
     again = build(None, **changes)
     assert run.parts.saving is not None
     again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
-    assert again.scores("test")["test/loss"] == record["test/loss"]
+    assert again.evaluate("test")["test/loss"] == record["test/loss"]
 
 
 def test_a_finished_run_is_not_scored_again(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"evaluate": {"test": judged(at_end=True)}, "early_stopping": None, "best": None}
+    changes: dict[str, Any] = {"splits": {"test": judged(at_end=True)}, "early_stopping": None, "best": None}
     build(tmp_path / "run", **changes).train()
     before = len(ASKED)
     build(tmp_path / "run", **changes).train()
@@ -148,7 +148,7 @@ def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(tmp_path: Pat
 
     def changes(outputs: Any) -> dict[str, Any]:
         split = sf.Split(rows(), outputs=outputs, judge=confusion, batch_size=5, at_end=True)
-        return {"evaluate": {"test": split}, "early_stopping": None, "best": None}
+        return {"splits": {"test": split}, "early_stopping": None, "best": None}
 
     with pytest.raises(SystemExit) as left:
         build(tmp_path / "run", **changes(interrupting)).train()
@@ -164,7 +164,7 @@ def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
     splits = {"all": sf.Split(rows(), scores=sf.metrics.accuracy), "test": judged(at_end=True)}
     patience = sf.EarlyStopping("min all/loss", patience=1)
     run = build(
-        tmp_path / "run", evaluate=splits, early_stopping=patience, optimizer=sf.optim.adamw(lr=2.0), length="60 steps"
+        tmp_path / "run", splits=splits, early_stopping=patience, optimizer=sf.optim.adamw(lr=2.0), length="60 steps"
     )
     run.train()
     assert run.state.step < 60
@@ -176,23 +176,21 @@ def test_no_step_is_steered_by_what_is_for_the_end() -> None:
     with pytest.raises(sf.ConfigError, match="no split of that name; there are: all"):
         build(
             None,
-            evaluate={"all": sf.Split(rows()), "test": judged(at_end=True)},
+            splits={"all": sf.Split(rows()), "test": judged(at_end=True)},
             early_stopping=None,
             best="max test/right",
         )
 
 
 def test_the_end_says_whose_weights_were_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(
-        tmp_path / "run", evaluate={"test": judged(at_end=True)}, early_stopping=None, best=None, console=True
-    ).train()
+    build(tmp_path / "run", splits={"test": judged(at_end=True)}, early_stopping=None, best=None, console=True).train()
     printed = capsys.readouterr().out
     assert "scored once, with the weights of the last step" in printed
     assert "; test/loss " in printed
 
 
 def test_a_run_that_is_made_longer_has_another_end(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"evaluate": {"test": judged(at_end=True)}, "early_stopping": None, "best": None}
+    changes: dict[str, Any] = {"splits": {"test": judged(at_end=True)}, "early_stopping": None, "best": None}
     changes |= {"schedule": sf.schedules.constant(), "save_every": "2 steps"}
     for steps in (6, 6, 9):
         build(tmp_path / "run", length=f"{steps} steps", **changes).train()
@@ -204,7 +202,7 @@ def test_the_last_step_is_safe_before_the_end_is_scored(tmp_path: Path) -> None:
         raise RuntimeError("out of luck")
 
     split = sf.Split(rows(), outputs=failing, judge=confusion, at_end=True)
-    changes: dict[str, Any] = {"evaluate": {"test": split}, "early_stopping": None, "best": None}
+    changes: dict[str, Any] = {"splits": {"test": split}, "early_stopping": None, "best": None}
     with pytest.raises(RuntimeError, match="out of luck"):
         build(tmp_path / "run", length="7 steps", save_every="1 h", **changes).train()
     assert (tmp_path / "run" / "checkpoints" / "step-00000007" / "manifest.json").is_file()
@@ -218,7 +216,7 @@ def test_scores_that_overflow_end_no_run(tmp_path: Path, capsys: pytest.CaptureF
         name: sf.Split(rows(), outputs=overflowing, judge=confusion, at_end=at_end)
         for name, at_end in (("all", False), ("test", True))
     }
-    run = build(tmp_path / "run", evaluate=splits, early_stopping=None, best=None, console=True, length="10 steps")
+    run = build(tmp_path / "run", splits=splits, early_stopping=None, best=None, console=True, length="10 steps")
     run.train()
     assert run.state.step == 10
     printed = capsys.readouterr().out
@@ -241,7 +239,7 @@ def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing
     """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched."""
     changes: dict[str, Any] = {"length": "5 steps", "evaluate_at_start": True, "ema": None}
     changes["early_stopping"] = sf.EarlyStopping("max held-out/loss", patience=9)  # at the start it is the largest
-    expected = build(None, **changes).scores()
+    expected = build(None, **changes).evaluate()
     with suppress(KeyError), build(tmp_path / "run", **changes) as run:
         for _ in run:
             raise KeyError

@@ -28,8 +28,8 @@ def of_model(model: nn.Module) -> list[sf.report.TextHeatmap]:
     return [sf.report.TextHeatmap(title="t", legend="", unit="nats", pieces=pieces)]
 
 
-def build(out: Path | None, **changes: Any) -> sf.Run:
-    return small_runs.build(out, **({"length": "6 steps", "early_stopping": None} | changes))
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
+    return small_runs.build(run_dir, **({"length": "6 steps", "early_stopping": None} | changes))
 
 
 def test_a_run_that_is_over_has_its_panels_and_they_are_of_what_is_evaluated(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_signal_in_the_last_step_leaves_none(tmp_path: Path) -> None:
 
     told: list[int] = []
     called: list[int] = []
-    run = build(tmp_path / "run", panels_fn=lambda model: called.append(1) or [matrix()], loss=stopped, evaluate={})
+    run = build(tmp_path / "run", panels_fn=lambda model: called.append(1) or [matrix()], loss=stopped, splits={})
     with pytest.raises(SystemExit):
         run.train()
     assert run.state.step == 6
@@ -205,7 +205,7 @@ def test_a_run_without_panels_refuses_to_make_some() -> None:
 
 def test_panels_json_is_surefoots_own_name() -> None:
     with pytest.raises(sf.ConfigError, match="one that surefoot uses itself"):
-        build(None, files={"panels.json": "{}"})
+        build(None, extra_files={"panels.json": "{}"})
 
 
 def test_metrics_jsonl_holds_none_of_it(tmp_path: Path) -> None:

@@ -35,23 +35,23 @@ class MishapError(Exception):
     """An error in the user's own code."""
 
 
-def build(out: Path | None, **changes: Any) -> sf.Run:
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     # looking for hidden state is no claim of these tests, and takes a tenth of their time
-    return small_runs.build(out, **{"length": f"{STEPS} steps", "check_state": False, **changes})
+    return small_runs.build(run_dir, **{"length": f"{STEPS} steps", "check_state": False, **changes})
 
 
-def saved(out: Path) -> dict[str, str]:
+def saved(run_dir: Path) -> dict[str, str]:
     """The newest checkpoint: its step and the hash of every tensor file."""
-    newest = max((out / "checkpoints").glob("step-*"))
+    newest = max((run_dir / "checkpoints").glob("step-*"))
     return {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")} | {
         "step": newest.name
     }
 
 
-def logged(out: Path) -> list[Any]:
+def logged(run_dir: Path) -> list[Any]:
     """All losses and scores. In a loop of one's own a step's loss is written after its scores, since values may be added."""
     values = {"train": "loss", "scores": "held-out/loss"}
-    found = [line for line in records(out / "metrics.jsonl") if line["kind"] in values]
+    found = [line for line in records(run_dir / "metrics.jsonl") if line["kind"] in values]
     return sorted((line["step"], line["kind"], line[values[line["kind"]]]) for line in found)
 
 
@@ -70,9 +70,9 @@ def make_steps(run: sf.Run, *, end: End = lambda step: False, middle: End = lamb
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], list[Any]]:
     """What an uninterrupted run leaves."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    build(out).train()
-    return saved(out), logged(out)
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    build(run_dir).train()
+    return saved(run_dir), logged(run_dir)
 
 
 def test_a_run_that_trains_by_itself_spends_no_time_in_code_of_its_users(tmp_path: Path) -> None:
@@ -417,8 +417,8 @@ def test_scores_asked_for_outside_of_a_sitting_have_the_settings_of_the_run() ->
 
     data = small_runs.Augmented()
     split = sf.Split((data.inputs, data.labels), scores=settings)
-    run = build(None, evaluate={"held-out": split}, deterministic=True)
-    run.scores()
+    run = build(None, splits={"held-out": split}, deterministic=True)
+    run.evaluate()
     assert set(seen) == {True}
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -442,7 +442,7 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_by_the_resume(
         return sf.metrics.accuracy(model, batch)
 
     split = sf.Split((data.inputs, data.labels), scores=accuracy)
-    run = build(tmp_path / "run", evaluate={"held-out": split})
+    run = build(tmp_path / "run", splits={"held-out": split})
     with pytest.raises(SystemExit) as end:
         run.train()
     assert end.value.code == 128 + number
@@ -470,7 +470,7 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
         return "a sample"
 
     split = sf.Split((data.inputs, data.labels), scores=accuracy)
-    run = build(tmp_path / "run", evaluate={"held-out": split}, sample_fn=sample, console=True)
+    run = build(tmp_path / "run", splits={"held-out": split}, sample_fn=sample, console=True)
     with pytest.raises(SystemExit):
         run.train()
     said = capsys.readouterr().out
@@ -504,7 +504,7 @@ def test_a_kill_after_the_evaluation_that_a_resume_made_up_for_repeats_no_scores
         return small_runs.loss(model, batch)
 
     split = sf.Split((data.inputs, data.labels), scores=accuracy)
-    run = build(tmp_path / "run", evaluate={"held-out": split})
+    run = build(tmp_path / "run", splits={"held-out": split})
     with pytest.raises(SystemExit):
         run.train()
     for _ in range(2):
@@ -525,7 +525,7 @@ def test_with_code_of_ones_own_between_the_steps_an_evaluation_is_finished(tmp_p
             signal.raise_signal(signal.SIGINT)
         return sf.metrics.accuracy(model, batch)
 
-    run = build(tmp_path / "run", evaluate={"held-out": sf.Split((data.inputs, data.labels), scores=accuracy)})
+    run = build(tmp_path / "run", splits={"held-out": sf.Split((data.inputs, data.labels), scores=accuracy)})
     with pytest.raises(SystemExit), run:  # noqa: PT012
         for step in run:
             bodies.append(step.index)
@@ -644,9 +644,9 @@ def test_a_checkpoint_that_lacks_a_part_of_its_state_is_refused_by_its_name(tmp_
         build(tmp_path / "run", length="9 steps").train()
 
 
-def scored(out: Path) -> list[Any]:
+def scored(run_dir: Path) -> list[Any]:
     return [
-        (line["step"], line["held-out/loss"]) for line in records(out / "metrics.jsonl") if line["kind"] == "scores"
+        (line["step"], line["held-out/loss"]) for line in records(run_dir / "metrics.jsonl") if line["kind"] == "scores"
     ]
 
 
@@ -727,7 +727,7 @@ def test_a_run_in_another_thread_is_refused_while_one_is_open(tmp_path):
         for step in run:
             in_thread(other.train)
             in_thread(lambda: build(tmp_path / "third"))
-            in_thread(lambda: other.scores("held-out"))
+            in_thread(lambda: other.evaluate("held-out"))
             if step.index == 1:
                 break
     assert len(refused) == 6

@@ -16,15 +16,15 @@ from small_runs import build, loss, train
 from waiting import wait_until
 
 
-def slow_run(out: str, changes: dict[str, Any]) -> None:
+def slow_run(run_dir: str, changes: dict[str, Any]) -> None:
     """Steps of a tenth of a second, of which only the first is saved unasked."""
 
     def slow(model, batch):
         time.sleep(0.05)
         return loss(model, batch)
 
-    settings = {"length": "400 steps", "save_every": "100000 steps", "log_every": "2 steps", "evaluate": None}
-    train(build(out, loss=slow, console=True, early_stopping=None, **settings, **changes))
+    settings = {"length": "400 steps", "save_every": "100000 steps", "log_every": "2 steps", "splits": None}
+    train(build(run_dir, loss=slow, console=True, early_stopping=None, **settings, **changes))
 
 
 class Process:
@@ -52,7 +52,7 @@ def started(tmp_path: Path, ranks: Ranks):
     processes: list[Process] = []
 
     def start(**changes: Any) -> Process:
-        process = Process(ranks, ranks.start(1, slow_run, out=str(tmp_path / "run"), changes=changes))
+        process = Process(ranks, ranks.start(1, slow_run, run_dir=str(tmp_path / "run"), changes=changes))
         processes.append(process)
         assert wait_until(lambda: process.is_over or "\nstep=2/" in process.text)
         return process
@@ -108,7 +108,7 @@ def test_a_time_limit_leaves_room_for_the_longest_step(tmp_path: Path) -> None:
         time.sleep(0.35)  # two micro-batches a step
         return loss(model, batch)
 
-    run = build(tmp_path / "run", loss=slow, time_limit="6 s", evaluate=None, early_stopping=None, check_state=False)
+    run = build(tmp_path / "run", loss=slow, time_limit="6 s", splits=None, early_stopping=None, check_state=False)
     begun = time.monotonic()  # as the limit counts
     run.train()
     assert time.monotonic() - begun < 6

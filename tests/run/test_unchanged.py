@@ -128,20 +128,20 @@ def leave_as_it_was(tried: str, **changes: Any) -> None:
     ],
 )
 def test_training_afterwards_is_that_of_a_run_that_tried_nothing(tried: str, optimizer: str, tmp_path: Path) -> None:
-    def trained(out: Path, *, trying: bool) -> tuple[dict[str, Any], list[float]]:
-        run = build(out, length="10 steps", optimizer=OPTIMIZERS[optimizer])
+    def trained(run_dir: Path, *, trying: bool) -> tuple[dict[str, Any], list[float]]:
+        run = build(run_dir, length="10 steps", optimizer=OPTIMIZERS[optimizer])
         if trying:
             assert compared(everything(run), (TRIED[tried](run), everything(run))[1]) == []
-            assert not out.exists()
+            assert not run_dir.exists()
         drawn = []
         with run:
             for step in run:
                 if trying and step.index == 6:
                     assert run.parts.saving is not None
                     run.parts.saving.writer.wait()  # of a checkpoint of the run's own
-                    files = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+                    files = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.is_file()}
                     TRIED[tried](run)
-                    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == files
+                    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.is_file()} == files
                 drawn.append(random.random() + float(np.random.rand()) + float(torch.rand(())))
         found = everything(run)
         return {name: found[name] for name in ("tensors", "optimizer model", "step")}, drawn
@@ -161,10 +161,10 @@ def test_a_resumed_run_keeps_what_was_not_asked_for_yet(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_open_is_tried_from_the_weights_that_it_would_start_with(tmp_path: Path) -> None:
     build(tmp_path / "run", length="4 steps").train()
-    plainly = build(None, init=tmp_path / "run")
+    plainly = build(None, init_from=tmp_path / "run")
     with plainly:
         opened = sf.tune.find_lr(plainly, steps=10)
-    run = build(None, init=tmp_path / "run")
+    run = build(None, init_from=tmp_path / "run")
     before = everything(run)
     assert sf.tune.find_lr(run, steps=10).losses.tolist() == opened.losses.tolist()
     assert compared(before, everything(run)) == []
@@ -191,7 +191,7 @@ def test_an_error_while_trying_leaves_the_run_as_it_was() -> None:
 @pytest.mark.parametrize("tried", TRIED)
 def test_runs_that_cannot_be_tried_are_refused(tried: str) -> None:
     with pytest.raises(sf.ConfigError, match="no loss of its own"):
-        TRIED[tried](build(None, loss=None, evaluate=None, early_stopping=None))
+        TRIED[tried](build(None, loss=None, splits=None, early_stopping=None))
     run = build(None)
     with run:
         for step in run.steps():
@@ -211,7 +211,7 @@ def test_a_model_may_be_one_of_several() -> None:
         model={"body": lambda: nn.Linear(8, 16), "head": lambda: nn.Linear(16, 3)},
         optimizer={"head": sf.optim.sgd(0.1), "body": sf.optim.adamw(0.01)},
         loss=loss,
-        evaluate=None,
+        splits=None,
         early_stopping=None,
     )
     before = everything(run)
@@ -227,7 +227,7 @@ def test_the_time_that_trying_takes_belongs_to_no_phase_of_the_run() -> None:
         passes.put(None)
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    run = build(None, loss=slow, length="3 steps", evaluate=None, early_stopping=None)
+    run = build(None, loss=slow, length="3 steps", splits=None, early_stopping=None)
     clock = run.parts.whole.clock
     clock.now, clock.since = lambda: float(passes.qsize()), 0.0
     with run:

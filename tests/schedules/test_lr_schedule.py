@@ -20,6 +20,7 @@ from in_one import in_one
 from surefoot.config.durations import Length
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES as TABLE
+from surefoot.schedules.joined import join
 from surefoot.schedules.lr_schedule import (
     Schedule,
     constant,
@@ -27,7 +28,6 @@ from surefoot.schedules.lr_schedule import (
     cosine_restarts,
     exponential,
     inverse_sqrt,
-    join,
     linear,
     multistep,
     one_cycle,
@@ -99,10 +99,15 @@ def runs(draw, shapes=SHAPES):
             assume(warmup < steps - 1)
             milestones = draw(st.sets(st.integers(warmup + 1, steps - 1), min_size=1, max_size=4))
             chosen |= {"milestones": tuple(sorted(milestones)), "gamma": draw(st.floats(0.01, 0.9))}
+            if draw(st.booleans()):
+                chosen |= {"milestones": (f"every {min(milestones)} steps",), "gamma": 0.9}
         case "wsd":
             least, most = (0, steps - warmup) if chosen["min_lr_ratio"] == 0.0 else (1, steps - 1 - warmup)
             assume(least <= most)
-            chosen["cooldown"] = draw(st.integers(least, most))
+            chosen |= {
+                "cooldown": draw(st.integers(least, most)),
+                "cooldown_shape": draw(st.sampled_from(("1-sqrt", "linear"))),
+            }
         case "cosine_restarts":
             chosen |= {"cycle": draw(st.integers(3, 60)), "cycle_growth": draw(st.sampled_from((1.0, 1.5, 2.0)))}
     return Schedule(shape, **chosen), steps
@@ -339,6 +344,19 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
             multistep(milestones=(9, "60%"), gamma=0.3),
             lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [9, 24], gamma=0.3),
         ),
+        (multistep(milestones="every 1 epochs", gamma=0.3), lambda optimizer: lr_scheduler.StepLR(optimizer, 10, 0.3)),
+        (multistep(milestones="every 25%", gamma=0.3), lambda optimizer: lr_scheduler.StepLR(optimizer, 10, 0.3)),
+        (
+            wsd(cooldown=10, cooldown_shape="linear"),
+            lambda optimizer: lr_scheduler.SequentialLR(
+                optimizer,
+                [
+                    lr_scheduler.ConstantLR(optimizer, 1.0),
+                    lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=10),
+                ],
+                milestones=[STEPS - 10],
+            ),
+        ),
         (
             exponential(min_lr_ratio=0.02),
             lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.02 ** (1 / (STEPS - 1))),
@@ -366,6 +384,39 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
 )
 def test_every_step_is_torch_s(schedule, make):
     assert factors(schedule) == pytest.approx(torch_factors(make), abs=1e-12)
+
+
+def test_milestones_that_recur_do_not_drift_where_an_epoch_is_no_whole_number_of_steps():
+    uneven = Length(steps=60, samples_per_epoch=25, batch_size=10)
+    factor = multistep(milestones="every 3 epochs", gamma=0.5).factors(uneven)
+
+    assert [factor(step) for step in range(60)] == [0.5 ** int(step / 7.5) for step in range(60)]
+
+
+def test_milestones_that_recur_go_on_in_a_longer_run():
+    resolved = multistep(milestones="every 25%", gamma=0.5).resolved(length())
+
+    assert resolved.milestones == ("every 10 steps",)
+    assert factors(resolved, 80)[:40] == factors(resolved)
+    assert factors(resolved, 80)[79] == 0.5**7
+
+
+@in_one
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_the_momentum_of_one_cycle_is_torch_s(optimizer):
+    trained = optimizer([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = lr_scheduler.OneCycleLR(trained, 1.0, total_steps=STEPS, pct_start=12 / STEPS)
+    expected = []
+    for _ in range(STEPS):
+        group = trained.param_groups[0]
+        expected.append(group["momentum"] if optimizer is torch.optim.SGD else group["betas"][0])
+        trained.step()
+        if len(expected) < STEPS:
+            scheduler.step()
+    momentum = one_cycle(11, min_lr_ratio=0.04 / 1e4, momentum_range=(0.85, 0.95)).momentum(length())
+
+    assert [momentum(step) for step in range(STEPS)] == pytest.approx(expected, abs=1e-12)
+    assert one_cycle(11).momentum(length()) is None
 
 
 def test_warm_restarts_that_grow_are_torch_s():
@@ -439,7 +490,7 @@ def test_warmup_is_that_of_transformers_without_its_step_at_rate_0():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("warmup", [30, 1000, "30 steps", "100%", "3 epochs"])
 def test_warmup_that_does_not_end_within_the_run_is_refused_naming_both(shape, warmup):
-    with pytest.raises(ConfigError, match=r"(?s)warmup = \d+ steps.*run of 30 steps.*try: --schedule.warmup"):
+    with pytest.raises(ConfigError, match=r"(?s)warmup = \d+ steps.*run of 30 steps.*try: warmup="):
         Schedule(shape, warmup=warmup).factors(length(30))
 
 
@@ -451,7 +502,7 @@ def test_warmup_that_does_not_end_within_the_run_is_refused_naming_both(shape, w
         ("linear", {"min_lr_ratio": -0.1}, r"schedule.min_lr_ratio = -0.1: .* from 0 to 1"),
         ("wsd", {"min_lr_ratio": 1.5}, r"schedule.min_lr_ratio = 1.5: .* from 0 to 1"),
         ("linear", {"min_lr_ratio": math.nan}, "schedule.min_lr_ratio = nan"),
-        ("exponential", {"min_lr_ratio": 0.0}, r"(?s)never gets there.*--schedule.min-lr-ratio 0.01"),
+        ("exponential", {"min_lr_ratio": 0.0}, r"(?s)never gets there.*min_lr_ratio=0.01"),
         ("polynomial", {"power": 0.0}, "schedule.power = 0.0: needed is a number above 0"),
         ("polynomial", {"power": -1.0}, "schedule.power = -1.0"),
         ("polynomial", {"power": math.nan}, "schedule.power = nan"),
@@ -467,6 +518,10 @@ def test_warmup_that_does_not_end_within_the_run_is_refused_naming_both(shape, w
         ("cosine_restarts", {"cycle_growth": 0.5}, "schedule.cycle_growth = 0.5"),
         ("cosine_restarts", {"cycle_growth": math.nan}, "schedule.cycle_growth = nan"),
         ("cosine_restarts", {"cycle_growth": math.inf}, "schedule.cycle_growth = inf"),
+        ("wsd", {"cooldown_shape": "cosine"}, "schedule.cooldown_shape = 'cosine': needed is '1-sqrt' or 'linear'"),
+        ("one_cycle", {"momentum_range": (0.9, 0.8)}, r"schedule.momentum_range = .*as \(0.85, 0.95\)"),
+        ("one_cycle", {"momentum_range": (0.9, 1.0)}, r"schedule.momentum_range = .*as \(0.85, 0.95\)"),
+        ("multistep", {"milestones": ("every 3 steps", "50%")}, "schedule.milestones = .*'every 10 epochs' alone"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused_where_it_is_written(shape, chosen, message):
@@ -482,7 +537,7 @@ FOREIGN = {
     "gamma": 0.5,
     "start_lr_ratio": 0.1,
 }
-FOREIGN |= {"cycle": "10%", "cycle_growth": 2.0}
+FOREIGN |= {"cycle": "10%", "cycle_growth": 2.0, "cooldown_shape": "linear", "momentum_range": (0.8, 0.9)}
 
 
 @in_one
@@ -491,9 +546,7 @@ FOREIGN |= {"cycle": "10%", "cycle_growth": 2.0}
 )
 def test_a_foreign_setting_is_refused_naming_what_the_shape_takes(shape, name):
     owner = next(other for other in SHAPES if name in TABLE[other].takes)
-    message = (
-        rf"(?s)schedule.{name} = .* {shape}, which takes {', '.join(TABLE[shape].takes)}\n.*--schedule.name .*{owner}"
-    )
+    message = rf"(?s)schedule.{name} = .* {shape}, which takes {', '.join(TABLE[shape].takes)}\n.*sf.schedules.*{owner}"
     with pytest.raises(ConfigError, match=message):
         Schedule(shape, **{name: FOREIGN[name]})
 
@@ -523,9 +576,11 @@ def test_a_floor_of_0_says_nothing_to_a_shape_without_floor(shape):
         (multistep(milestones=("50%", "100%")), r"milestones = 20 steps \(50%\), 40 steps \(100%\) in a run of 40 steps"),
         (multistep(milestones=(20, 20)), "schedule.milestones = 20 steps, 20 steps in a run of 40 steps"),
         (multistep(milestones=(30, 20)), "schedule.milestones = 30 steps, 20 steps in a run of 40 steps"),
+        (multistep(milestones="every 4 epochs"), r"milestones = 40 steps \(every 4 epochs\) in a run of 40 steps"),
+        (multistep(milestones="every 5"), r"schedule.milestones = '5' has no unit\n  write it as"),
         (multistep("50%"), r"milestones = 20 steps \(50%\), 30 steps \(75%\) .* warm-up of 20"),
         (multistep(milestones=(10, 20), gamma=1e-200), r"schedule.gamma = 1e-200.* and so 0\n  try: fewer drops"),
-        (polynomial(power=500.0), r"schedule.power = 500.0.* and so 0\n  try: --schedule.min-lr-ratio 0.01"),
+        (polynomial(power=500.0), r"schedule.power = 500.0.* and so 0\n  try: min_lr_ratio=0.01"),
         (join(constant(), linear(), at="100%"), r"at = 40 steps \(100%\)"),
         (join(constant(), linear(), at=0), "at = 0 steps: two joined schedules"),
         (join(constant(), linear("100%"), at=10), r"joined at step 10 of 40: schedule.warmup = 30 steps \(100%\)"),

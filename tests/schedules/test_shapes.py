@@ -56,8 +56,8 @@ def test_a_shape_that_is_added_has_its_factors_and_may_be_joined_and_drawn(added
 def test_a_run_with_a_shape_that_is_added_resumes_to_the_bit_and_is_not_made_longer(
     added: None, tmp_path: Path
 ) -> None:
-    def weights(out: Path, length: str = "10 steps", **changes: str) -> dict[str, torch.Tensor]:
-        run = small_runs.build(out, schedule=Schedule("late", warmup=2), length=length, **changes)
+    def weights(run_dir: Path, length: str = "10 steps", **changes: str) -> dict[str, torch.Tensor]:
+        run = small_runs.build(run_dir, schedule=Schedule("late", warmup=2), length=length, **changes)
         run.train()
         return run.state.models["model"].state_dict()
 

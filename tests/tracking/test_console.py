@@ -38,7 +38,7 @@ def test_scores_and_samples_are_never_left_out() -> None:
     sample = {"kind": "sample", "step": 20, "text": "so it goes"}
     found = lines(train(10), scores, sample, train(30), at=(0.0, 0.1, 0.2, 0.3))
     assert found == [
-        "step=10/100 loss=2.5",
+        "step=10/100 train/loss=2.5",
         "step=20/100 held-out/loss=1.25",
         "--- sample at step 20 ---",
         "so it goes",
@@ -61,13 +61,14 @@ def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> Non
     record["skipped"] = 2
     (line,) = lines(record, at=(0.0,))
     assert line == (
-        "step=10/100 loss=2.5 loss_of_applied=2.25 skipped=2 learning_rate=0.001 norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
+        "step=10/100 train/loss=2.5 train/loss_of_applied=2.25"
+        " skipped=2 learning_rate=0.001 norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
     )
 
 
 def test_plain_lines_hold_no_escape() -> None:
     record = {"kind": "scores", "step": 20, "held-out/loss": float("nan")}
-    assert lines(record, train(100), at=(0.0, 0.0)) == ["step=20/100 held-out/loss=nan", "step=100/100 loss=2.5"]
+    assert lines(record, train(100), at=(0.0, 0.0)) == ["step=20/100 held-out/loss=nan", "step=100/100 train/loss=2.5"]
 
 
 def test_the_newest_record_is_brought_out_by_a_message_and_by_the_end() -> None:
@@ -85,7 +86,7 @@ def test_the_newest_record_is_brought_out_by_a_message_and_by_the_end() -> None:
 
 def test_a_record_is_one_line_and_commands_nothing() -> None:
     assert lines(train(10, **{"two\nlines": 1e300, "\x1b[31mred": 1.0}), at=(0.0,)) == [
-        "step=10/100 loss=2.5 two lines=1e+300 \ufffd[31mred=1"
+        "step=10/100 train/loss=2.5 two lines=1e+300 \ufffd[31mred=1"
     ]
 
 

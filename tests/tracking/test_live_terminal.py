@@ -54,7 +54,9 @@ def shown(*records: dict[str, Any], columns: int = 80, rows: int = 24) -> Screen
 def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below() -> None:
     steps = range(10, 100, 10)
     screen = shown(*(record for step in steps for record in (train(step), scores(step))), train(95))
-    assert screen.lines[0].split() == ["step", "train", "loss", "loss", "perplexity", "accuracy", "time"]
+    assert screen.lines[0].split() == [
+        *("step", "train", "loss", "held-out/loss", "held-out/perplexity", "cloze/accuracy", "time")
+    ]
     rows = [line.split() for line in screen.lines[1:-1]]
     assert [row[0] for row in rows] == [str(step) for step in steps]
     assert rows[0][1:5] == ["2.4", "3.3654", "28.946", "0.645"]
@@ -90,7 +92,7 @@ def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mon
     terminal.write(scores(10))
     terminal.write({"kind": "scores", "step": 20, **more})
     assert [line.split()[0] for line in screen.lines if line.split()[1:2] == ["1e+300"]] == ["10", "20"]
-    rows = [line for line in screen.lines[:-1] if " 1e+300 " in line or "train loss" in line]
+    rows = [line for line in screen.lines[:-1] if " 1e+300 " in line or line.endswith("time")]
     assert [row.split()[-1] for row in rows] == ["time", "0s", "time", "0s"]  # nothing of them has wrapped
 
 
@@ -104,12 +106,40 @@ def test_all_that_one_wants_to_know_is_in_eighty_columns(monkeypatch: pytest.Mon
 def test_scores_for_which_there_is_no_room_are_named() -> None:
     more = {f"split {number}/a rather long score": 1.0 for number in range(5)}
     screen = shown(train(10), scores(10, **more))
-    assert "not shown for lack of room: split 0" in " ".join(screen.lines)
+    assert "not shown for lack of room: split 1" in " ".join(screen.lines)
 
 
 def test_other_scores_get_a_head_of_their_own() -> None:
     screen = shown(scores(10), {"kind": "scores", "step": 20, "test/loss": 1.0})
-    assert [line.split()[-2] for line in screen.lines if "step" in line] == ["accuracy", "loss"]
+    assert [line.split()[-2] for line in screen.lines if "step" in line] == ["cloze/accuracy", "test/loss"]
+
+
+@pytest.mark.parametrize(("columns", "heads"), [(93, 1), (92, 2), (80, 2)])
+def test_every_column_names_its_split_in_one_line_or_above_it(
+    columns: int, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    screen = shown(train(10), scores(10, **{"held-out/bits": 1.5}), columns=columns)
+    head = [line.split() for line in screen.lines[:heads]]
+    names = ["held-out/loss", "held-out/perplexity", "cloze/accuracy", "held-out/bits"]
+    if heads == 1:
+        assert head == [["step", "train", "loss", *names, "time"]]
+    else:
+        assert head == [
+            ["train", *(name.split("/")[0] for name in names)],
+            ["step", "loss", *(name.split("/")[1] for name in names), "time"],
+        ]
+    assert screen.lines[heads].split() == ["10", "2.4", "3.3654", "28.946", "0.645", "1.5", "0s"]
+
+
+def test_what_is_said_breaks_between_words_and_its_first_word_has_a_colour() -> None:
+    screen = Screen(40)
+    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
+    terminal.rich.width = 40
+    terminal.say("WARNING slow: one two three four five six seven eight nine\nfinished: 3 steps")
+    assert screen.lines == ["WARNING slow: one two three four five", "  six seven eight nine", "finished: 3 steps"]
+    assert "\x1b[1;31mWARNING\x1b[0m slow" in screen.raw
+    assert "\x1b[1;32mfinished:\x1b[0m" in screen.raw
 
 
 def test_prose_and_samples_stand_above_the_live_line() -> None:
@@ -281,8 +311,17 @@ def test_a_run_leaves_its_head_its_table_and_its_end(started: Callable[..., Proc
     process = started("build(length='11 steps').train()")  # too few for a remark, whose time depends on the machine
     assert process.end() == 0
     lines = process.screen.lines
-    words = ("model", "data", "plan", "device", "out")  # a long line may have wrapped, and notes stand between
-    assert [line.split()[0] for line in lines[:12] if line.split()[0] in words] == list(words)
+    words = (
+        "model",
+        "data",
+        "plan",
+        "update",
+        "precision",
+        "adds",
+        "device",
+        "run_dir",
+    )  # a long line may have wrapped, and notes stand between
+    assert [line.split()[0] for line in lines[:16] if line.split()[0] in words] == list(words)
     table = next(place for place, line in enumerate(lines) if line.split()[0] == "step")  # a long path may have wrapped
     assert [line.split()[0] for line in lines[table : table + 4]] == ["step", "5", "10", "11"]
     assert lines[table + 4].startswith("finished: 11 steps")
@@ -312,7 +351,7 @@ def test_a_dumb_terminal_gets_plain_lines(started: Callable[..., Process]) -> No
     process = started("build(length='12 steps').train()", TERM="dumb")
     assert process.end() == 0
     assert "\x1b" not in process.screen.raw
-    assert any(line.startswith("step=12/12 loss=") for line in process.screen.lines)
+    assert any(line.startswith("step=12/12 train/loss=") for line in process.screen.lines)
 
 
 def test_without_colour_there_is_none_and_still_a_live_line(started: Callable[..., Process]) -> None:
@@ -457,9 +496,9 @@ with build(length="2000 steps") as run:
 
 def test_a_row_of_scores_has_the_loss_of_the_steps_up_to_it(started: Callable[..., Process], tmp_path: Path) -> None:
     """Both are due at once, and the first row has a loss too."""
-    out = str(tmp_path / "run")
+    run_dir = str(tmp_path / "run")
     every = "log_every='4 steps', evaluate_every='4 steps'"
-    process = started(f"small_runs.build({out!r}, console=True, length='12 steps', {every}).train()")
+    process = started(f"small_runs.build({run_dir!r}, console=True, length='12 steps', {every}).train()")
     assert process.end() == 0
     kept = records(tmp_path / "run" / "metrics.jsonl")
     losses = {record["step"]: record["loss"] for record in kept if record["kind"] == "train"}

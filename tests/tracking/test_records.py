@@ -21,12 +21,12 @@ from surefoot.tracking.jsonl import JsonLines, line, records
 from surefoot.tracking.record import KINDS
 
 
-def written(out: Path, kind: str) -> list[dict[str, Any]]:
-    return [record for record in records(out / "metrics.jsonl") if record["kind"] == kind]
+def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == kind]
 
 
-def happened(out: Path) -> list[tuple[int, str]]:
-    return [(record["step"], record["what"]) for record in written(out, "event")]
+def happened(run_dir: Path) -> list[tuple[int, str]]:
+    return [(record["step"], record["what"]) for record in written(run_dir, "event")]
 
 
 class MishapError(Exception):
@@ -91,7 +91,7 @@ def test_a_divergence_is_recorded_at_the_step_whose_weights_stand(tmp_path: Path
     data = Augmented()
     data.inputs[:] = torch.nan
     with pytest.raises(sf.DivergedError):
-        build(tmp_path / "run", train_data=data, evaluate=None, early_stopping=None, max_bad_steps=1).train()
+        build(tmp_path / "run", train_data=data, splits=None, early_stopping=None, max_bad_steps=1).train()
     assert happened(tmp_path / "run") == [(0, "diverged")]
 
 
@@ -152,7 +152,7 @@ def test_the_largest_loss_of_a_step_and_which_it_was_are_recorded(tmp_path: Path
     data = Augmented()
     data.inputs[5] = torch.nan  # once in each pass
     losses: list[tuple[int, float, bool]] = []
-    run = build(tmp_path / "run", train_data=data, evaluate=None, early_stopping=None, log_every="7 steps")
+    run = build(tmp_path / "run", train_data=data, splits=None, early_stopping=None, log_every="7 steps")
     with run:
         for step in run:
             assert step.loss is not None
@@ -175,7 +175,7 @@ def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
     data = Augmented()
     data.inputs[:] = torch.nan
     run = build(
-        tmp_path / "run", train_data=data, evaluate=None, early_stopping=None, max_bad_steps=100, log_every="24 steps"
+        tmp_path / "run", train_data=data, splits=None, early_stopping=None, max_bad_steps=100, log_every="24 steps"
     )
     run.train()
     first = written(tmp_path / "run", "train")[0]
@@ -203,7 +203,7 @@ def test_the_most_that_ever_was_has_a_name_of_its_own(monkeypatch: pytest.Monkey
 def test_what_records_have_of_their_own_is_not_shown_as_the_users(capsys: pytest.CaptureFixture[str]) -> None:
     data = Augmented()
     data.inputs[5] = torch.nan
-    build(None, train_data=data, evaluate=None, early_stopping=None, length="8 steps", console=True).train()
+    build(None, train_data=data, splits=None, early_stopping=None, length="8 steps", console=True).train()
     said = capsys.readouterr().out
     assert "step=8/8 loss" in said
     assert not any(f"{name}=" in said for name in ("host_memory_bytes", "loss_max", "loss_max_step", "skipped_steps"))
@@ -231,8 +231,8 @@ def test_where_the_system_tells_nothing_of_memory_no_record_does(monkeypatch: py
 
 
 def test_every_key_of_a_record_is_declared_or_named_by_the_user(tmp_path: Path) -> None:
-    build(tmp_path, length="6 steps", stop_after="4 steps", watch_every="2 steps", log_every="2 steps").train()
-    build(tmp_path, length="6 steps", watch_every="2 steps", log_every="2 steps").train()
+    build(tmp_path, length="6 steps", stop_after="4 steps", layer_stats_every="2 steps", log_every="2 steps").train()
+    build(tmp_path, length="6 steps", layer_stats_every="2 steps", log_every="2 steps").train()
     written = records(tmp_path / "metrics.jsonl")
     assert {"train", "scores", "layers", "data", "event", "resumed"} <= {record["kind"] for record in written}
     for record in written:

@@ -41,9 +41,9 @@ from waiting import wait_until
 STEPS = 14
 
 
-def build(out: Path, **changes: Any) -> sf.Run:
+def build(run_dir: Path, **changes: Any) -> sf.Run:
     # looking for hidden state is no claim of these tests, and takes a tenth of their time
-    return small_runs.build(out, **{"length": f"{STEPS} steps", "check_state": False, **changes})
+    return small_runs.build(run_dir, **{"length": f"{STEPS} steps", "check_state": False, **changes})
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -55,16 +55,16 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was never interrupted."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    build(out).train()
-    return out
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    build(run_dir).train()
+    return run_dir
 
 
 @pytest.fixture(scope="module")
 def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("stopped") / "run"
-    build(out, stop_after="8 steps").train()
-    return out
+    run_dir = tmp_path_factory.mktemp("stopped") / "run"
+    build(run_dir, stop_after="8 steps").train()
+    return run_dir
 
 
 @pytest.fixture
@@ -315,12 +315,12 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
     assert sorted(directory.rglob("*")) == before
 
 
-def plant(out: Path, name: str, target: Path) -> None:
+def plant(run_dir: Path, name: str, target: Path) -> None:
     """Put a link in the place of one of a run's own names, which moves aside."""
-    if (out / name).exists():
-        (out / name).rename(out.parent / f"moved-{Path(name).name}")
-    (out / name).parent.mkdir(exist_ok=True)
-    (out / name).symlink_to(target)
+    if (run_dir / name).exists():
+        (run_dir / name).rename(run_dir.parent / f"moved-{Path(name).name}")
+    (run_dir / name).parent.mkdir(exist_ok=True)
+    (run_dir / name).symlink_to(target)
 
 
 @pytest.mark.fast("checkpoints", "tensorboard", "metrics.jsonl", "logs/rank-1.log")
@@ -330,26 +330,26 @@ def plant(out: Path, name: str, target: Path) -> None:
 def test_a_link_that_appears_while_a_run_trains_fails_its_saves_and_is_not_followed(
     name: str, tmp_path: Path, elsewhere: Path, outside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, target = tmp_path / "run", outside / "thesis.txt" if "." in name else elsewhere
+    run_dir, target = tmp_path / "run", outside / "thesis.txt" if "." in name else elsewhere
     with pytest.raises(sf.CheckpointError, match=f"step {STEPS} is not saved: a link to {target}") as refused:
-        train_and(out, 9, lambda: plant(out, name, target))
-    assert str(refused.value).splitlines()[1:] == [f"  {out / name}", f"  remove it: rm {out / name}"]
+        train_and(run_dir, 9, lambda: plant(run_dir, name, target))
+    assert str(refused.value).splitlines()[1:] == [f"  {run_dir / name}", f"  remove it: rm {run_dir / name}"]
     assert "WARNING: NOT SAVED: step 12 is not saved: a link to" in capsys.readouterr().out
 
 
 def test_when_the_link_is_gone_the_run_is_saved_again(tmp_path: Path, elsewhere: Path, whole: Path) -> None:
-    out = tmp_path / "run"
-    with build(out) as run:
+    run_dir = tmp_path / "run"
+    with build(run_dir) as run:
         for step in run:
             if step.index == 9:
                 assert run.parts.saving is not None
                 run.parts.saving.writer.wait()
-                plant(out, "checkpoints", elsewhere)
+                plant(run_dir, "checkpoints", elsewhere)
             elif step.index == STEPS - 1:
                 run.parts.saving.writer.wait()
-                (out / "checkpoints").unlink()
-                (tmp_path / "moved-checkpoints").rename(out / "checkpoints")
-    assert same_weights(out, whole)
+                (run_dir / "checkpoints").unlink()
+                (tmp_path / "moved-checkpoints").rename(run_dir / "checkpoints")
+    assert same_weights(run_dir, whole)
 
 
 def test_a_link_that_appears_while_a_checkpoint_is_written_is_not_followed(
@@ -370,14 +370,14 @@ def test_a_link_that_appears_while_a_checkpoint_is_written_is_not_followed(
 def test_a_run_that_dies_writes_no_report_through_a_link(
     tmp_path: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "run"
+    run_dir = tmp_path / "run"
 
     def die() -> None:
-        plant(out, "crash", elsewhere)
+        plant(run_dir, "crash", elsewhere)
         raise RuntimeError("boom")
 
     with pytest.raises(RuntimeError, match="boom"):
-        train_and(out, 2, die)
+        train_and(run_dir, 2, die)
     assert "a link, and nothing is written through links" in capsys.readouterr().out
 
 
@@ -415,8 +415,8 @@ def test_what_makes_a_directory_of_logs_goes_through_no_link(tmp_path: Path, els
 # --- deleted while a run trains ------------------------------------------------------------------------------------------
 
 
-def train_and(out: Path, step: int, act: Callable[[], None], **changes: Any) -> None:
-    with build(out, console=True, **changes) as run:
+def train_and(run_dir: Path, step: int, act: Callable[[], None], **changes: Any) -> None:
+    with build(run_dir, console=True, **changes) as run:
         for made in run:
             if made.index == step:
                 assert run.parts.saving is not None
@@ -430,17 +430,17 @@ def train_and(out: Path, step: int, act: Callable[[], None], **changes: Any) -> 
 def test_a_directory_that_was_deleted_is_made_again_and_the_run_saved_whole(
     step: int, resumed: bool, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "run"
+    run_dir = tmp_path / "run"
     if resumed:
-        build(out, stop_after="6 steps").train()
-    train_and(out, step, lambda: shutil.rmtree(out))
+        build(run_dir, stop_after="6 steps").train()
+    train_and(run_dir, step, lambda: shutil.rmtree(run_dir))
     printed = capsys.readouterr().out
-    assert printed.count(f"WARNING: {out}, or a part of it, was deleted while the run trained") == 1
-    assert same_weights(out, whole)
-    assert {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", ".lock"} <= set(os.listdir(out))
-    steps = [record["step"] for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
+    assert printed.count(f"WARNING: {run_dir}, or a part of it, was deleted while the run trained") == 1
+    assert same_weights(run_dir, whole)
+    assert {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", ".lock"} <= set(os.listdir(run_dir))
+    steps = [record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
     assert steps == [*range(3, STEPS, 3), STEPS]
-    again = build(out)
+    again = build(run_dir)
     again.train()  # finds nothing left to do, and no damage
     assert again.state.step == STEPS
 
@@ -450,24 +450,24 @@ def test_a_directory_that_was_deleted_is_made_again_and_the_run_saved_whole(
 def test_a_part_that_was_deleted_is_made_again(
     part: str, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "run"
+    run_dir = tmp_path / "run"
 
     def delete() -> None:
-        if (out / part).is_dir():
-            shutil.rmtree(out / part)
+        if (run_dir / part).is_dir():
+            shutil.rmtree(run_dir / part)
         else:
-            (out / part).unlink()
+            (run_dir / part).unlink()
 
-    train_and(out, 9, delete)
+    train_and(run_dir, 9, delete)
     assert "was deleted while the run trained" in capsys.readouterr().out
-    assert same_weights(out, whole)
-    steps = [record["step"] for record in records(out / "metrics.jsonl") if record["kind"] == "train"]
+    assert same_weights(run_dir, whole)
+    steps = [record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
     assert steps == [*range(3, STEPS, 3), STEPS]
 
 
-def keep_open(out: str, opened: str, over: str) -> None:
+def keep_open(run_dir: str, opened: str, over: str) -> None:
     """What another process does: the directory is its own from when the one file is there, until the other is."""
-    directory = RunDirectory(Path(out))
+    directory = RunDirectory(Path(run_dir))
     directory.open()
     Path(opened).touch()
     assert wait_until(Path(over).exists)
@@ -475,17 +475,17 @@ def keep_open(out: str, opened: str, over: str) -> None:
 
 def test_of_two_trainers_in_one_directory_the_first_saves_no_more(tmp_path: Path, ranks: Ranks) -> None:
     """Its lock was removed, so another process could start; the two would delete each other's checkpoints."""
-    out, opened, over = (tmp_path / name for name in ("run", "opened", "over"))
+    run_dir, opened, over = (tmp_path / name for name in ("run", "opened", "over"))
     others: list[Path] = []
 
     def start_another() -> None:
-        (out / ".lock").unlink()
-        others.append(ranks.start(1, keep_open, out=str(out), opened=str(opened), over=str(over)))
+        (run_dir / ".lock").unlink()
+        others.append(ranks.start(1, keep_open, run_dir=str(run_dir), opened=str(opened), over=str(over)))
         assert wait_until(opened.exists)
 
     with pytest.raises(sf.CheckpointError, match="another process is training into"):
-        train_and(out, 9, start_another)
-    assert Store(out / "checkpoints").steps()[-1] <= 9
+        train_and(run_dir, 9, start_another)
+    assert Store(run_dir / "checkpoints").steps()[-1] <= 9
     over.touch()
     assert [outcome.status for outcome in ranks.outcomes(others[0])] == [0]
 
@@ -520,7 +520,7 @@ WRONG_SHAPES: list[tuple[str, Any]] = [
     ("clock/total_s", {"training": "x"}),
     ("described/length", "x"),
     ("described/schedule_of_steps", None),
-    ("described/settings", []),
+    ("described/identity", []),
     ("extra", None),
     ("extra/model", {"x": 3}),
     ("fingerprints", {}),

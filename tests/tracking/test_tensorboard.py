@@ -53,14 +53,14 @@ def died(build_died: int) -> Any:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was interrupted, ended, made longer, and ended again."""
-    out = tmp_path_factory.mktemp("runs") / "run"
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
     changes: dict[str, Any] = {"panels_fn": panels, "schedule": sf.schedules.constant(), "early_stopping": None}
     with pytest.raises(RuntimeError, match="died"):
-        build(out, length="6 steps", loss=died(9), check_state=False, **changes).train()
-    build(out, length="6 steps", **changes).train()
-    build(out, length="6 steps", **changes).train()  # nothing to do
-    build(out, length="8 steps", **changes).train()
-    return out
+        build(run_dir, length="6 steps", loss=died(9), check_state=False, **changes).train()
+    build(run_dir, length="6 steps", **changes).train()
+    build(run_dir, length="6 steps", **changes).train()  # nothing to do
+    build(run_dir, length="8 steps", **changes).train()
+    return run_dir
 
 
 def test_each_end_has_its_pictures_once(run: Path) -> None:
@@ -97,7 +97,7 @@ def test_hparams_are_the_settings_with_the_scores_that_stand_as_scalars(run: Pat
 def test_scores_at_the_end_are_among_the_metrics(tmp_path: Path) -> None:
     data = Augmented()
     splits = {"test": sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy, at_end=True)}
-    build(tmp_path / "run", length="2 steps", evaluate=splits, early_stopping=None).train()
+    build(tmp_path / "run", length="2 steps", splits=splits, early_stopping=None).train()
     events = read(tmp_path / "run")
     held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
     metrics = {info.name.tag for info in HParamsPluginData.FromString(held).experiment.metric_infos}

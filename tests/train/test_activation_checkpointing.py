@@ -300,12 +300,12 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def run_of(out: Path | None = None, **changes: Any) -> sf.Run:
+def run_of(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(1)
     data = torch.randn(24, WIDTH, generator=generator), torch.randint(3, (24,), generator=generator)
     settings: dict[str, Any] = {"model": Net, "batch_size": 8, "micro_batch_size": 4, "length": "8 steps", "ema": 0.9}
-    settings |= {"optimizer": sf.optim.adamw(lr=1e-2), "evaluate": {"all": sf.Split(data)}, "evaluate_every": "2 steps"}
-    settings |= {"device": "cpu", "out": out, "console": False, "report": False, "save_every": "2 steps"}
+    settings |= {"optimizer": sf.optim.adamw(lr=1e-2), "splits": {"all": sf.Split(data)}, "evaluate_every": "2 steps"}
+    settings |= {"device": "cpu", "run_dir": run_dir, "console": False, "report": False, "save_every": "2 steps"}
     return sf.Run(loss=loss, train_data=data, **settings | changes)
 
 
@@ -321,8 +321,8 @@ def trained(**changes: Any) -> list[Tensor]:
 def test_a_run_is_the_same_to_the_bit_and_may_go_on_with_another_setting(how: Any, tmp_path: Path) -> None:
     off = trained()
     assert_equal(trained(activation_checkpointing=how), off)
-    trained(out=tmp_path / "run", stop_after="4 steps")
-    assert_equal(trained(out=tmp_path / "run", activation_checkpointing=how), off)
+    trained(run_dir=tmp_path / "run", stop_after="4 steps")
+    assert_equal(trained(run_dir=tmp_path / "run", activation_checkpointing=how), off)
 
 
 def test_averages_are_not_computed_again() -> None:
@@ -347,9 +347,9 @@ def test_plan_says_what_is_computed_again_and_measures_the_memory(how: Any) -> N
             {"activation_checkpointing": "all"},
             'activation_checkpointing = \'all\': expected one of "off", "blocks", "selective"',
         ),
-        ({"checkpointed_blocks": ["Block"]}, "says nothing while activation_checkpointing is off"),
+        ({"activation_checkpointing_modules": ["Block"]}, "says nothing while activation_checkpointing is off"),
         (
-            {"activation_checkpointing": "blocks", "checkpointed_blocks": ["Blok"]},
+            {"activation_checkpointing": "blocks", "activation_checkpointing_modules": ["Blok"]},
             "has no module, and no class of modules, called 'Blok'; did you mean Block?",
         ),
         (
@@ -392,7 +392,7 @@ def test_a_block_that_is_not_the_same_again_is_told() -> None:
         trained(
             model=lambda: nn.Sequential(Drifting(), Drifting(), nn.Linear(WIDTH, 3)),
             activation_checkpointing="blocks",
-            checkpointed_blocks=["Drifting"],
+            activation_checkpointing_modules=["Drifting"],
         )
 
 

@@ -42,7 +42,7 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def built(out: Path | None = None, **changes: Any) -> sf.Run:
+def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(0)
     data = (torch.randn(64, 16, generator=generator), torch.randint(40, (64,), generator=generator))
     arguments: dict[str, Any] = {
@@ -53,8 +53,10 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "length": "6 steps",
         "optimizer": sf.optim.adamw(lr=1e-3),
         "device": "cpu",
+        "precision": "auto",
+        "channels_last": "auto",
         "report": False,
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
     }
     return sf.Run(**(arguments | changes))
@@ -252,7 +254,8 @@ def test_batches_by_tokens_are_told_by_the_plan_whatever_the_seed(table: Table) 
 def test_the_header_and_the_plan_say_what_was_chosen_and_why(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
     built(console=True, compile="auto").train()
     said = capsys.readouterr().out
-    assert "device  cpu, bf16 (auto: at least 2.00 times as fast as fp32 where it was measured)" in said
+    assert "precision  bf16 (auto: at least 2.00 times as fast as fp32 where it was\n           measured)\n" in said
+    assert "adds       to a plain loop: bf16\n" in said
     assert "compile off (auto: no faster where it was measured)" in said
     assert "surefoot profile" not in said
     chosen = str(summary.sections(built().parts)[-1])
@@ -265,10 +268,10 @@ def test_where_the_table_is_silent_one_line_names_what_measures(
     table()
     for said in (built(console=True), built(console=True, compile="auto")):
         said.train()
-        lines = [line for line in capsys.readouterr().out.splitlines() if "surefoot profile" in line]
-        assert lines == [
-            "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too: --tries all)"
-        ]
+        assert (
+            "note: `surefoot profile` measures what could be gained here (a script:\n"
+            "  FILE.py:build; by compiling too: --tries all)\n"
+        ) in capsys.readouterr().out
     assert "`surefoot profile` measures" in str(summary.sections(built().parts)[-1])
     built(console=True, precision="fp32").train()
     assert "surefoot profile" not in capsys.readouterr().out
@@ -282,22 +285,24 @@ def test_the_configuration_of_a_run_holds_what_was_chosen(
         "import sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "import surefoot as sf\nfrom surefoot.config.setting import default\nfrom surefoot.config.train_settings import TrainSettings\n"
-        "from dataclasses import dataclass\nimport test_auto_precision\n"
+        "from dataclasses import dataclass\nfrom typing import Literal\nimport test_auto_precision\n"
         "@dataclass(kw_only=True)\n"
         "class Config(TrainSettings):\n    length: str = default('4 steps')\n    batch_size: int | str = default(16)\n"
+        "    precision: Literal['auto', 'fp32', 'tf32', 'bf16', 'fp16', 'fp8'] = default('auto')\n"
+        "    channels_last: bool | Literal['auto'] = default('auto')\n"
         "def build(config: Config) -> sf.Run:\n"
         "    return test_auto_precision.built(**(config.train_settings() | {'console': False}))\n"
     )
-    out = tmp_path / "run"
-    typed = ["train", f"{file}:build", "--out", str(out), "--compile", "auto", "--report", "False"]
+    run_dir = tmp_path / "run"
+    typed = ["train", f"{file}:build", "--run-dir", str(run_dir), "--compile", "auto", "--report", "False"]
     main([*typed, "--stop-after", "2 steps"])
     for _ in range(2):
-        text = (out / "config.toml").read_text()
+        text = (run_dir / "config.toml").read_text()
         assert 'precision = "bf16" # auto' in text
         assert "compile = false # auto" in text
         table()  # another machine
         main(typed)
-    newest = Store(out / "checkpoints").newest_intact()
+    newest = Store(run_dir / "checkpoints").newest_intact()
     assert newest is not None
     assert newest[0].state["described"]["precision"] == "bf16"
 
@@ -350,7 +355,8 @@ def test_bf16_on_a_processor_without_it_trains_and_one_line_names_what_is_quicke
     run = built(console=True, precision="bf16")
     run.train()
     assert run.state.step == 6
-    assert capsys.readouterr().out.count("no instructions for bf16 and computes slowly in it; --precision fp32") == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count('no instructions for bf16 and computes slowly in it; precision="fp32"') == 1
     assert "--precision fp32 is quicker" in str(summary.sections(built(precision="bf16").parts)[-1])
     built(console=True, precision="fp32").train()
     monkeypatch.setattr("surefoot.train.precision.instruction_set", lambda: "unknown")
@@ -476,7 +482,7 @@ def test_auto_is_typed_like_true_and_nothing_else_is() -> None:
     for typed, meant in (("auto", "auto"), ("true", True), ("False", False)):
         config, _ = configured(images.Config, [], ["--compile", typed], verb="train images")
         assert config.compile == meant
-    with pytest.raises(sf.ConfigError, match="--compile"):
+    with pytest.raises(sf.ConfigError, match="compile"):
         configured(images.Config, [], ["--compile", "often"], verb="train images")
     with pytest.raises(sf.ConfigError, match="compile = 'often'"):
         built(compile="often")

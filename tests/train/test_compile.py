@@ -39,7 +39,7 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def built(out: Path | None = None, **changes: Any) -> sf.Run:
+def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(0)
     data = (torch.randn(32, 3, 8, 8, generator=generator), torch.randint(4, (32,), generator=generator))
     arguments: dict[str, Any] = {
@@ -49,13 +49,13 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-3),
-        "evaluate": {"same": sf.Split(data, scores=sf.metrics.accuracy)},
+        "splits": {"same": sf.Split(data, scores=sf.metrics.accuracy)},
         "ema": 0.9,
         "report": False,
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
     }
-    return sf.Run(**(arguments | changes))
+    return sf.Run(**(arguments | {"precision": "auto", "channels_last": "auto"} | changes))
 
 
 def layouts_seen(run: sf.Run) -> set[bool]:
@@ -138,7 +138,7 @@ def test_a_run_that_names_the_format_that_was_chosen_goes_on_in_its_layout(tmp_p
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     scored = built(precision="bf16")
-    scored.load(newest[0])
+    scored.load_checkpoint(newest[0])
     assert scored.parts.layout.channels_last
 
 
@@ -150,9 +150,14 @@ def test_it_is_the_same_training_to_rounding() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_named_is_not_looked_up(gains: Gains) -> None:
+def test_what_is_named_stays_and_is_told_beside_what_auto_would_choose(gains: Gains) -> None:
     named = built(precision="fp32")
-    assert auto_precision.settle_choices(named.parts) == auto_precision.Chosen()
+    chosen = auto_precision.settle_choices(named.parts)
+    assert (chosen.precision, chosen.compile, chosen.unknown) == (None, None, False)
+    assert (
+        chosen.in_words(named.parts.whole.precision, channels_last=False)
+        == 'fp32; "auto" would choose bf16 (at least 4.00 times as fast as fp32 where it was measured)'
+    )
     assert (named.parts.layout.open, named.parts.layout.channels_last) == (False, False)
     as_they_come = built(channels_last=False)
     assert (
@@ -184,6 +189,5 @@ def test_what_is_neither_a_truth_nor_auto_is_refused(wrong: Any) -> None:
 def test_the_header_says_so(gains: Gains, capsys: pytest.CaptureFixture[str]) -> None:
     built(console=True).train()
     assert (
-        "device  cpu, bf16, channels last (auto: at least 4.00 times as fast as fp32 where it was measured)"
-        in capsys.readouterr().out
-    )
+        "precision  bf16, channels last (auto: at least 4.00 times as fast as fp32 where\n           it was measured)\n"
+    ) in capsys.readouterr().out

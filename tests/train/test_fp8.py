@@ -22,7 +22,7 @@ def loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
-def built(out: Path | None = None, **changes: Any) -> sf.Run:
+def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     rows = torch.randint(48, (32, 17), generator=torch.Generator().manual_seed(0))
     arguments: dict[str, Any] = {
         "model": lambda: sf.models.GPT(SHAPE),
@@ -35,7 +35,7 @@ def built(out: Path | None = None, **changes: Any) -> sf.Run:
         "precision": "fp8",
         "ema": 0.5,
         "report": False,
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
     }
     return sf.Run(**(arguments | changes))

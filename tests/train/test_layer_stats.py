@@ -45,11 +45,11 @@ class Net(nn.Module):
         return self.out(self.tied(self.bend(self.again(hidden))))
 
 
-def build(out: Path | None, **changes: Any) -> sf.Run:
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": plain_mean,
-        "count": counted_targets,
+        "count_fn": counted_targets,
         "train_data": tokens(SAMPLES, seed=5, dtype=torch.float64),
         "batch_size": 12,
         "micro_batch_size": 4,
@@ -58,23 +58,23 @@ def build(out: Path | None, **changes: Any) -> sf.Run:
         "clip": "norm 0.01",
         "precision": "fp32",
         "device": "cpu",
-        "watch_every": "1 steps",
+        "layer_stats_every": "1 steps",
         "log_every": "1 steps",
-        "out": out,
+        "run_dir": run_dir,
         "console": False,
     }
     return sf.Run(**(settings | changes))
 
 
-def layers(out: Path) -> list[dict[str, Any]]:
-    return [record for record in records(out / "metrics.jsonl") if record["kind"] == "layers"]
+def layers(run_dir: Path) -> list[dict[str, Any]]:
+    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "layers"]
 
 
 class Found:
     """A run, and what its steps were worked out to be once more by autograd, one step after another."""
 
-    def __init__(self, out: Path) -> None:
-        run = build(out)
+    def __init__(self, run_dir: Path) -> None:
+        run = build(run_dir)
         model: Any = run.state.models["model"]
         self.gradients: list[dict[str, Tensor]] = []  # of the whole batch
         self.firsts: list[tuple[int, float]] = []  # targets and squared norm of the first micro-batch's own gradient
@@ -100,7 +100,7 @@ class Found:
                     {name: held.grad for name, held in again.named_parameters() if held.grad is not None}
                 )
                 self.weights.append(self._copy(model))
-        self.run, self.records = run, layers(out)
+        self.run, self.records = run, layers(run_dir)
 
     def _model_of(self, place: int) -> Net:
         model = Net()
@@ -362,7 +362,7 @@ def test_a_resume_remembers_which_parameters_have_had_a_gradient(tmp_path: Path)
 
 
 def test_only_steps_that_are_due_are_watched(tmp_path: Path) -> None:
-    run = build(tmp_path / "run", watch_every="3 steps", log_every="2 steps", length="8 steps")
+    run = build(tmp_path / "run", layer_stats_every="3 steps", log_every="2 steps", length="8 steps")
     kinds = []
     with run:
         for step in run:
@@ -373,13 +373,13 @@ def test_only_steps_that_are_due_are_watched(tmp_path: Path) -> None:
 
 
 def test_without_watch_every_nothing_is_watched(tmp_path: Path) -> None:
-    build(tmp_path / "run", watch_every=None).train()
+    build(tmp_path / "run", layer_stats_every=None).train()
     assert layers(tmp_path / "run") == []
 
 
 def test_what_is_no_duration_is_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="watch_every"):
-        build(None, watch_every="often")
+    with pytest.raises(sf.ConfigError, match="layer_stats_every"):
+        build(None, layer_stats_every="often")
 
 
 def test_a_compiled_model_is_watched_without_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +435,7 @@ def test_a_loop_of_ones_own_is_watched_where_it_updates(tmp_path: Path) -> None:
 def test_the_gan_of_the_examples_is_watched(tmp_path: Path) -> None:
     usual = torch.get_default_dtype()
     try:
-        world_runs.of_example(name="gan", out=str(tmp_path / "run"), watch_every="2 steps")
+        world_runs.of_example(name="gan", run_dir=str(tmp_path / "run"), layer_stats_every="2 steps")
     finally:
         torch.set_default_dtype(usual)
     found = layers(tmp_path / "run")

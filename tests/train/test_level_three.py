@@ -40,7 +40,7 @@ def test_sam_is_a_hand_written_sam_step_for_step(micro_batch_size: int) -> None:
     sam = example("sam")
     settings: dict[str, Any] = {
         "length": "30 steps",
-        "evaluate": None,
+        "splits": None,
         "clip": "norm 1.0",
         "precision": "fp32",
         "device": "cpu",
@@ -86,7 +86,7 @@ def test_sam_learns_the_spirals() -> None:
     run = example("sam").build(console=False, length="60 epochs")
     example("sam").train(run)
 
-    assert run.scores()["held-out/accuracy"] > 0.8
+    assert run.evaluate()["held-out/accuracy"] > 0.8
 
 
 # --- two models, two optimizers, real kills --------------------------------------------------------------------------
@@ -150,8 +150,8 @@ def sitting() -> Iterator[Sitting]:
         assert process.stdout is not None
         asked, answers = process.stdin, process.stdout
 
-        def sit(out: Path, *, kill_at: int = 0, drawing: bool = False) -> int:
-            asked.write(json.dumps({"out": str(out), "kill_at": kill_at, "drawing": drawing}) + "\n")
+        def sit(run_dir: Path, *, kill_at: int = 0, drawing: bool = False) -> int:
+            asked.write(json.dumps({"run_dir": str(run_dir), "kill_at": kill_at, "drawing": drawing}) + "\n")
             asked.flush()
             return int(answers.readline())
 
@@ -159,8 +159,8 @@ def sitting() -> Iterator[Sitting]:
         asked.close()
 
 
-def outcome(out: Path) -> dict[str, Any]:
-    found = Store(out / "checkpoints").newest_intact()
+def outcome(run_dir: Path) -> dict[str, Any]:
+    found = Store(run_dir / "checkpoints").newest_intact()
     assert found is not None
     shown = {"clock", "machine"}
     timeless = ("kind", "step", "loss", "norm", "targets", "skipped", "generator_loss", "ring/distance_to_the_ring")
@@ -174,7 +174,7 @@ def outcome(out: Path) -> dict[str, Any]:
         "state": {key: value for key, value in found[0].state.items() if key not in shown},
         "records": [
             {key: line[key] for key in timeless if key in line}
-            for line in records(out / "metrics.jsonl")
+            for line in records(run_dir / "metrics.jsonl")
             if line["kind"] in ("train", "scores")
         ],
     }
@@ -188,9 +188,9 @@ def outcome(out: Path) -> dict[str, Any]:
 def uninterrupted(
     request: pytest.FixtureRequest, sitting: Sitting, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[bool, Any]:
-    out = tmp_path_factory.mktemp("uninterrupted") / "gan"
-    assert sitting(out, drawing=request.param) == 0
-    return request.param, outcome(out)
+    run_dir = tmp_path_factory.mktemp("uninterrupted") / "gan"
+    assert sitting(run_dir, drawing=request.param) == 0
+    return request.param, outcome(run_dir)
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_a_killed_gan_ends_bit_equal(kills: list[int], sitting: Sitting, uninter
 
 def test_each_model_is_moved_by_its_own_optimizer_only() -> None:
     gan = example("gan")
-    run = gan.build(length="3 steps", evaluate=None, console=False)
+    run = gan.build(length="3 steps", splits=None, console=False)
 
     def held(name: str) -> list[Tensor]:
         return [weight.detach().clone() for weight in run.state.models[name].parameters()]
@@ -258,14 +258,14 @@ def test_a_step_of_which_any_update_was_skipped_is_a_skipped_one(bad: tuple[str,
 def test_the_gan_finds_the_ring() -> None:
     gan = example("gan")
     run = gan.build(console=False, length="400 steps", evaluate_every="400 steps")
-    before = run.scores()["ring/distance_to_the_ring"]
+    before = run.evaluate()["ring/distance_to_the_ring"]
     gan.train(run)
 
-    assert run.scores()["ring/distance_to_the_ring"] < before / 2
+    assert run.evaluate()["ring/distance_to_the_ring"] < before / 2
 
 
 def test_update_without_a_gradient_says_what_to_call() -> None:
-    run = example("gan").build(length="1 steps", evaluate=None, console=False)
+    run = example("gan").build(length="1 steps", splits=None, console=False)
     with run:
         step = next(iter(run.steps()))
     with pytest.raises(sf.ConfigError, match="forward_backward"):

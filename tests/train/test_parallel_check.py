@@ -261,7 +261,7 @@ def test_weights_used_beside_the_module_that_they_are_gathered_with_are_named() 
     with pytest.raises(sf.ConfigError) as refused:
         check(model, plain, gathered=[model.head, model.encoder, model])
     assert "model.head.weight is used while model.head is not being called" in str(refused.value)
-    assert "--sharding.blocks" in str(refused.value)
+    assert "name other blocks (blocks)" in str(refused.value)
 
 
 def test_a_weight_is_at_home_in_the_innermost_module_that_is_gathered() -> None:

@@ -47,21 +47,21 @@ def split(*scores: Any) -> dict[str, sf.Split]:
     return {"held-out": sf.Split((data.inputs, data.labels), scores=[same, *scores])}
 
 
-def build(out: Path | None, **changes: Any) -> sf.Run:
-    return small_runs.build(out, **({"evaluate": split()} | SETTINGS | changes))
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
+    return small_runs.build(run_dir, **({"splits": split()} | SETTINGS | changes))
 
 
-def written(out: Path, kind: str, value: str) -> list[tuple[int, Any]]:
-    return [(line["step"], line[value]) for line in records(out / "metrics.jsonl") if line["kind"] == kind]
+def written(run_dir: Path, kind: str, value: str) -> list[tuple[int, Any]]:
+    return [(line["step"], line[value]) for line in records(run_dir / "metrics.jsonl") if line["kind"] == kind]
 
 
-def left(out: Path) -> Any:
+def left(run_dir: Path) -> Any:
     """All that a run leaves: its newest tensors, where its plateau stands, its rates and scores."""
-    newest = max((out / "checkpoints").glob("step-*"))
+    newest = max((run_dir / "checkpoints").glob("step-*"))
     tensors = {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
     standing = json.loads((newest / "state.json").read_text())["plateau"]
-    rates = sorted(written(out, "train", "learning_rate"))
-    return newest.name, tensors, standing, rates, sorted(written(out, "scores", "rate_factor"))
+    rates = sorted(written(run_dir, "train", "learning_rate"))
+    return newest.name, tensors, standing, rates, sorted(written(run_dir, "scores", "rate_factor"))
 
 
 # --- the decision ----------------------------------------------------------------------------------------------------
@@ -196,9 +196,7 @@ def test_every_group_of_every_optimizer_is_lowered() -> None:
         optimizer={"one": sf.optim.sgd(lr=1.0), "other": sf.optim.adamw(lr=1e-3)},
         loss=loss,
         schedule=None,
-        evaluate={
-            "held-out": sf.Split((torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), scores=[same_of_several])
-        },
+        splits={"held-out": sf.Split((torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), scores=[same_of_several])},
         plateau=ReduceLROnPlateau("min held-out/same_of_several", patience=1),
         length="5 steps",
         ema=None,
@@ -238,10 +236,17 @@ def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    out = tmp_path_factory.mktemp("whole") / "run"
-    build(out).train()
-    assert [factor for _, factor in sorted(written(out, "scores", "rate_factor"))] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
-    return left(out)
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    build(run_dir).train()
+    assert [factor for _, factor in sorted(written(run_dir, "scores", "rate_factor"))] == [
+        1.0,
+        1.0,
+        0.5,
+        0.5,
+        0.25,
+        0.25,
+    ]
+    return left(run_dir)
 
 
 @pytest.mark.fast("5", "6")
@@ -271,7 +276,7 @@ def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(w
             signal.raise_signal(signal.SIGTERM)
         return sf.Mean(0.0, 1)
 
-    run = build(tmp_path / "run", evaluate=split(interrupting))
+    run = build(tmp_path / "run", splits=split(interrupting))
     with pytest.raises(SystemExit):
         run.train()
     assert run.state.rate_factor == 1.0
@@ -300,7 +305,7 @@ def another_split() -> dict[str, sf.Split]:
         (lambda: {"evaluate_every": "3 steps"}, "plateau.evaluate_every was '2 steps', now '3 steps'"),
         (lambda: {"plateau": ReduceLROnPlateau("min held-out/same", 3)}, "plateau.patience was 2, now 3"),
         (lambda: {"plateau": None}, "plateau.monitor was 'min held-out/same', now absent"),
-        (lambda: {"evaluate": another_split()}, "plateau.scored"),
+        (lambda: {"splits": another_split()}, "plateau.scored"),
     ],
 )
 def test_what_would_change_a_decision_is_refused_at_resume(
@@ -369,7 +374,7 @@ def broken_from(step: int) -> tuple[dict[str, sf.Split], list[sf.Run]]:
 
 def test_a_score_that_is_no_number_is_told_each_time_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     splits, held = broken_from(4)
-    run = build(None, evaluate=splits, console=True)
+    run = build(None, splits=splits, console=True)
     held.append(run)
     run.train()
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
@@ -439,7 +444,7 @@ def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
 
 
 def test_a_recipe_builds_the_plateau_of_its_score() -> None:
-    config = images.Config(plateau=4, plateau_factor=0.2, out=None)
+    config = images.Config(plateau=4, plateau_factor=0.2, run_dir=None)
     assert images.build(config).parts.whole.feedback is not None
     assert config.steering(images.BEST) == {"early_stopping": None, "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2)}
     assert images.Config(plateau=4).steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)
@@ -458,7 +463,7 @@ def test_flags_that_make_no_plateau_are_refused(
     flags: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["train", "images", "--out", str(tmp_path / "run"), *flags])
+        main(["train", "images", "--run-dir", str(tmp_path / "run"), *flags])
     assert end.value.code == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

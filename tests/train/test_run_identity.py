@@ -59,4 +59,4 @@ def test_another_length_is_refused_with_the_reason_in_the_second_line(
     first, second, *_, last = str(error.value).splitlines()
     assert first == f"cannot resume runs/a: length was {before} steps, now {now} steps"
     assert second == why
-    assert last.startswith("  to train on from its weights")
+    assert last.startswith("  another run can start from its weights")

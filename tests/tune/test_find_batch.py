@@ -160,12 +160,12 @@ def test_nothing_that_fits_is_an_error_that_says_what_it_needs() -> None:
 
 
 def test_another_batch_can_be_asked_for() -> None:
-    found = sf.tune.find_batch_size(mlp_run(), target_batch=40, memory="1 GB")
+    found = sf.tune.find_batch_size(mlp_run(), batch_size=40, memory="1 GB")
     assert found.batch_size == 40
     assert {row.size for row in found.tried} <= set(divisors(40))
     assert found.flags.startswith("--batch-size 40 ")
     with pytest.raises(sf.ConfigError, match="does not say how long its samples are"):
-        sf.tune.find_batch_size(mlp_run(), target_batch="4096 tokens")
+        sf.tune.find_batch_size(mlp_run(), batch_size="4096 tokens")
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
     assert "the largest that was found to fit 900 MB is the whole batch" in found.reason
     with pytest.raises(sf.ConfigError, match=r"(?s)not even a micro-batch of 2 samples fits.*1 samples: batch normal"):
         sf.tune.find_batch_size(mlp_run(model=Normalised), memory="5 kB")
-    with pytest.raises(sf.ConfigError, match="cannot train on one value\n  try: a larger --batch-size"):
+    with pytest.raises(sf.ConfigError, match="cannot train on one value\n  try: a larger batch_size"):
         sf.tune.find_batch_size(mlp_run(model=Normalised, batch_size=1), memory="1 GB")
 
 
@@ -247,10 +247,10 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
 
     run = mlp_run(
         train_data=Ragged(),
-        collate=padded,
+        collate_fn=padded,
         model=lambda: nn.Linear(1, 4),
         loss=loss,
-        count=lambda batch: int((batch >= 0).sum()),
+        count_fn=lambda batch: int((batch >= 0).sum()),
         batch_size="960 tokens",
     )
     found = sf.tune.find_batch_size(run, memory="1 GB")
@@ -260,8 +260,8 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
     shapes = [seen.get() for _ in range(seen.qsize())]
     assert max(rows * wide for rows, wide in shapes) > 0.9 * 960
     assert max(wide for _, wide in shapes) == 40
-    with pytest.raises(sf.ConfigError, match="in samples, and this run's batch_size in tokens"):
-        sf.tune.find_batch_size(run, target_batch=64)
+    with pytest.raises(sf.ConfigError, match="in samples, and the run's own in tokens"):
+        sf.tune.find_batch_size(run, batch_size=64)
 
 
 def test_windows_of_tokens_are_samples_of_one_length() -> None:

@@ -44,7 +44,7 @@ def test_a_curve_that_still_falls_at_the_end_says_so() -> None:
     found = judged(RATES, fall(RATES, 1.0) + 0.01 * NOISE, end="highest")
     assert found.suggested == pytest.approx(1.0, rel=0.4)
     assert "still falling at 10, the highest rate tried" in found.reason
-    assert "--to 1e3" in found.reason
+    assert "--max-lr 1e3" in found.reason
 
 
 @pytest.mark.parametrize("losses", [np.full(len(RATES), 2.3), 2.3 + 0.1 * NOISE], ids=["exactly", "noisy"])
@@ -52,7 +52,7 @@ def test_a_flat_curve_suggests_nothing(losses: Curve) -> None:
     found = judged(RATES, losses, end="highest")
     assert found.suggested is None
     assert "it stays flat" in found.reason
-    assert "--to 1e3" in found.reason
+    assert "--max-lr 1e3" in found.reason
 
 
 def test_a_loss_that_rises_without_having_fallen_suggests_nothing() -> None:
@@ -68,7 +68,7 @@ def test_a_loss_that_diverges_at_once_suggests_nothing(losses: int) -> None:
     found = judged(RATES[:losses], np.full(losses, 2.0), end="not finite", diverged_at=1e-3)
     assert found.suggested is None
     assert f"diverged at once: at 1e-3, after {losses} rates" in found.reason
-    assert "--from 1e-7" in found.reason
+    assert "--min-lr 1e-7" in found.reason
 
 
 def test_no_rate_is_blamed_for_what_was_not_finite_before() -> None:
@@ -112,11 +112,11 @@ def test_rates_are_written_to_two_digits(rate: float) -> None:
 @pytest.mark.parametrize(
     ("low", "high", "steps", "told"),
     [
-        (1.0, 0.1, 100, "--from 0.1 --to 1"),
+        (1.0, 0.1, 100, "--min-lr 0.1 --max-lr 1"),
         (0.1, 0.1, 100, "not below"),
-        (0.0, 1.0, 100, "from = 0.0"),
-        (1e-3, float("inf"), 100, "to = inf"),
-        (float("nan"), 1.0, 100, "from = nan"),
+        (0.0, 1.0, 100, "min_lr = 0.0"),
+        (1e-3, float("inf"), 100, "max_lr = inf"),
+        (float("nan"), 1.0, 100, "min_lr = nan"),
         (1e-6, 10.0, 9, "steps = 9"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_range_that_is_none_is_refused(low: float, high: float, steps: int, to
 
 
 def test_all_that_is_wrong_with_a_range_is_told_at_once() -> None:
-    with pytest.raises(sf.ConfigError, match=r"(?s)from = -1.*to = nan.*steps = 2"):
+    with pytest.raises(sf.ConfigError, match=r"(?s)min_lr = -1.*max_lr = nan.*steps = 2"):
         check_range(-1, float("nan"), 2)
 
 

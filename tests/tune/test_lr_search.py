@@ -39,7 +39,7 @@ def quadratic(**changes: Any) -> sf.Run:
 
 
 def test_each_loss_is_that_after_the_updates_with_its_rate_and_all_before() -> None:
-    found = sf.tune.find_lr(quadratic(), low=1e-3, high=0.5, steps=20)
+    found = sf.tune.find_lr(quadratic(), min_lr=1e-3, max_lr=0.5, steps=20)
     rates = [1e-3 * 500 ** (place / 19) for place in range(20)]
     assert found.rates.tolist() == pytest.approx(rates)
     weight, losses = 1.0, []
@@ -51,7 +51,7 @@ def test_each_loss_is_that_after_the_updates_with_its_rate_and_all_before() -> N
 
 
 def test_a_quadratic_diverges_past_two() -> None:
-    found = sf.tune.find_lr(quadratic(), low=1e-3, high=1e3, steps=200)
+    found = sf.tune.find_lr(quadratic(), min_lr=1e-3, max_lr=1e3, steps=200)
     assert found.end == "diverged"
     assert found.diverged_at is not None
     assert found.diverged_at > 2.0
@@ -63,9 +63,9 @@ def test_a_quadratic_diverges_past_two() -> None:
 def test_what_is_found_does_not_depend_on_how_many_losses_are_read_at_once(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = sf.tune.find_lr(quadratic(), low=1e-3, high=1e3, steps=60)
+    expected = sf.tune.find_lr(quadratic(), min_lr=1e-3, max_lr=1e3, steps=60)
     monkeypatch.setattr(module, "_BLOCK", block)
-    found = sf.tune.find_lr(quadratic(), low=1e-3, high=1e3, steps=60)
+    found = sf.tune.find_lr(quadratic(), min_lr=1e-3, max_lr=1e3, steps=60)
     assert (found.losses.tolist(), found.reason) == (expected.losses.tolist(), expected.reason)
 
 
@@ -81,7 +81,7 @@ def test_groups_keep_the_ratio_of_their_rates_and_the_rate_is_that_of_the_settin
         (parameters,) = [group["params"] for group in groups]
         return Watched([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.02}], lr=0.1)
 
-    sf.tune.find_lr(build(None, optimizer=two), low=1e-4, high=1e-2, steps=10)
+    sf.tune.find_lr(build(None, optimizer=two), min_lr=1e-4, max_lr=1e-2, steps=10)
     assert [first for first, _ in seen[:10]] == pytest.approx([1e-4 * 100 ** (place / 9) for place in range(10)])
     assert [second / first for first, second in seen] == pytest.approx([0.2] * len(seen))
 
@@ -94,13 +94,13 @@ def test_samples_and_random_numbers_are_those_of_the_next_steps_of_training() ->
             notes.put((batch[0].tolist(), torch.rand(()).item()))
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    run = build(None, loss=noted, length="40 steps", evaluate=None, early_stopping=None)
+    run = build(None, loss=noted, length="40 steps", splits=None, early_stopping=None)
     with run:
         for step in run:
             if step.index == 2:
                 break
         taken(notes)
-        sf.tune.find_lr(run, low=1e-6, high=1e-3, steps=10)
+        sf.tune.find_lr(run, min_lr=1e-6, max_lr=1e-3, steps=10)
         tried = taken(notes)
         for step in run:
             if step.index == 13:
@@ -121,7 +121,7 @@ def test_what_a_loss_counts_for_itself_is_what_it_was() -> None:
         passes[0] += 1
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    sf.tune.find_lr(build(None, loss=counting, check_state=False), low=1e-6, high=1e-3, steps=10)
+    sf.tune.find_lr(build(None, loss=counting, check_state=False), min_lr=1e-6, max_lr=1e-3, steps=10)
     assert passes == [0]
 
 
@@ -133,7 +133,7 @@ def test_a_loss_that_is_not_finite_ends_the_test_where_it_comes(bad: int) -> Non
         passes[0] += 1
         return model.weight.square().sum() / 2 + (math.nan if passes[0] > bad else 0.0)
 
-    found = sf.tune.find_lr(quadratic(loss=breaking), low=1e-3, high=0.1, steps=50)
+    found = sf.tune.find_lr(quadratic(loss=breaking), min_lr=1e-3, max_lr=0.1, steps=50)
     assert found.end == "not finite"
     assert len(found.losses) == max(bad - 1, 0)
     assert found.diverged_at == (None if bad == 0 else pytest.approx(1e-3 * 100 ** ((bad - 1) / 49)))
@@ -148,12 +148,12 @@ def test_a_gradient_that_is_not_finite_ends_the_test_too() -> None:
         root = (model.weight * 0).sum().sqrt() if passes[0] > 20 else 0.0  # 0, with an infinite derivative times 0
         return model.weight.square().sum() / 2 + root
 
-    found = sf.tune.find_lr(quadratic(loss=breaking), low=1e-3, high=0.1, steps=50)
+    found = sf.tune.find_lr(quadratic(loss=breaking), min_lr=1e-3, max_lr=0.1, steps=50)
     assert (found.end, len(found.losses)) == ("not finite", 19)
 
 
 def test_an_overflow_of_the_loss_scale_is_no_divergence() -> None:
-    found = sf.tune.find_lr(build(None, precision="fp16"), low=1e-6, high=1e-3, steps=30)
+    found = sf.tune.find_lr(build(None, precision="fp16"), min_lr=1e-6, max_lr=1e-3, steps=30)
     assert (found.end, len(found.losses)) == ("highest", 30)
 
 
@@ -167,7 +167,7 @@ def test_a_finished_run_is_refused() -> None:
 def test_watching_is_told_every_loss_with_its_rate() -> None:
     seen: list[tuple[float, float]] = []
     found = sf.tune.find_lr(
-        quadratic(), low=1e-3, high=1e3, steps=60, watch=lambda rate, loss: seen.append((rate, loss))
+        quadratic(), min_lr=1e-3, max_lr=1e3, steps=60, progress_fn=lambda rate, loss: seen.append((rate, loss))
     )
     assert seen == list(zip(found.rates.tolist(), found.losses.tolist(), strict=True))
 
@@ -181,7 +181,7 @@ def test_digits_are_learned_better_at_the_suggestion_than_at_a_tenth_of_it(name:
 
     def config(lr: float) -> images.Config:
         optimizer = Optimizer(name=name, lr=lr)
-        return images.Config(out=None, length="5 epochs", precision="fp32", optimizer=optimizer)
+        return images.Config(run_dir=None, length="5 epochs", precision="fp32", optimizer=optimizer)
 
     suggested = sf.tune.find_lr(images.build(config(1e-2))).suggested
     assert suggested is not None
@@ -189,5 +189,5 @@ def test_digits_are_learned_better_at_the_suggestion_than_at_a_tenth_of_it(name:
     for lr in (suggested, suggested / 10):
         run = images.build(config(lr))
         run.train()
-        scores[lr] = run.scores("held-out")["held-out/loss"]
+        scores[lr] = run.evaluate("held-out")["held-out/loss"]
     assert scores[suggested] < 0.7 * scores[suggested / 10]

@@ -32,15 +32,15 @@ STEPS = 26
 SAVED = [0, 4, 5, 8, 10, 12, 16, 20, 24, 25, 26]  # every 4 steps, and where a score was better than before
 
 
-def build(out: Path | None, **changes: Any) -> sf.Run:
-    return small_runs.build(out, **({"keep_last": 99} | changes))
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
+    return small_runs.build(run_dir, **({"keep_last": 99} | changes))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "a"
-    build(out).train()
-    return out
+    run_dir = tmp_path_factory.mktemp("runs") / "a"
+    build(run_dir).train()
+    return run_dir
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "a"))
 
 
-def verified(out: Path, steps: Any = "all", **asked: Any) -> Verdict:
-    return sf.load(build(out)).verify(steps=steps, **asked)
+def verified(run_dir: Path, steps: Any = "all", **asked: Any) -> Verdict:
+    return sf.load(build(run_dir)).verify(steps=steps, **asked)
 
 
 def the_problem(verdict: Verdict) -> Problem:
@@ -57,8 +57,8 @@ def the_problem(verdict: Verdict) -> Problem:
     return verdict.problems[0]
 
 
-def saved(out: Path) -> list[int]:
-    return sorted(int(place.name.removeprefix("step-")) for place in (out / "checkpoints").iterdir())
+def saved(run_dir: Path) -> list[int]:
+    return sorted(int(place.name.removeprefix("step-")) for place in (run_dir / "checkpoints").iterdir())
 
 
 # --- nothing planted ---------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
 def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Path) -> None:
     data = small_runs.Augmented()
     split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
-    verdict = sf.load(build(run, evaluate={"held-out": split})).verify(steps=3, windows=1)
+    verdict = sf.load(build(run, splits={"held-out": split})).verify(steps=3, windows=1)
     assert the_problem(verdict).text.startswith("data of split held-out: sha256 was ")
     assert (verdict.exit_status, len(verdict.outcomes)) == (3, 1)
 
@@ -333,7 +333,7 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
     def sized(size: int) -> sf.Run:
         return sf.Run(
             model=lambda: Unprinted(size), loss=lambda model, batch: model(batch[0]).square().mean(),
-            train_data=(torch.ones(4, 2),), batch_size=2, length="2 steps", optimizer=sf.optim.sgd(lr=0.1), out=tmp_path / "b",
+            train_data=(torch.ones(4, 2),), batch_size=2, length="2 steps", optimizer=sf.optim.sgd(lr=0.1), run_dir=tmp_path / "b",
             console=False,
         )  # fmt: skip
 
@@ -347,7 +347,7 @@ def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> Non
     data = small_runs.Augmented()
     split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
     verdict = sf.load(
-        build(run, evaluate={"held-out": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))
+        build(run, splits={"held-out": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))
     ).verify()
     said = [problem.text for problem in verdict.problems]
     assert [text.startswith("data of split held-out") for text in said] == [True, False]
@@ -462,7 +462,7 @@ def test_a_record_that_was_taken_out_is_missed(run: Path) -> None:
 # --- runs of other kinds -----------------------------------------------------------------------------------------
 
 
-def _killed_then_resumed(out: Path, **changes: Any) -> None:
+def _killed_then_resumed(run_dir: Path, **changes: Any) -> None:
     """A run that fails twice, so that records are superseded, and goes on."""
     for passes in (15, 11):
         left = [passes]
@@ -474,8 +474,8 @@ def _killed_then_resumed(out: Path, **changes: Any) -> None:
             return small_runs.loss(model, batch)
 
         with pytest.raises(KeyboardInterrupt):
-            build(out, **changes | {"loss": failing, "check_state": False}).train()
-    build(out, **changes).train()
+            build(run_dir, **changes | {"loss": failing, "check_state": False}).train()
+    build(run_dir, **changes).train()
 
 
 def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
@@ -610,8 +610,8 @@ def test_the_threads_of_the_run_are_taken(run: Path) -> None:
     assert verdict.outcomes[0].exact, verdict.outcomes[0].unlike
 
 
-def with_body(out: Path, *, moved: bool) -> None:
-    run = build(out)
+def with_body(run_dir: Path, *, moved: bool) -> None:
+    run = build(run_dir)
     counts = run.register_state("counts", {"steps": 0})
     with run:
         for step in run:
@@ -640,12 +640,12 @@ def test_a_loop_body_that_changes_weights_is_seen_and_named_as_a_cause(tmp_path:
 
 
 def test_steps_of_a_users_own_are_not_made_again(tmp_path: Path) -> None:
-    own = build(tmp_path / "a", loss=None, evaluate=None, early_stopping=None, length="3 steps")
+    own = build(tmp_path / "a", loss=None, splits=None, early_stopping=None, length="3 steps")
     with own:
         for step in own.steps():
             sf.forward_backward(step, small_runs.loss)
             sf.update(step)
-    verdict = sf.load(build(tmp_path / "a", loss=None, evaluate=None, early_stopping=None, length="3 steps")).verify()
+    verdict = sf.load(build(tmp_path / "a", loss=None, splits=None, early_stopping=None, length="3 steps")).verify()
     assert verdict.sound, str(verdict)
     assert (
         "no step was made again: this run has no loss of its own, its script makes each step itself"

@@ -106,8 +106,8 @@ def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], wher
         also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (len(refused) > 1)
         raise CheckpointError(
             f"cannot resume {where}: {refused[0].text}\n  {refused[0].cause}{also}\n"
-            "  with it this would be another run: choose another --out, or start from its weights with --init\n"
-            f'  to go on with it all the same: Run(accept_change="{names}") in a script, else --accept-change {names}'
+            "  with it this would be another run: choose another --run-dir, or start from its weights with --init-from\n"
+            f"  to go on with it all the same: --accept-change {names}"
         )
 
 

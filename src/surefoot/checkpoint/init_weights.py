@@ -91,7 +91,9 @@ def _of_file(file: Path) -> dict[str, Tensor]:
     try:
         return read_weights(file)
     except CheckpointError as problem:
-        raise CheckpointError(f"{problem}\n  --init takes .safetensors files only: others may run code") from problem
+        raise CheckpointError(
+            f"{problem}\n  --init-from takes .safetensors files only: others may run code"
+        ) from problem
 
 
 def _checkpoint(place: Path, world: World) -> tuple[Checkpoint, str]:

@@ -1,13 +1,16 @@
-"""The manifest of a checkpoint: length and SHA-256 of all that is in it, itself included. No file in here."""
+"""The manifest of a checkpoint: length and SHA-256 of all that is in it, itself included. No file in here. Torch-free."""
+
+from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PIECE = re.compile(r"(?P<name>.+)\.(?P<number>\d{5,})-of-(?P<count>\d{5,})")
 
@@ -79,6 +82,7 @@ def _shapes(file: str, held: Any) -> dict[str, tuple[int, ...]]:
 
 FORMAT_VERSION = 3
 FORMAT_OF_PIECES = 4  # where tensors lie over several files, which those who read the first would not find
+FORMATS = (FORMAT_VERSION, FORMAT_OF_PIECES)
 MANIFEST, STATE = "manifest.json", "state.json"
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 
@@ -117,7 +121,7 @@ def from_bytes(data: bytes) -> Manifest:
     if digest != sha256(_canonical(body)).hexdigest() or _canonical(body | {"sha256": digest}) != data:
         raise ValueError("hash differs")
     match body:
-        case {"format_version": int(version)} if version not in (FORMAT_VERSION, FORMAT_OF_PIECES):
+        case {"format_version": int(version)} if version not in FORMATS:
             raise ValueError(
                 f"is of format {version}, which another version of surefoot wrote: this one reads {FORMAT_VERSION} and {FORMAT_OF_PIECES}"
             )

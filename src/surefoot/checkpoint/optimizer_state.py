@@ -106,7 +106,7 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
                 raise CheckpointError(
                     f"cannot resume: {key} of the optimizer was {value!r}, and is {held!r} now\n"
                     "  no step can be made with what the checkpoint holds there\n"
-                    "  go on from an older checkpoint, or start from its weights with --init"
+                    "  go on from an older checkpoint, or start from its weights with --init-from"
                 )
             group[key] = value.to(held.device) if isinstance(value, Tensor) and isinstance(held, Tensor) else value
 

@@ -76,7 +76,7 @@ class Identity(TypedDict):
     precision: str
     schedule_of_steps: int
     seed: int
-    settings: dict[str, Any]
+    identity: dict[str, Any]
 
 
 class MicroBatchHash(TypedDict):

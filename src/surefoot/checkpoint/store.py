@@ -99,7 +99,7 @@ class Store:
             return None
         more = [f"and {len(damaged) - 1} more"] if len(damaged) > 2 else map(str, damaged[1:])
         lines = [f"no checkpoint in {self.directory} is intact; nothing was changed", str(damaged[0]), *more]
-        raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --out DIR"]))
+        raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --run-dir DIR"]))
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""
@@ -112,6 +112,16 @@ class Store:
         raise error or CheckpointError(
             f"no checkpoint of step {step} in {self.directory}; there are: {', '.join(map(str, self.steps())) or 'none'}"
         )
+
+    def best_step(self, newest: Checkpoint) -> int:
+        """The step of the best checkpoint, as the newest one notes it; `CheckpointError` if none is the best."""
+        if newest.saved.best_step is None:
+            raise CheckpointError(
+                f"{self.directory.parent} has no best checkpoint\n"
+                "  no metric chose one: the run was trained without `best`, or was never evaluated\n"
+                '  take --checkpoint newest, or train a run with --best "min val/loss"'
+            )
+        return newest.saved.best_step
 
     def save(self, contents: Checkpoint, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.

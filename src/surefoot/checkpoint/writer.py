@@ -33,8 +33,16 @@ class Writer:
     them: they submit the same steps, and learn the same of each.
     """
 
-    def __init__(self, store: Store, *, rank: int = 0, mail: Mail | None = None) -> None:
-        self.store, self.rank, self.mail = store, rank, mail
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int = 0,
+        mail: Mail | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store, self.rank, self.mail, self.now = store, rank, mail, now
+        self.took_s = 0.0  # the last finished save
         self.saved: int | None = None
         self.not_pruned: NotPrunedError | None = None  # of the last save, which is on disk all the same
         self.failure: CheckpointError | None = None  # of the last finished save, unless it succeeded
@@ -67,7 +75,7 @@ class Writer:
         self._hurried.set()
 
     def _save(self, contents: Checkpoint, protected: Collection[int]) -> None:
-        step, self.not_pruned = contents.step, None
+        step, self.not_pruned, begun = contents.step, None, self.now()
         try:
             if self.mail is None:
                 self.store.save(contents, protected=protected)
@@ -86,6 +94,8 @@ class Writer:
             else:
                 text = f"step {step} is not saved: {type(problem).__name__}: {problem}"
                 self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(text)
+        finally:
+            self.took_s = self.now() - begun
 
 
 class Board:
@@ -203,7 +213,7 @@ def _written(store: Store, contents: Checkpoint, *, begun: int, rank: int) -> di
 def _apart(step: int, where: str, path: Path | str) -> str:
     return (
         f"step {step} is not saved: {where} does not see {path}\n"
-        "  all ranks write into one directory: put --out on a file system that every machine shares"
+        "  all ranks write into one directory: put --run-dir on a file system that every machine shares"
     )
 
 

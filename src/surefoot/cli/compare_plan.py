@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from surefoot.cli.options import ChangedProgramOption, limited, option_names, without
+from surefoot.cli.options import ChangedProgramOption, limited, without
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed
 from surefoot.compare.plan import Planned, some_of
 from surefoot.compare.search import Pruner, Sampler, corners, parameter, trial_name
-from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_reference, refuse_twins
+from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_baseline, refuse_twins
 from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError, first_line, refuse_all
 from surefoot.launch.process_count import cores_each
@@ -24,65 +24,49 @@ from surefoot.recipes.program import Program, program_again
 @dataclass(frozen=True, kw_only=True)
 class Compare(ChangedProgramOption):
     """surefoot compare RECIPE|FILE.py:build --vary SETTING=A,B... [settings]
-    surefoot compare DIR                 go on with a comparison
-    surefoot compare RUN RUN...          compare runs that are there
-    surefoot compare --schedules LIST    draw schedules side by side; trains nothing
+    surefoot compare DIR                 continue a comparison
+    surefoot compare RUN RUN...          compare existing runs
 
     Train every combination of the varied settings on the same samples in the same
-    order, each as a run of its own below --out; then one table and one plot, with
-    what is inside the noise said. Stopped or killed, the same command goes on:
-    what is finished is not trained again. A test split is never scored by it.
+    order, each as a run of its own below --out. Write one table and one plot, which
+    say what is inside the noise. After a stop or a kill the same command continues
+    without training again what is finished. A test split is never evaluated.
 
-      surefoot compare gpt --vary optimizer.name=adamw,sgd --vary optimizer.lr=1e-3,3e-3
-      surefoot compare images --search 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
+      surefoot compare gpt --vary optimizer.name=adamw,sgd --vary seed=0,1
+      surefoot compare images --trials 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
       surefoot compare runs/a runs/b --paired
-
-    With --schedules each is drawn with its peak, its lowest rate, the end of its
-    warm-up and the mean of its factors, which are printed too. Of a run of 1,000
-    steps, or of one of --length; of a recipe with that recipe's length, base rate
-    and the settings of its schedule. LIST has commas between schedules, a colon
-    before each setting, a slash between drops, and + and @ where one follows on
-    another; all is every shape.
-
-      surefoot compare --schedules cosine,linear,wsd,inverse_sqrt
-      surefoot compare --schedules linear:min_lr_ratio=0.1,wsd:cooldown=30% gpt
-      surefoot compare --schedules step:drops=30%/60%,constant+linear@50%
-      surefoot compare --schedules all gpt --preset shakespeare --out rates
     """
 
     what: Positional[Annotated[tuple[str, ...], arg(metavar="RECIPE|FILE.py:build|DIR|RUN")]] = ()
-    """What to train, a comparison to go on with, or several runs."""
+    """What to train, a comparison to continue, or several runs."""
     config: str | None = None
     """A TOML file of settings."""
     vary: UseAppendAction[tuple[str, ...]] = ()
-    """SETTING=A,B: values of a setting; several make a grid. Of a search also a range, SETTING=1e-4..1e-2."""
+    """SETTING=A,B: values of a setting; several settings make a grid. A search also takes a range, SETTING=1e-4..1e-2."""
     variant: UseAppendAction[tuple[str, ...]] = ()
-    """"S=A T=B": one combination more."""
+    """One more combination, "S=A T=B"; may be repeated."""
     seeds: int = limited(1, least=1)
-    """Train each combination this many times, with as many seeds from --seed on."""
+    """Train each combination with this many seeds, from --seed on."""
     jobs: int = limited(1, least=1)
-    """Runs that train at once."""
+    """Number of runs that train at once."""
     threads: int | None = limited(None, least=1)
-    """Threads of each run; kept in compare.toml. Absent: cores / jobs."""
+    """Threads of each run; kept in compare.toml. Default: cores / jobs."""
     target: float | None = None
-    """Tell how soon each reaches this score."""
-    reference: str = "best"
-    """What differences are taken to: best, first or a variant."""
-    score: str | None = None
-    """"min SPLIT/LOSS": judge by this instead of the score the runs watch."""
+    """Show how soon each run reaches this value of the metric."""
+    baseline: str = "best"
+    """What differences are measured against: best, first or a variant."""
+    metric: str | None = None
+    """ "min SPLIT/METRIC": the metric to compare by. Default: the one that the runs monitor."""
     out: str | None = None
-    """Directory. Absent: runs/compare; of runs that are there runs/compared, written anew each time. Of schedules PATH.png and
-    PATH.svg. Absent: schedules."""
+    """Directory of the result. Default: runs/compare; runs/compared for existing runs."""
     paired: bool = False
-    """Of runs that are there: score them again, batch by batch."""
-    search: int | None = limited(None, least=1)
-    """Search with this many trials in ranges."""
+    """Evaluate existing runs again, batch by batch."""
+    trials: int | None = limited(None, least=1)
+    """Search the ranges of --vary with this many trials."""
     sampler: Sampler = "tpe"
-    """Of a search: how settings are chosen."""
+    """How a search chooses settings."""
     pruner: Pruner = "median"
-    """Of a search: which trials are ended early."""
-    schedules: str | None = None
-    """Draw these schedules."""
+    """How a search chooses trials to stop early."""
 
 
 def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: str) -> Planned:
@@ -93,7 +77,7 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
             "  let it take a dataclass: def build(config: Config), with a field `out: str`"
         )
     refuse_several(flags, verb="compare")
-    space = _space(asked) if asked.search is not None else None
+    space = _space(asked) if asked.trials is not None else None
     texts = _combinations(asked) if space is None else corners(space)
     texts, configurations = _configurations(program, asked, flags, texts, verb=verb)
     if space is None and len(texts) == 1:
@@ -102,14 +86,14 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
             "  add another value (--vary optimizer.lr=1e-3,3e-3), another --variant, or --seeds 3 to see what a seed changes"
         )
     flat = [flatten(config) for config, _ in configurations]
-    if "out" not in flat[0]:
+    if "run_dir" not in flat[0]:
         raise ConfigError(
-            "these runs have no setting `out`, so all variants would be one directory\n  add out: str to the settings"
+            "these runs have no setting `run_dir`, so all variants would be one directory\n  add run_dir: str to the settings"
         )
     varied = [{setting: values[setting] for setting in text} for values, text in zip(flat, texts, strict=True)]
     if space is None:
         refuse_twins(varied, flat)
-    unlike = [name for name in flat[0] if name != "out" and any(values[name] != flat[0][name] for values in flat)]
+    unlike = [name for name in flat[0] if name != "run_dir" and any(values[name] != flat[0][name] for values in flat)]
     kept = dict.fromkeys([*(name for one in varied for name in one), *unlike])
     seeds = [one.pop("seed") if asked.seeds > 1 else None for one in varied]
     groups = [group for group in names(varied[:: asked.seeds]) for _ in range(asked.seeds)]
@@ -119,20 +103,20 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
     ]
     cores, most = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
     cores = min(cores, int(most)) if most.isdigit() and int(most) else cores
-    search = {"trials": asked.search, "sampler": asked.sampler, "pruner": asked.pruner}
+    search = {"trials": asked.trials, "sampler": asked.sampler, "pruner": asked.pruner}
     plan = Planned(
         program=program.described,
         base=flat[0],
-        origins={**configurations[0][1], **dict.fromkeys(kept, "varied"), "out": "of each its own"},
+        origins={**configurations[0][1], **dict.fromkeys(kept, "varied"), "run_dir": "of each its own"},
         variants=variants if space is None else [],
         threads=asked.threads or max(1, cores // asked.jobs),
         started_in=os.getcwd(),
         target=asked.target,
-        score=asked.score,
-        reference=asked.reference,
+        metric=asked.metric,
+        baseline=asked.baseline,
         search=None if space is None else search | {"seed": flat[0].get("seed", 0), "space": space},
     )
-    check_reference(plan)
+    check_baseline(plan)
     return plan
 
 
@@ -158,12 +142,12 @@ def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
     return program, program.config
 
 
-def check_reference(plan: Planned) -> None:
-    """Refuse a reference that no variant will be called."""
+def check_baseline(plan: Planned) -> None:
+    """Refuse a baseline that no variant will be called."""
     called = group_labels(plan.variants)
     if plan.search is not None:
         called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}
-    refuse_reference(plan.reference, called)
+    refuse_baseline(plan.baseline, called)
 
 
 def _combinations(asked: Compare) -> list[dict[str, str]]:
@@ -177,7 +161,7 @@ def _combinations(asked: Compare) -> list[dict[str, str]]:
         refuse_all(
             {
                 f"--vary {text}: a value is missing\n  write it as --vary {setting}=1e-3,3e-3": "" in vary[setting],
-                f"--vary {text}: ranges are for a search\n  add --search 20, or give the values one by one": any(
+                f"--vary {text}: ranges are for a search\n  add --trials 20, or give the values one by one": any(
                     ".." in part and not Path(part).exists() for part in vary[setting]
                 ),
             }
@@ -206,7 +190,7 @@ def _configurations(
         varied = (part for setting, value in text.items() for part in typed(kind, setting, value))
         given = [*without(flags, text), *varied]  # what varies wins
         layers = layers_below(program, in_file, given)
-        configurations.append(configured(kind, layers, given, verb=verb, own=option_names(Compare)))
+        configurations.append(configured(kind, layers, given, verb=verb, own=[Compare]))
         known.append(text)
         program.check(configurations[-1][0])
         return configurations[-1][0]
@@ -238,7 +222,7 @@ def _configurations(
 def _space(asked: Compare) -> dict[str, dict[str, Any]]:
     refuse_all(
         {
-            "--search chooses its combinations itself: leave --variant and --seeds out": (
+            "--trials chooses its combinations itself: leave --variant and --seeds out": (
                 bool(asked.variant) or asked.seeds > 1
             ),
             "search for what? --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd": not asked.vary,
@@ -251,6 +235,6 @@ def _setting(text: str, option: str) -> tuple[str, str]:
     setting, equals, value = text.partition("=")
     if not equals or not setting or not value:
         raise ConfigError(f"{option} {text}: a setting, =, and what it is to be, as in {option} optimizer.lr=1e-3")
-    if setting == "out":
+    if setting == "run_dir":
         raise ConfigError(f"{option} {text}: each variant has a directory of its own below --out")
     return setting.replace("-", "_"), value

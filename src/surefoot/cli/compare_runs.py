@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli.compare_plan import Compare, check_reference, program_of, trial
+from surefoot.cli.compare_plan import Compare, check_baseline, program_of, trial
 from surefoot.cli.compare_worker import command, scores_by_batch, what_building_tells
 from surefoot.cli.options import find_run
 from surefoot.compare import plan as planned
@@ -60,7 +60,7 @@ def trained_here(asked_plan: Planned | None, path: Path, asked: Compare, *, give
             Said(None).put(f"stopped; go on with: surefoot compare {path}\n")
             raise SystemExit(128 + signals.stop)
         plan = planned.read(path) or plan
-        found = compared(_trained(plan, path), target=plan.target, reference=plan.reference, settled=plan.settled)
+        found = compared(_trained(plan, path), target=plan.target, baseline=plan.baseline, settled=plan.settled)
         Said(None).put("\n")
         _tell(found, directory, more=of_what_was_open(plan.found, settings=plan.base))
         if not any(row.status == "finished" for row in found.rows):
@@ -77,12 +77,12 @@ def _prepared(
     if asked_plan is None:
         assert held is not None
         program_again(held.program, run=directory.path, run_changed=asked.run_changed_program)
-        changes = {name: getattr(asked, name) for name in ("target", "score") if getattr(asked, name) is not None}
-        changes |= {"reference": asked.reference} if "reference" in given else {}
-        if asked.search is not None:
+        changes = {name: getattr(asked, name) for name in ("target", "metric") if getattr(asked, name) is not None}
+        changes |= {"baseline": asked.baseline} if "baseline" in given else {}
+        if asked.trials is not None:
             if held.search is None:
-                raise ConfigError(f"--search {asked.search}: {directory.path} is no search, its variants are given")
-            changes["search"] = {**held.search, "trials": asked.search}
+                raise ConfigError(f"--trials {asked.trials}: {directory.path} is no search, its variants are given")
+            changes["search"] = {**held.search, "trials": asked.trials}
         if asked.threads not in (None, held.threads):
             raise ConfigError(
                 f"--threads {asked.threads}: this comparison has {held.threads}, and another number gives other bits"
@@ -95,12 +95,12 @@ def _prepared(
     judged = None if held is None or held.search is None or not held.found else held.watch
     if judged is not None and plan.watch != judged:
         raise ConfigError(
-            f"--score {plan.score!r}: what this search has tried was judged by {' '.join(judged)}\n"
+            f"--metric {plan.metric!r}: what this search has tried was judged by {' '.join(judged)}\n"
             "  another search: --out DIR"
         )
     _check_score(plan, directory.path)
-    check_reference(plan)
-    _write(plan if plan.found else replace(plan, score=None), directory)  # which may not be one of theirs
+    check_baseline(plan)
+    _write(plan if plan.found else replace(plan, metric=None), directory)  # which may not be one of theirs
     if not plan.found:
         plan = replace(plan, found=what_building_tells(plan, directory))
         _check_score(plan, directory.path)
@@ -119,7 +119,7 @@ def _search(plan: Planned, directory: RunDirectory) -> Search:
 
     if plan.watch is None:
         raise ConfigError(
-            "these runs watch no score, so a search would not know what is better\n  say it: --score 'min SPLIT/SCORE'"
+            "these runs watch no score, so a search would not know what is better\n  say it: --metric 'min SPLIT/SCORE'"
         )
     return Search(directory.path, **plan.search, direction=plan.watch[0], begin=begin)
 
@@ -132,12 +132,12 @@ def _write(plan: Planned, directory: RunDirectory) -> None:
 def _check_score(plan: Planned, path: Path) -> None:
     """Refuse a score that these runs do not have, as far as building one has told, and what is recorded of those begun."""
     splits = plan.found.get("splits")
-    if plan.score is not None and splits is not None and parsed(plan.score)[1].partition("/")[0] not in splits:
+    if plan.metric is not None and splits is not None and parsed(plan.metric)[1].partition("/")[0] not in splits:
         raise ConfigError(
-            f"--score {plan.score!r}: these runs score no such split on the way; there are: {', '.join(splits) or 'none'}"
+            f"--metric {plan.metric!r}: these runs score no such split on the way; there are: {', '.join(splits) or 'none'}"
         )
-    for name in plan.names if plan.score is not None else []:
-        read_run(path / name, score=plan.score)
+    for name in plan.names if plan.metric is not None else []:
+        read_run(path / name, metric=plan.metric)
 
 
 def _said_first(plan: Planned, path: Path, chooser: runner.Chooser, *, jobs: int) -> str:
@@ -153,7 +153,7 @@ def _said_first(plan: Planned, path: Path, chooser: runner.Chooser, *, jobs: int
 
 def _trained(plan: Planned, path: Path) -> list[Compared]:
     outcomes = [outcome_of(path, name) or {"status": "stopped"} for name in plan.names]
-    runs = [read_run(path / name, score=plan.score) for name in plan.names]
+    runs = [read_run(path / name, metric=plan.metric) for name in plan.names]
     return [
         Compared(variant, run, outcome["status"], outcome.get("said", ""), outcome.get("batches"))
         for variant, run, outcome in zip(plan.variants, runs, outcomes, strict=True)
@@ -166,11 +166,11 @@ def there(asked: Compare) -> None:
     paths = [find_run(name) for name in asked.what]
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("one of these runs is named twice")
-    runs = [read_run(path, score=asked.score) for path in paths]
+    runs = [read_run(path, metric=asked.metric) for path in paths]
     unlike = [
         name
         for name in dict.fromkeys(name for run in runs for name in run.settings)
-        if name != "out" and len({repr(run.settings.get(name)) for run in runs}) > 1
+        if name != "run_dir" and len({repr(run.settings.get(name)) for run in runs}) > 1
     ]
     found, told = list[Compared](), list[str]()
     for path, run in zip(paths, runs, strict=True):
@@ -186,7 +186,7 @@ def there(asked: Compare) -> None:
     out.open()
     try:
         over = ", over those of an earlier comparison" * (out.path / "comparison.json").exists()
-        _tell(compared(found, target=asked.target, reference=asked.reference), out, more=told, over=over)
+        _tell(compared(found, target=asked.target, baseline=asked.baseline), out, more=told, over=over)
     finally:
         out.close()
 

@@ -61,7 +61,7 @@ def train(plan: planned.Planned, directory: Path, name: str) -> None:
     run = _built(plan, directory, name)
     _wait_until_free(directory / name)
     run.train()
-    batches = scores_by_batch(run, read_run(directory / name, score=plan.score))
+    batches = scores_by_batch(run, read_run(directory / name, metric=plan.metric))
     write_outcome(RunDirectory(directory), name, Outcome("finished"), batches=batches)
 
 
@@ -130,7 +130,7 @@ def _built(plan: planned.Planned, directory: Path, name: str) -> Run:
     program, kind = program_of(plan, run=directory / name)
     own = {
         **next((variant.settings for variant in plan.variants if variant.name == name), {}),
-        "out": str(directory / name),
+        "run_dir": str(directory / name),
     }
     # one layer, not two: what another optimizer makes fall away fell away when this was planned
     config, origins = layered(kind, [("comparison", {**plan.base, **own})])

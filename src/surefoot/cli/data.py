@@ -12,11 +12,11 @@ from surefoot.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Write the tokens of text files and JSON lines (.jsonl), gzipped or not, and of
-    Parquet, and of directories of them, as shards for --data.path. A text file is one
-    document, a line of JSON or a row of Parquet one each; an end token follows
-    each. Stopped or killed, the same command goes on, to the same bytes; run once
-    more, it checks them. Inputs that have changed since are refused.
+    """Write token shards for --data.path from text files, JSON lines (.jsonl) and
+    Parquet, gzipped or not, or directories of them. A document is a text file, a
+    line of JSON or a row of Parquet; an end token follows each. After a stop or a
+    kill the same command continues, to the same bytes. Run once more, it checks
+    the shards. Inputs that have changed since are refused.
 
       surefoot data prepare shards/ fineweb/*.parquet --tokenizer gpt2
       surefoot train gpt --preset gpt2-124m --data.path shards/
@@ -25,15 +25,15 @@ class Prepare:
     out: Positional[Annotated[str, arg(metavar="OUT")]]
     """Directory of the shards."""
     inputs: Positional[Annotated[tuple[str, ...], arg(metavar="INPUT ...")]] = ()
-    """Files, or directories of them."""
+    """Files, or directories of files."""
     tokenizer: str | None = None
-    """gpt2, bytes, or a tokenizer's file or directory (a run's has one); it must be given."""
+    """gpt2, bytes, or a tokenizer's file or directory, such as a run. Required."""
     column: str = "text"
-    """JSON lines and Parquet: the key or column that holds the text."""
+    """Key or column of the text in JSON lines and Parquet."""
     processes: int | None = limited(None, least=1)
-    """How many processes encode; changes no byte. Absent: one for each core."""
+    """Number of processes that encode; changes no byte. Default: one for each core."""
     shard_tokens: int = limited(100_000_000, least=1)
-    """Tokens of a shard; also how much is done again after a kill, at most."""
+    """Tokens of each shard; also how much is repeated after a kill, at most."""
 
 
 def data(arguments: list[str]) -> None:
@@ -52,7 +52,7 @@ def data(arguments: list[str]) -> None:
         )
     if asked.tokenizer in ("bpe", "characters"):
         raise ConfigError(
-            f"--tokenizer {asked.tokenizer} is trained on text first: surefoot train gpt ... --out RUN does, and then\n"
+            f"--tokenizer {asked.tokenizer} is trained on text first: surefoot train gpt ... --run-dir RUN does, and then\n"
             "  name that run's: --tokenizer RUN"
         )
     from surefoot.data.text.prepare_shards import prepare_shards

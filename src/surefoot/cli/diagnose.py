@@ -9,30 +9,29 @@ from surefoot.cli.options import RunOption, find_run, only_options
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnose(RunOption):
-    """Say what a run's records show to be wrong, or worth knowing: what was found, the
-    numbers and steps that show it, likely causes, and what to try, with the value
-    of now. The run may be finished, dead, or training now; it is not changed.
-    Errors come first: the run is broken or of no use. Warnings cost quality or
-    time. Notes are worth knowing, and nothing need be wrong. Where nothing is found
-    it says what was looked at.
+    """Show what is wrong with a run, or worth knowing, from its records: the numbers
+    and steps that show it, likely causes, and what to try with the present value.
+    The run may be finished, dead or training; it is not changed. Errors come first:
+    the run is broken or useless. Warnings cost quality or time. Notes may be
+    harmless. If there are no findings, the output says what was checked.
 
       surefoot diagnose latest
       surefoot diagnose runs/mine --all
     """
 
     all: bool = False
-    """Tell too what was found well, and what too little is recorded of."""
+    """Show also what is healthy, and what is unknown because too little is recorded."""
     json: bool = False
-    """One JSON object: run, steps, findings, well, unclear."""
+    """Print one JSON object: run, steps, findings, healthy, unknown."""
     strict: bool = False
-    """Leave with 1 where an error is found; without it with 0, whatever is found."""
+    """Exit with 1 if there is an error; without this option always with 0."""
 
 
 def diagnose(arguments: list[str]) -> None:
     """Print the findings of a run."""
     options = only_options(Diagnose, arguments, verb="diagnose")
     from surefoot.diagnose.checks import told, verdicts
-    from surefoot.diagnose.finding import Unclear, Well, worst_first
+    from surefoot.diagnose.finding import Healthy, Unknown, worst_first
     from surefoot.diagnose.reading import history_in
 
     run = find_run(options.run)
@@ -50,8 +49,8 @@ def diagnose(arguments: list[str]) -> None:
             "steps_made": history.step,
             "steps": history.described.steps,
             "findings": [finding.to_dict() for finding in findings],
-            "well": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Well)},
-            "unclear": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Unclear)},
+            "healthy": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Healthy)},
+            "unknown": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Unknown)},
         }
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:

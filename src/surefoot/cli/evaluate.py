@@ -23,43 +23,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(processes.Several, SavedRunOptions):
-    """Score a checkpoint on everything that its run scores; changes nothing in the run.
-    --on SPLIT scores one of the run's splits alone. --on NAME=FILE (or FILE alone)
+    """Evaluate a checkpoint on the splits of its run; nothing in the run changes.
+    --split NAME evaluates one split alone. --questions NAME=FILE (or FILE alone)
     asks a gpt run all questions of a file: HellaSwag, ARC, PIQA, OpenBookQA, COPA,
     WinoGrande or LAMBADA as JSON lines, gzipped or not.
 
       surefoot evaluate runs/mine --checkpoint best
-      surefoot evaluate runs/mine --checkpoint "average 5" --on held-out
-      surefoot evaluate runs/mine --on hellaswag=hellaswag_val.jsonl
+      surefoot evaluate runs/mine --checkpoint "average 5" --split held-out
+      surefoot evaluate runs/mine --questions hellaswag=hellaswag_val.jsonl
     """
 
-    on: UseAppendAction[tuple[str, ...]] = ()
-    """A split of the run, or NAME=FILE."""
+    split: UseAppendAction[tuple[str, ...]] = ()
+    """A split of the run; may be repeated."""
+    questions: UseAppendAction[tuple[str, ...]] = ()
+    """A file of multiple-choice questions for a gpt run; may be repeated."""
     panels: bool = False
-    """Make what the report shows of the task, with the best checkpoint, and write it into the run."""
+    """Make the panels of the run's report with its best checkpoint, and write them into the run."""
 
 
 def evaluate(arguments: list[str]) -> None:
     """Score a checkpoint on the splits of its run."""
     options, flags = verb_options(Evaluate, arguments, verb="evaluate", missing=WHICH_RUN)
-    run_path, on = find_run(options.run), options.on
+    run_path, splits = find_run(options.run), options.split
     program, config = saved_settings(run_path, options, flags, verb="evaluate")
     config_here = in_directory(config, run_path)  # whose tokenizer it is; nothing is opened or written
     if options.panels:
-        if on or options.checkpoint is not None:
-            raise ConfigError("--panels shows the best checkpoint, or the newest: leave --on and --checkpoint out")
+        if splits or options.questions or options.checkpoint is not None:
+            raise ConfigError(
+                "--panels shows the best checkpoint, or the newest: leave --split, --questions and --checkpoint out"
+            )
         processes.refuse_several(arguments, verb="evaluate --panels")
         _write_panels(program, config_here, run_path)
         return
-    of_files = [given for given in on if "=" in given or (Path(given).suffix and Path(given).is_file())]
-    files = named(of_files, setting="--on")
+    files = named(options.questions, setting="--questions")
     if files and "judged" not in program.names:
         raise ConfigError(
-            f"--on {of_files[0]}: files of questions are scored by runs of gpt, and {run_path} is none\n"
-            "  --on SPLIT names one of the run's own splits"
+            f"--questions {options.questions[0]}: only runs of gpt answer questions, and {run_path} is not one\n"
+            "  for one of the run's own splits: --split NAME"
         )
     if files:
-        processes.refuse_several(arguments, verb="evaluate --on FILE", or_launched=True)
+        processes.refuse_several(arguments, verb="evaluate --questions FILE", or_launched=True)
     processes.start_several(
         ["evaluate", *without(arguments, processes.NAMES)], options, config=config, flags=arguments, out=run_path
     )
@@ -72,8 +75,7 @@ def evaluate(arguments: list[str]) -> None:
     if options.checkpoint is not None and options.checkpoint.startswith("average"):
         steps = list(map(str, last_steps(Store(run_path / "checkpoints"), int(options.checkpoint.split()[1]))))
         whose, key = f"the mean of steps {', '.join(steps)} of {run_path}", f"mean_of_steps={','.join(steps)}"
-    splits = [given for given in on if given not in of_files]
-    if splits or not on:
+    if splits or not files:
         _evaluate_splits(build_run(program, config_here, of=run_path), splits, chosen, whose=whose, key=key)
     if files:
         note(f"scoring {whose} on {', '.join(files)}")
@@ -85,17 +87,17 @@ def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Checkpoint", *, w
     scoring = run.parts.scoring
     if unknown := [name for name in only if name not in scoring.splits]:
         raise ConfigError(
-            f"--on {unknown[0]}: no split of this run, which has: {', '.join(scoring.splits) or 'none'}, nor a file here\n"
-            "  a file: --on NAME=FILE"
+            f"--split {unknown[0]}: this run has no such split; it has: {', '.join(scoring.splits) or 'none'}\n"
+            "  for a file of questions: --questions NAME=FILE"
         )
     at_end = scoring.names(at_end=True)
     names = only or scoring.names(at_end=False) or at_end
     note(f"scoring {whose} on {', '.join(names) or 'nothing'}")
     if at_end and not only and names != at_end:
-        note(f"note: not on {', '.join(at_end)}, for the end of the run; to ask for it: --on {at_end[0]}")
+        note(f"note: not on {', '.join(at_end)}, for the end of the run; to evaluate it: --split {at_end[0]}")
     if run.load_checkpoint(chosen):
         note("warning: the data are others than the run was trained on: these scores are of those")
-    for name, value in run.scores(*names).items():
+    for name, value in run.evaluate(*names).items():
         if run.parts.world.is_main:
             print(f"{key} {name}={value!r}")
 

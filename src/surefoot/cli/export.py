@@ -10,28 +10,28 @@ from surefoot.saved_run import SavedRun
 
 @dataclass(frozen=True, kw_only=True)
 class Export(RunOption):
-    """Write the weights of a checkpoint as safetensors that others load, checked first,
-    never more than one tensor in memory. A run that was made by several ranks becomes
-    whole. Averaged weights are taken where the run has them. Tokenizers of the run
-    are copied along.
+    """Write the weights of a checkpoint as safetensors for other programs, checked
+    first, with at most one tensor in memory. Weights spread over several ranks are
+    joined. Averaged weights are taken if the run has them. Tokenizers of the run
+    are copied.
 
       surefoot export runs/mine
       surefoot export runs/mine --checkpoint best --layout gpt2 --out mine
     """
 
     checkpoint: str = "newest"
-    """newest, best, or that of a step."""
+    """newest, best, or a step."""
     out: str | None = None
-    """Directory. Absent: export/ in the run's directory."""
+    """Directory. Default: export/ in the run's directory."""
     weights: Literal["auto", "averaged", "trained"] = "auto"
-    """auto is averaged where the run has such."""
-    layout: Literal["own", "gpt2"] = "own"
-    """own: the model's names. gpt2: named and turned as transformers' GPT2LMHeadModel loads them, with config.json; for runs of
-    gpt with --model.family gpt2."""
+    """auto is averaged if the run has averaged weights."""
+    layout: Literal["native", "gpt2"] = "native"
+    """native keeps the model's names. gpt2 writes what transformers' GPT2LMHeadModel loads, with config.json, for gpt runs
+    with --model.family gpt2."""
     max_file: str = "5 GB"
-    """More than this is several files and an index."""
+    """Larger exports are several files and an index."""
     model: str = "model"
-    """Of a run of several models, which."""
+    """Name of the model, if the run has several."""
 
 
 def export(arguments: list[str]) -> None:

@@ -9,25 +9,25 @@ from surefoot.recipes.program import status_line
 
 @dataclass(frozen=True, kw_only=True)
 class FindBatchSize(TriedRunOptions):
-    """Measure memory and throughput of the micro-batch sizes that divide the batch,
-    and recommend the smallest that is about as fast as the fastest, with the
+    """Measure memory and throughput of the micro-batch sizes that divide the batch.
+    Recommend the smallest one that is about as fast as the fastest, with the
     accumulation that keeps the batch. Trains nothing and writes nothing.
 
       surefoot find-batch-size gpt --batch-size 64
       surefoot find-batch-size images --preset cifar10 --data.path DIR --memory 4GB
     """
 
-    target_batch: str | None = None
-    """Divide this batch instead of --batch-size; "4096 tokens" where the run's is in tokens."""
+    batch_size: str | None = None
+    """Batch to divide, such as 64; "4096 tokens" if the run's batch is in tokens. Default: the run's."""
     memory: str | None = None
-    """What may be used, such as 8GB; a tenth of it is left free. Absent: what is free."""
+    """Memory that may be used, such as 8GB; a tenth of it is left free. Default: what is free."""
 
 
 def find_batch_size(arguments: list[str]) -> None:
     """Print memory and throughput by micro-batch size, and the largest that fits."""
     options, flags = tried_options(FindBatchSize, arguments, verb="find-batch-size")
-    if options.target_batch is not None:
-        batching(options.target_batch, None)
+    if options.batch_size is not None:
+        batching(options.batch_size, None)
     if options.memory is not None:
         from surefoot.memory import parsed_bytes  # imports torch
 
@@ -35,6 +35,6 @@ def find_batch_size(arguments: list[str]) -> None:
     run, _ = tried_run(options, flags, verb="find-batch-size")
     from surefoot.tune import find_batch
 
-    with status_line() as watch:
-        sizes = find_batch.find_batch_size(run, target_batch=options.target_batch, memory=options.memory, watch=watch)
+    with status_line() as show:
+        sizes = find_batch.find_batch_size(run, batch_size=options.batch_size, memory=options.memory, progress_fn=show)
     print(sizes, f"  {find_batch.what_changes_with_it(run)}", sep="\n")

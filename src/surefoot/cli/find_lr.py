@@ -25,40 +25,40 @@ _SHOWN = 20  # rows of losses, of a test of any length
 
 @dataclass(frozen=True, kw_only=True)
 class TriedRunOptions(ChangedProgramOption, ProgramOptions):
-    """The run that settings are tried on: at its start, or where a run that is there stands."""
+    """The run that settings are tried on: from its start, or from a checkpoint of an existing run."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build|RUN")]]
-    """gpt, translation or images; a function of yours that returns a surefoot.Run; or a run that is there."""
+    """gpt, translation or images; your own function that returns a surefoot.Run; or an existing run."""
     checkpoint: str | None = None
-    """Of a run that is there: newest, best, or that of a step."""
+    """Of an existing run: newest, best, or a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindLr(TriedRunOptions):
-    """Try learning rates from the lowest to the highest, each for one step on the data
-    that training would see next, and suggest the one at which the loss falls
-    steepest. Settings are those of surefoot train; of a RUN, its newest checkpoint
-    is where the steps begin. Trains nothing and writes nothing but --out. Leaves
-    with 1 where no rate can be suggested.
+    """Try learning rates from the lowest to the highest, one step each, on the data
+    that training would see next. Suggest the rate at which the loss falls
+    steepest. Settings are those of surefoot train; for a RUN, the steps start at
+    its newest checkpoint. Training is not changed, and only --out is written. The
+    exit status is 1 if no rate can be suggested.
 
       surefoot find-lr images --optimizer.name sgd --out pictures/
-      surefoot find-lr gpt --batch-size 32 --from 1e-5 --to 1 --steps 60
+      surefoot find-lr gpt --batch-size 32 --min-lr 1e-5 --max-lr 1 --steps 60
     """
 
-    from_: Annotated[float, arg(name="from")] = 1e-6
-    """The lowest rate."""
-    to: float = 10.0
-    """The highest rate; ends where the loss diverges."""
+    min_lr: float = 1e-6
+    """Lowest learning rate."""
+    max_lr: float = 10.0
+    """Highest learning rate. The test ends earlier if the loss diverges."""
     steps: int = limited(100, least=1)
-    """How many rates."""
+    """Number of learning rates."""
     out: str | None = None
-    """Draw the curve: DIR/find-lr.svg and DIR/find-lr.png; not the directory of a run, as --out is elsewhere."""
+    """Draw the curve as DIR/find-lr.svg and DIR/find-lr.png."""
 
 
 def find_lr(arguments: list[str]) -> None:
     """Train with a rising learning rate; print and draw the loss over it."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
-    lowest, highest, count, out = options.from_, options.to, options.steps, options.out
+    lowest, highest, count, out = options.min_lr, options.max_lr, options.steps, options.out
     from surefoot.report.figures import made
     from surefoot.tune import lr_search
     from surefoot.tune.lr_range_test import check_range, written
@@ -80,7 +80,7 @@ def find_lr(arguments: list[str]) -> None:
         seen += 1
 
     start = run.state.step
-    test = lr_search.find_lr(run, low=lowest, high=highest, steps=count, watch=watch)
+    test = lr_search.find_lr(run, min_lr=lowest, max_lr=highest, steps=count, progress_fn=watch)
     what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
     print(
         f"{test.ended}; the table shows {-(-seen // stride)} of {len(test.rates)} rates",
@@ -113,7 +113,7 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "
         raise ConfigError(f"--checkpoint and --run-changed-program are of a run that is there, and {what} is none")
     config, _ = program_settings(program, options, flags, verb=verb)
     if isinstance(config, TrainSettings):  # what another run has left there, a tokenizer say, is not this one's
-        config = replace(config, out=None, trackers=None)
+        config = replace(config, run_dir=None, trackers=None)
     run = build_run(program, config)
     return run, set() if config is None else set(flatten(config))
 

@@ -9,38 +9,46 @@ from collections.abc import Callable
 from types import ModuleType
 
 from surefoot.distributed.environment import started_by_launcher
-from surefoot.errors import ConfigError, RankLostError, SurefootError, error_lines, wait_for_first_rank
+from surefoot.errors import (
+    ConfigError,
+    RankLostError,
+    SurefootError,
+    error_lines,
+    speaking_in_flags,
+    wait_for_first_rank,
+)
 
 VERBS = (
     *("train", "plan", "find-lr", "find-batch-size", "profile", "resume", "submit", "evaluate", "predict", "compare"),
-    *("diagnose", "report", "replay", "verify", "export", "data"),
+    *("diagnose", "report", "replay", "verify", "export", "data", "completion"),
 )
 """Each is a function in a file of its name in this package, imported when it is called."""
 OVERVIEW = """surefoot trains PyTorch models without losing its footing.
 
-  surefoot train RECIPE           a ready-made run: gpt, translation, images
-  surefoot train FILE.py:build    a run of your own: build() returns a surefoot.Run
-  surefoot plan ...               what train would run; trains nothing
-  surefoot find-lr ...            try learning rates, and suggest one
-  surefoot find-batch-size ...    measure micro-batch sizes, and recommend one
-  surefoot profile RECIPE         where a step's time goes, and what would be quicker
-  surefoot resume RUN             go on from the newest intact checkpoint
-  surefoot submit ...             train as a job of Slurm that goes on by itself
-  surefoot evaluate RUN           score a checkpoint: newest, best, or of a step
-  surefoot predict RUN INPUT...   use the trained model on a prompt, line or picture
-  surefoot compare RECIPE ...     train variants side by side, one table and one plot
-  surefoot diagnose RUN           what is wrong with a run, and what to try
-  surefoot report RUN...          a page on a run, or several over each other
-  surefoot replay RUN --step N    make a past step again, and look into it
-  surefoot verify RUN             check its files, make steps again, compare bits
-  surefoot export RUN             write a run's weights as others load them
-  surefoot data prepare OUT TEXT  write token shards of text, JSONL or Parquet
+  surefoot train RECIPE           train a recipe: gpt, translation, images
+  surefoot train FILE.py:build    train your own: build() returns a Run
+  surefoot plan ...               show what train would run; draw schedules
+  surefoot find-lr ...            try learning rates and suggest one
+  surefoot find-batch-size ...    measure micro-batch sizes and recommend one
+  surefoot profile RECIPE         show where a step's time goes
+  surefoot resume RUN             continue from the newest intact checkpoint
+  surefoot submit ...             train as a job of Slurm that requeues itself
+  surefoot evaluate RUN           evaluate a checkpoint: newest, best, or a step
+  surefoot predict RUN INPUT...   use a trained model
+  surefoot compare RECIPE ...     train variants and compare them
+  surefoot diagnose RUN           show what is wrong with a run, and what to try
+  surefoot report RUN...          write a page about one run or several
+  surefoot replay RUN --step N    repeat a past step and look into it
+  surefoot verify RUN             check files, repeat steps, compare bits
+  surefoot export RUN             write a run's weights for other programs
+  surefoot data prepare OUT TEXT  write token shards from text, JSONL or Parquet
+  surefoot completion SHELL       print completion for bash, zsh or fish
 
-RUN is a run's directory, its name under runs/, or latest. --traceback shows
-where an error came from. surefoot VERB --help says more. Exit status: 0 done,
-2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 7 another process
-of the run was lost, 8 steps made again came out otherwise (verify), 130 and 143
-stopped by a signal, saved; by a second signal at once, and not saved.
+RUN is a run's directory, its name under runs/, or latest. surefoot VERB --help
+lists a verb's options. --traceback shows where an error came from. Exit status:
+0 done, 2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 7 another
+process of the run was lost, 8 repeated steps differ (verify), 130 and 143 saved
+after a signal (not saved after a second one).
 """
 
 
@@ -53,7 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
             if not given or given[0] in ("-h", "--help", "help"):
                 print(OVERVIEW, end="")
                 sys.exit(0 if given else 2)
-            answered(lambda: _verb(given), shown="--traceback" in typed)
+            with speaking_in_flags():
+                answered(lambda: _verb(given), shown="--traceback" in typed)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()

@@ -17,9 +17,11 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from tyro.conf import Positional, arg
 
+from surefoot.cli.help import flags_of, section
 from surefoot.config.paths import local_path
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
+from surefoot.tracking.run_reader import refuse_other_format
 
 T = TypeVar("T")
 _WORDS = {  # how tyro and Python say it -> how a person does
@@ -43,26 +45,26 @@ class RunOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedProgramOption:
-    """Of a verb that executes the program of a run that is there."""
+    """Option of verbs that execute the program of an existing run."""
 
     run_changed_program: bool = False
-    """Run the program of a run that is there even if it has changed since, or others could have changed it."""
+    """Execute the run's program even if it has changed since, or if others can write to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRunOptions(ChangedProgramOption, RunOption):
-    """The run that a verb is about, where its program is executed."""
+    """The run that a verb is about, if the verb executes its program."""
 
     checkpoint: str | None = None
-    """newest, best, or that of a step; "average 5" is the mean of the weights of the last five."""
+    """newest, best, or a step. "average 5" is the mean of the weights of the last five."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
-    """What makes the run that a verb is about, with a file of its settings."""
+    """What builds the run that a verb is about, and a file of its settings."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build")]]
-    """gpt, translation or images; or a function of yours that returns a surefoot.Run."""
+    """gpt, translation or images; or your own function that returns a surefoot.Run."""
     config: str | None = None
     """A TOML file of settings."""
 
@@ -113,7 +115,8 @@ def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str
     if arguments and not arguments[0].startswith("-"):
         return arguments[0]
     if "help" in dict(by_flag(arguments)):
-        _print_help(kind, verb)
+        print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
+        print_options(kind, verb)
         sys.exit(0)
     raise ConfigError(missing)
 
@@ -129,17 +132,18 @@ def verb_options(
 ) -> tuple[T, list[str]]:
     """The options of a verb, `but` some that are settings here, and the other arguments, which are settings.
 
-    `missing` is what a verb says that must have a first argument. Printed help ends with 0, or `help_goes_on` with the settings'.
+    `missing` is what a verb says that must have a first argument. After its help the process ends, or `help_goes_on` with the
+    settings and these options.
     """
     if missing is not None:
         target(kind, arguments, verb=verb, missing=missing)
     groups = by_flag(arguments)
     own = {"", *option_names(kind)} - set(but)
     if "help" in dict(groups):
-        _print_help(kind, verb)
+        print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
         if not help_goes_on:
+            print_options(kind, verb)
             sys.exit(0)
-        print("Settings, which come before or after these:\n", flush=True)
     words = [word for name, group in groups if name in own for word in group]
     options: Any = parse(kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,))
     for field in dataclasses.fields(options):
@@ -165,12 +169,16 @@ def option_names(kind: type[Any]) -> list[str]:
     return [field.name.removesuffix("_") for field in dataclasses.fields(kind) if field.name not in positional]
 
 
-def _print_help(kind: type[Any], verb: str) -> None:
-    print(f"{inspect.cleandoc(kind.__doc__ or '')}\n", flush=True)
-    try:
-        tyro.cli(kind, args=["--help"], prog=f"surefoot {verb}", description="", config=(tyro.conf.FlagCreatePairsOff,))
-    except SystemExit:
-        sys.stdout.flush()
+def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> None:
+    """Print the arguments and options of a verb, `but` some that are settings."""
+    flags = [flag for flag in flags_of(kind, switches=True) if flag.name not in but]
+    parts = {
+        "arguments": [one for one in flags if one.metavar],
+        f"options of {verb}": [one for one in flags if not one.metavar],
+    }
+    for title, held in parts.items():
+        if held:
+            print(section(title, held))
 
 
 def find_run(given: str) -> Path:
@@ -179,12 +187,12 @@ def find_run(given: str) -> Path:
     if given == "latest":
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
         if runs:
-            return runs[-1].parent
+            return _readable(runs[-1].parent)
         raise ConfigError(f"no run below {Path('runs').resolve()}")
     directory = Path(given)
     for path in (directory, Path("runs") / given):
         if (path / "config.toml").is_file():
-            return path
+            return _readable(path)
     if directory.parent.name == "checkpoints" and directory.is_dir():
         step = int("".join(filter(str.isdigit, directory.name)) or 0)
         raise ConfigError(f"{given} is a checkpoint: give its run, {directory.parent.parent}, and --checkpoint {step}")
@@ -194,6 +202,11 @@ def find_run(given: str) -> Path:
         if directory.is_dir()
         else f"no run {given!r} here, nor below runs/ (there: {there})"
     )
+
+
+def _readable(run: Path) -> Path:
+    refuse_other_format(run)
+    return run
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any) -> T:

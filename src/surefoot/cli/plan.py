@@ -1,4 +1,4 @@
-"""`surefoot plan ...`: what `train` would run; with `--world N` what it would need on so many GPUs, computed and not made."""
+"""`surefoot plan ...`: what `train` would run; with `--world-size N` what it would need on so many GPUs, computed and not made."""
 
 import math
 import re
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.options import ProgramOptions, limited
+from surefoot.cli.options import ProgramOptions, by_flag, limited, option_names
+from surefoot.cli.plan_schedules import PlanSchedules, plan_schedules
 from surefoot.cli.processes import Several, planned, program_options, settled
 from surefoot.cli.settings import program_settings
 from surefoot.config.tree import flatten
@@ -33,53 +34,69 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
-    """The GPUs that a run is planned for on paper. Text keeps the unit that was typed."""
+    """The GPUs that a run is planned for without having them. Text keeps the unit that was typed."""
 
-    world: int | None = limited(None, least=1)
-    """How many GPUs: the plan is on paper, and nothing is allocated."""
+    world_size: int | None = limited(None, least=1)
+    """Plan for this many GPUs, computed from shapes; nothing is allocated."""
     flops: float | None = None
-    """FLOP per second of one GPU. Absent: 989e12 in bf16, an H100's."""
+    """FLOP/s of one GPU. Default: 989e12 in bf16, an H100's."""
     mfu: float | None = None
-    """Fraction of these that training uses. Absent: 0.4."""
+    """Fraction of the FLOP/s that training uses. Default: 0.4."""
     gpu_memory: str | None = None
-    """Memory of one GPU. Absent: "80 GB"."""
+    """Memory of one GPU. Default: "80 GB"."""
     bandwidth: str | None = None
-    """A GPU's to other nodes. Absent: "50 GB/s"."""
+    """Bandwidth of one GPU to other nodes. Default: "50 GB/s"."""
     node_bandwidth: str | None = None
-    """A GPU's to others of its node. Absent: "450 GB/s"."""
+    """Bandwidth of one GPU within its node. Default: "450 GB/s"."""
     node_size: int | None = limited(None, least=1)
-    """GPUs of a node. Absent: 8."""
+    """GPUs of each node. Default: 8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(MachineOptions, Several, ProgramOptions):
-    """Show what train would run with the same arguments: settings and where each came
-    from, parameters, how a batch is cut, learning rates, memory and time measured
-    with one micro-batch, and whether the loss is the mean that it must be. Trains
-    nothing and writes nothing.
+    """Show what train would run with the same arguments: the settings and where each
+    came from, parameters, how a batch is divided, learning rates, and memory and
+    time measured with one micro-batch. Check that the loss is the mean that it has
+    to be. Trains nothing and writes nothing.
 
-    With --world it is about that many GPUs, and on paper: memory of each, bytes
-    sent and the time of a step, for the run's --parallel and --sharding and for
-    others, computed from shapes; nothing is allocated, and recipes read no data.
+    --world-size plans for that many GPUs: memory of each, bytes sent and the time
+    of a step, for the run's --parallel and for others. Recipes read no data then.
+
+    --schedules draws schedules side by side as PATH.png and PATH.svg, with --out
+    PATH, and prints the peak, the lowest rate, the end of warm-up and the mean
+    factor of each. LIST has commas between schedules, a colon before each setting,
+    a slash between milestones, and + and @ if one follows another. all is every
+    shape. The run has 1,000 steps, or --length; a recipe gives its own length, base
+    rate and schedule settings.
 
       surefoot plan gpt --batch-size 64 --micro-batch-size 8
-      surefoot plan gpt --preset gpt2-1558m --world 512 --parallel fsdp
+      surefoot plan gpt --preset gpt2-1558m --world-size 512 --parallel fsdp
+      surefoot plan --schedules cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%
+      surefoot plan --schedules multistep:milestones=30%/60%,constant+linear@50%
+      surefoot plan gpt --schedules all --preset shakespeare --out rates
     """
+
+    schedules: str | None = None
+    """LIST of learning-rate schedules to draw instead."""
 
 
 def plan(arguments: list[str]) -> None:
     """Print what a run would train, how long it is and what it needs."""
+    flags_given = dict(by_flag(arguments))
+    if "schedules" in flags_given and "help" not in flags_given:
+        plan_schedules(arguments, foreign=set(option_names(Plan)) - set(option_names(PlanSchedules)))
+        return
     program, options, flags = program_options(Plan, arguments, verb="plan")
     numbers = _numbers(options)
-    if options.world is not None and options.recorded():
-        raise ConfigError("--world is about GPUs on paper: leave --nproc and --max-restarts out")
+    if options.world_size is not None and options.recorded():
+        raise ConfigError("--world-size is about GPUs on paper: leave --nproc and --max-restarts out")
     config, origins = program_settings(program, options, flags, verb="plan")
-    if options.world is not None:
+    if options.world_size is not None:
         from surefoot.distributed.world import on_paper
         from surefoot.plan import cluster_text
 
         _print_configuration(config, origins)
-        with on_paper(options.world):
+        with on_paper(options.world_size):
             parts = program.on_paper(*([] if config is None else [config])).parts
             for section in cluster_text.sections(parts, _assumed(numbers, precision=parts.whole.precision.name)):
                 print(f"\n{section}")
@@ -126,9 +143,9 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
 def _numbers(options: MachineOptions) -> dict[str, float]:
     """The machine's numbers that were given, by name; raises one `ConfigError` for all that are none."""
     given = {name: getattr(options, name) for name in ("flops", *_USUAL) if getattr(options, name) is not None}
-    if given and options.world is None:
+    if given and options.world_size is None:
         raise ConfigError(
-            f"--{next(iter(given)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world 8"
+            f"--{next(iter(given)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world-size 8"
         )
     from surefoot.memory import parsed_bytes  # imports torch
 

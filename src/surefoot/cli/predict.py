@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import WHICH_RUN, SavedRunOptions, find_run, option_names, verb_options
+from surefoot.cli.options import WHICH_RUN, SavedRunOptions, find_run, verb_options
 from surefoot.cli.settings import configured
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import choose_checkpoint, program_and_config
@@ -13,19 +13,17 @@ from surefoot.recipes.program import choose_checkpoint, program_and_config
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(SavedRunOptions):
-    """Let a trained model go on from a text. One input is continued as you watch;
-    several, or the lines of --file FILE, give one JSON object a line; - reads one
-    from standard input. How many tokens, temperature, top-k, top-p, seed: surefoot
-    predict RUN --help. A translator answers each line of its inputs, of --file, or
-    of standard input by one line.
+    """Use a trained model. A gpt run continues each input: one input as you watch,
+    several inputs or the lines of --file as one JSON object each. A translator
+    answers each line of its inputs, of --file or of standard input with one line.
+    A run of images names the likeliest classes of picture files, which are resized
+    as its training data were. - reads an input from standard input. For the
+    settings of one run: surefoot predict RUN --help.
 
-    Of a run of images, inputs are picture files: each is made grey or coloured and
-    resized as the training data were, and the likeliest classes are told.
-
-      surefoot predict runs/mine "def " --tokens 100 --temperature 0.7
+      surefoot predict runs/mine "def " --max-new-tokens 100 --temperature 0.7
       surefoot predict runs/mine --file prompts.txt
       surefoot predict runs/translation "July 8, 2055" --beam-size 5
-      surefoot predict runs/images picture.png --top 3
+      surefoot predict runs/images picture.png --top-k 3
     """
 
     inputs: Positional[Annotated[tuple[str, ...], arg(metavar="[INPUT ...]")]] = ()
@@ -43,9 +41,7 @@ def predict(arguments: list[str]) -> None:
             "  in Python, give its weights to a model of yours:\n"
             f"  surefoot.load({str(run_path)!r}).load_model(model)"
         )
-    asked, _ = configured(
-        program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=option_names(Predict)
-    )
+    asked, _ = configured(program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict])
     checkpoint = choose_checkpoint(run_path, options.checkpoint)
     from surefoot.tracking.console import Said
 

@@ -22,12 +22,13 @@ NAMES = ("nproc", "max_restarts")
 
 @dataclass(frozen=True, kw_only=True)
 class Several:
-    """What a command says of processes."""
+    """How many processes a command starts."""
 
     nproc: int | str = 1
-    """Processes on this machine; "1:4" is as many as divide a step, and fewer where one has died. Of a resumed run: as before."""
+    """Processes on this machine. "1:4" starts as many as divide a step, and fewer if one died. Default of a resumed run: as
+    before."""
     max_restarts: int = 0
-    """How often to start all of them again where one died."""
+    """How often to start all processes again if one died."""
 
     def recorded(self) -> dict[str, int | str]:
         """What of it config.toml is to say, so that a resume knows it; by name.
@@ -137,7 +138,7 @@ def _wanted(several: Several) -> Asked:
 
 def _places(wanted: Asked, settings: Mapping[str, Any], *, out: Path | None = None) -> Places:
     """Where processes may be started, for these settings of a run; `out` is where one is that goes on."""
-    batch_size, micro, written = (settings.get(name) for name in ("batch_size", "micro_batch_size", "out"))
+    batch_size, micro, written = (settings.get(name) for name in ("batch_size", "micro_batch_size", "run_dir"))
     place = out or (Path(written) if isinstance(written, str) and written else None)
     return Places(
         wanted,

@@ -10,24 +10,24 @@ from surefoot.recipes.program import status_line
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(TriedRunOptions):
-    """Measure where the time of a step goes, its operators, memory and arithmetic, and
-    try what may make it quicker, each in turn with the run as it is. Settings are
-    those of surefoot train. Trains nothing; takes about half a minute.
+    """Measure where the time of a step goes, its operators, memory and arithmetic.
+    Try what may make it faster, each in turn with the run as it is. Settings are
+    those of surefoot train. Trains nothing and takes about half a minute.
 
       surefoot profile gpt
-      surefoot profile images --preset cifar10 --data.path DIR --tries all
-      surefoot profile gpt --preset gpt2-124m --data.path shards/ --peak 989e12
+      surefoot profile images --preset cifar10 --data.path DIR --speedups all
+      surefoot profile gpt --preset gpt2-124m --data.path DIR --peak-flops 989e12
     """
 
-    tries: str = "usual"
-    """usual, none, all, or some of: workers, precision, fused, checkpointing, channels-last, micro-batch, compile (not usual:
-    compiling takes 20 seconds or more)."""
+    speedups: str = "usual"
+    """usual, none, all, or some of: workers, precision, fused, checkpointing, channels-last, micro-batch, compile. usual
+    leaves out compile, which takes 20 seconds or more."""
     steps: int = limited(12, least=4)
-    """Steps that are timed, after a warm-up."""
-    limit: float = 20.0
-    """About how many seconds all of it may take."""
-    peak: str | None = None
-    """Operations per second of this device. Absent: measured."""
+    """Number of steps that are timed, after a warm-up."""
+    max_seconds: float = 20.0
+    """About how many seconds the whole profile may take."""
+    peak_flops: str | None = None
+    """Peak operations per second of this device. Default: measured."""
     shapes: bool = False
     """Tell operators apart by the shapes of their inputs."""
     out: str = "runs/profile"
@@ -37,23 +37,23 @@ class Profile(TriedRunOptions):
 def profile(arguments: list[str]) -> None:
     """Print where the time of a step goes."""
     options, flags = tried_options(Profile, arguments, verb="profile")
-    from surefoot.profile.flops import given_peak
+    from surefoot.profile.flops import given_peak_flops
     from surefoot.profile.profile import measure
-    from surefoot.profile.variants import tries_of
+    from surefoot.profile.variants import speedups_of
 
-    tries = tries_of(options.tries)
-    peak = None if options.peak is None else given_peak(options.peak)
+    speedups = speedups_of(options.speedups)
+    peak = None if options.peak_flops is None else given_peak_flops(options.peak_flops)
     run, _ = tried_run(options, flags, verb="profile")
-    with status_line() as watch:
+    with status_line() as show:
         measured = measure(
             run,
             what=options.what,
             out=local_path(options.out, setting="--out"),
             steps=options.steps,
-            tries=tries,
-            peak=peak,
+            speedups=speedups,
+            peak_flops=peak,
             shapes=options.shapes,
-            limit_s=options.limit,
-            watch=watch,
+            max_seconds=options.max_seconds,
+            progress_fn=show,
         )
     print(measured)

@@ -16,25 +16,25 @@ from surefoot.tracking.run_reader import newest_state
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(ChangedProgramOption, RunOption):
-    """Make step N (from 0) of a run again, from the nearest checkpoint before it, and
-    show it: its samples with the loss of each, what every module put out, the
-    gradient of every parameter, and what was first not finite, in which module and
-    from which sample. On the same machine it is that step bit for bit, and where
-    the records hold its loss, that is checked. Only reads the run's directory. It
-    says first how many steps have to be made again, and about how long that takes.
+    """Repeat step N of a run, counted from 0, from the nearest checkpoint before it.
+    Show its samples with the loss of each, the output of every module, the gradient
+    of every parameter, and the first value that is not finite, with its module and
+    its sample. On the same machine it is that step bit for bit, which is checked if
+    its loss is recorded. The run's directory is only read. The command first says
+    how many steps have to be repeated, and about how long that takes.
 
       surefoot replay runs/mine --step 412
       surefoot replay latest --bisect-nan
     """
 
     step: int | None = limited(None, least=0)
-    """The step, from 0."""
+    """The step, counted from 0."""
     bisect_nan: bool = False
-    """Find the first bad step instead, and show it."""
+    """Find the first bad step, and show it."""
     samples: int = limited(8, least=0)
-    """How many samples are shown; 0 passes none alone."""
+    """Number of samples shown; 0 passes no sample alone."""
     json: bool = False
-    """Everything as JSON."""
+    """Print everything as JSON."""
 
 
 def replay(arguments: list[str]) -> None:

@@ -16,15 +16,15 @@ _DRAWN = 8  # charts of the picture
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write one page on a run: how it went in a sentence, what is wrong with it, loss
-    and scores, rate, norms, speed, memory and time, layers, what the model does,
-    settings, and the commands to make it again. One file of HTML of at most a
-    megabyte that needs no network; every run leaves one in its directory when it
-    ends (--report False to leave it out). The run may be finished, running or dead.
-    Several runs: their curves over each other, and the settings that differ.
+    """Write a page about a run: its course in one sentence, findings, loss and
+    metrics, learning rate, norms, speed, memory and time, layers, examples of what
+    the model does, settings, and the commands that repeat it. It is one HTML file
+    of at most 1 MB that needs no network. Every run writes one when it ends
+    (--report False leaves it out). The run may be finished, training or dead.
+    Several runs: their curves in common charts, and the settings that differ.
 
-    Nothing of the run's program is executed. What the model does is shown if the
-    run has left it; for one that was killed: surefoot evaluate RUN --panels.
+    The run's program is not executed. Examples are shown if the run wrote them; for
+    a run that was killed: surefoot evaluate RUN --panels.
 
       surefoot report latest
       surefoot report runs/a runs/b --out compared.html
@@ -34,13 +34,13 @@ class Report:
     runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN ...")]] = ()
     """Runs' directories, their names under runs/, or latest."""
     out: str | None = None
-    """The file. Absent: RUN/report.html; of several runs: report.html."""
+    """The file. Default: RUN/report.html; report.html for several runs."""
     png: bool = False
-    """The main curves as a picture too, .png and .svg beside the page."""
+    """Draw the main curves too, as .png and .svg beside the page."""
     watch: bool = False
-    """Serve the page on this machine, made anew while the run goes on."""
+    """Serve the page on this machine and renew it while the run trains."""
     port: int | None = limited(None, least=0)
-    """Of --watch. Absent: one that is free."""
+    """Port of --watch. Default: a free one."""
 
 
 def report(arguments: list[str]) -> None:

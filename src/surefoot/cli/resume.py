@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from surefoot.cli.options import RunOption, find_run, flag_text, option_names, target, verb_options
+from surefoot.cli.options import RunOption, find_run, flag_text, target, verb_options
 from surefoot.cli.processes import Several, among_settings, as_before
 from surefoot.cli.settings import read_settings
 from surefoot.cli.train import AcceptChange, start
@@ -16,11 +16,12 @@ from surefoot.recipes.program import read_program
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(AcceptChange, Several, RunOption):
-    """Go on from the newest intact checkpoint of a run, to the same bits as if it had
+    """Resume a run from its newest intact checkpoint, with the same bits as if it had
     never stopped. Settings that change no result may change: --workers,
-    --log-every, --save-every, --keep-last, --stop-after, --time-limit, --max-restarts,
-    and --length as far as the schedule allows it exactly. So may --nproc and
-    --parallel: the same samples in the same order, and equal to rounding.
+    --log-every, --save-every, --keep-last, --stop-after, --time-limit,
+    --max-restarts, and --length if the schedule allows it. --nproc and --parallel
+    may change too: the samples and their order stay, and results are equal to
+    rounding.
 
       surefoot resume latest
       surefoot resume runs/mine --time-limit "2 h"
@@ -34,16 +35,19 @@ def resume(arguments: list[str]) -> None:
     if not (run / "checkpoints").is_dir():
         raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
     options, flags = verb_options(Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True)
-    of_recipes = ("preset", "init") if program.config is not None and issubclass(program.config, TrainSettings) else ()
+    of_recipes = (
+        ("preset", "init_from") if program.config is not None and issubclass(program.config, TrainSettings) else ()
+    )
     for name in of_recipes:
         if flag_text(flags, name) is not None:
+            flag = name.replace("_", "-")
             raise ConfigError(
-                f"--{name} is for the start of a run, and {run} has begun\n"
-                f"  another run: surefoot train ... --{name} ... --out DIR"
+                f"--{flag} is for the start of a run, and {run} has begun\n"
+                f"  another run: surefoot train ... --{flag} ... --run-dir DIR"
             )
     held = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
-    held |= {"out": str(run)} if "out" in held or of_recipes else {}
-    config, origins = read_settings(program, [("file", held)], flags, verb="resume RUN", own=option_names(Resume))
+    held |= {"run_dir": str(run)} if "run_dir" in held or of_recipes else {}
+    config, origins = read_settings(program, [("file", held)], flags, verb="resume RUN", own=[Resume])
     text = file_text(run / "config.toml")
     before = toml.origins(text)
     start(

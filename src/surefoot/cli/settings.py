@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 import tyro
 from tyro.conf import arg
 
+from surefoot.cli.help import flags_of, settings_page
 from surefoot.cli.options import (
     ChangedProgramOption,
     ProgramOptions,
@@ -16,6 +17,7 @@ from surefoot.cli.options import (
     flag_text,
     option_names,
     parse,
+    print_options,
     refuse_unknown,
 )
 from surefoot.config.paths import file_text, local_path
@@ -29,12 +31,11 @@ Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 
 
 def program_settings(
-    program: Program, options: ProgramOptions, flags: Sequence[str], *, verb: str, own: Collection[str] = ()
+    program: Program, options: ProgramOptions, flags: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
 ) -> tuple[Any, dict[str, str]]:
     """A program's configuration from its defaults, a preset, a file and flags, and where each value came from; (None, {}) of none."""
-    own = [*own, *option_names(type(options))]
     layers = layers_below(program, file_values(options.config), flags)
-    return read_settings(program, layers, flags, verb=f"{verb} {options.what}", own=own)
+    return read_settings(program, layers, flags, verb=f"{verb} {options.what}", own=[*own, type(options)])
 
 
 def file_values(file: str | None) -> dict[str, Any]:
@@ -55,20 +56,21 @@ def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]
 def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str) -> tuple[Program, Any]:
     """What made a run, and its configuration with some flags changed; a changed program needs --run-changed-program."""
     program, in_file = read_program(run, run_changed=options.run_changed_program)
-    config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=option_names(type(options)))
+    config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=[type(options)])
     if not options.run_changed_program:
         program.refuse_changed_files(config, run=run)
     return program, config
 
 
 def read_settings(
-    program: Program, layers: Sequence[Layer], flags: Sequence[str], *, verb: str, own: Collection[str] = ()
+    program: Program, layers: Sequence[Layer], flags: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
 ) -> tuple[Any, dict[str, str]]:
     """`configured` for a program; (None, {}) where it takes no settings, which says so where help is asked for."""
     if program.config is not None:
         return configured(program.config, layers, flags, verb=verb, own=own)
     if "--help" in flags:
-        print("build() takes no settings.")
+        print("build() takes no settings.\n")
+        _print_options(own, verb)
         sys.exit(0)
     if given := " ".join([*flags, *(f"--config ({origin})" for origin, held in layers if held)]):
         raise ConfigError(f"{program.described.get('path')}: build() takes no settings, but there are: {given}")
@@ -76,14 +78,15 @@ def read_settings(
 
 
 def configured(
-    kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Collection[str] = ()
+    kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """An instance of `kind` from its defaults, the layers and last the flags, and origins; `own`: what unknown flags may mean."""
+    """An instance of `kind` from its defaults, the layers and last the flags, and origins. `own`: the verb's options, for its help."""
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))
-    refuse_unknown([name for name in flags if name not in known and name != "help"], [*own, *known], verb=verb)
+    options = [name for each in own for name in option_names(each)]
+    refuse_unknown([name for name in flags if name not in known and name != "help"], [*options, *known], verb=verb)
     if "help" in flags:
-        _print_help(kind, layers, verb)
+        _print_help(kind, layers, verb, own)
     typed_here = [(f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)]) for name in set(flags)]
     written = _with_truth(arguments, {name for name, hint in known.items() if hint is bool or bool in get_args(hint)})
     parsed: Any = parse(make_dataclass("Flags", typed_here), written, verb=verb, config=(tyro.conf.FlagConversionOff,))
@@ -104,13 +107,25 @@ def typed(kind: type[Any], setting: str, text: str) -> list[str]:
     return [f"--{setting}", *(text.split() if is_list and text != "None" else [text])]
 
 
-def _print_help(kind: type[Any], layers: Sequence[Layer], verb: str) -> None:
-    """Print all settings, with the values of the layers as defaults, and leave with 0."""
+def _print_help(kind: type[Any], layers: Sequence[Layer], verb: str, own: Sequence[type[Any]]) -> None:
+    """Print all settings, with the values of the layers as defaults, and the options of the verb; leave with 0."""
     try:
-        default = {"default": layered(kind, layers)[0]}
+        config = layered(kind, layers)[0]
     except ConfigError:  # a setting has no value yet
-        default = {}
-    parse(kind, ["--help"], verb=verb, config=(tyro.conf.FlagConversionOff,), **default)
+        config = None
+    settings = list(flags_of(kind, config))
+    is_training = verb.split(maxsplit=1)[0] in ("train", "resume")  # whose options are about how the settings are given
+    if not is_training:
+        _print_options(own, verb, but=[flag.name for flag in settings])
+    print(f"Settings of surefoot {verb}, each also a key of a --config file\n\n{settings_page(settings)}")
+    if is_training:
+        _print_options(own, verb, but=[flag.name for flag in settings])
+    sys.exit(0)
+
+
+def _print_options(kinds: Sequence[type[Any]], verb: str, *, but: Collection[str] = ()) -> None:
+    for kind in kinds:
+        print_options(kind, verb.split(maxsplit=1)[0], but=but)
 
 
 def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:

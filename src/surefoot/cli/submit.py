@@ -14,7 +14,7 @@ from typing import Any
 from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
-from surefoot.cli.options import ProgramOptions, limited, option_names, target, verb_options, without
+from surefoot.cli.options import ProgramOptions, limited, target, verb_options, without
 from surefoot.cli.settings import program_settings
 from surefoot.cli.train import AcceptChange, Train
 from surefoot.config.paths import local_path
@@ -56,34 +56,34 @@ class Training:
 @dataclass(frozen=True, kw_only=True)
 class Submit(AcceptChange, ProgramOptions):
     """Train as a job of Slurm, one process for each GPU, through submitit (extra
-    slurm). Before its time is over and when it is pre-empted it saves, is requeued,
-    and goes on to the same bits. Settings are those of surefoot train; --out is on
-    files that all machines share.
+    slurm). The run saves before the job's time is over and when it is preempted;
+    the job is then requeued and the run resumes with the same bits. Settings are
+    those of surefoot train; --run-dir is on files that all machines share.
 
-      surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large
+      surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large
       surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
     """
 
     hours: float | None = None
-    """Time of the job, each time it starts; it must be given."""
+    """Time limit of the job, each time it starts. Required."""
     nodes: int = limited(1, least=1)
-    """Machines."""
+    """Number of machines."""
     gpus_per_node: int = limited(0, least=0)
-    """GPUs, and as many processes, on each."""
+    """GPUs of each machine, and as many processes."""
     tasks_per_node: int | None = limited(None, least=1)
-    """Processes on each, where there are no GPUs. Absent: 1."""
+    """Processes of each machine if there are no GPUs. Default: 1."""
     cpus_per_task: int | None = limited(None, least=1)
-    """Cores of each process. Absent: the cluster's number."""
+    """Cores of each process. Default: the cluster's number."""
     partition: str | None = None
-    """Where the job is queued. Absent: the cluster's choice."""
+    """Queue of the job. Default: the cluster's choice."""
     sbatch: UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE, any other option of sbatch."""
+    """NAME=VALUE, any other option of sbatch; may be repeated."""
     requeues: int = limited(10, least=0)
-    """How often the job goes on when its time is over."""
+    """How often the job is requeued at most."""
     logs: str = "slurm"
     """Directory for logs and submitit's files, in DIR/JOB."""
     local: bool = False
-    """On this machine instead, to try it."""
+    """Run on this machine instead, to try it."""
 
     @property
     def tasks(self) -> int:
@@ -92,7 +92,7 @@ class Submit(AcceptChange, ProgramOptions):
 
 def submit(arguments: list[str]) -> None:
     """Have Slurm train a run, or this machine, to try it."""
-    missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --out runs/large"
+    missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large"
     of_train = ("config", "accept_change")  # which go on to it
     what = target(Submit, arguments, verb="submit", missing=missing)
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
@@ -145,11 +145,13 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
         Train, without(arguments, ["help"]), verb="train", but=processes.among_settings(program)
     )
     flags += ["--help"] * ("--help" in arguments)
-    config, _ = program_settings(program, options, flags, verb="submit", own=option_names(Submit))
+    config, _ = program_settings(program, options, flags, verb="submit", own=[Submit])
     program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
-    if getattr(config, "out", "") is None:
-        raise ConfigError("a job that goes on after its time needs a directory\n  add --out runs/NAME, on shared files")
+    if getattr(config, "run_dir", "") is None:
+        raise ConfigError(
+            "a job that goes on after its time needs a directory\n  add --run-dir runs/NAME, on shared files"
+        )
 
 
 def _submitted(training: Training, requested: dict[str, Any], options: Submit) -> Any:

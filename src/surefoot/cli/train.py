@@ -16,22 +16,22 @@ from surefoot.recipes.program import Program, build_run
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptChange:
-    """What may have changed in a run that goes on."""
+    """What may have changed in a run that continues."""
 
     accept_change: str | None = None
-    """Go on although this computes something else than before: loss, model, collate, data, optimizer, or several: "loss,data"."""
+    """Continue although the program computes something else than before: loss, model, collate, data, optimizer, or several:
+    "loss,data"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(AcceptChange, Several, ProgramOptions):
-    """Train, or go on where --out holds a checkpoint of the same run. Recipes: gpt,
-    translation, images. Every setting is a flag and a key of a TOML file: surefoot
-    train gpt --help shows all with their defaults. The later wins: defaults,
-    --preset, --config, flags. Ctrl-C saves and ends; the same command goes on. In
-    FILE.py, build() may take one argument, a dataclass whose fields are then
-    settings.
+    """Train a run, or resume it if --run-dir holds a checkpoint of it. Recipes are
+    gpt, translation and images. Every setting is a flag and a key of a TOML file;
+    surefoot train gpt --help lists them. Later sources win: defaults, --preset,
+    --config, flags. Ctrl-C saves and stops; the same command resumes. In FILE.py,
+    build() may take one argument, a dataclass; its fields become settings.
 
-      surefoot train gpt --data.path my.txt --out runs/mine
+      surefoot train gpt --data.path my.txt --run-dir runs/mine
       surefoot train gpt --preset gpt2-124m --data.path shards/ --nproc 8
       surefoot train images --preset fashion-mnist --data.path DIR
     """
@@ -72,7 +72,7 @@ def start(
     if only is not None and (run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()):
         raise ConfigError(
             f"resuming {only}, but what made it now builds a run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
-            "  was `out` changed, or is it relative to another directory than this one?"
+            "  was `run_dir` changed, or is it relative to another directory than this one?"
         )
     run.parts = dataclasses.replace(
         run.parts,

@@ -20,32 +20,33 @@ _BETWEEN_S = 0.2  # drawings of the line that tells how far it is
 
 @dataclass(frozen=True, kw_only=True)
 class Verify(ChangedProgramOption, RunOption):
-    """Prove a run: every byte of its checkpoints and its records against their hashes,
-    records against each other and the schedule, data against their fingerprints;
-    then make steps again from checkpoints and compare losses, norms and tensors:
-    bit for bit on the machine that made them, to rounding elsewhere. Says first
-    what that costs; writes nothing; a run that goes on may be verified. Of a run
-    that a script has made only files are checked; in it: surefoot.load(run).verify().
+    """Prove a run. Check every byte of its checkpoints and records against their
+    hashes, records against each other and the schedule, and data against their
+    fingerprints. Then repeat steps from checkpoints and compare losses, norms and
+    tensors: bit for bit on the same machine, to rounding on others. The command
+    first says what that costs. It writes nothing, and the run may be training. If a
+    script built the run, only files are checked; the script itself can call
+    surefoot.load(run).verify().
 
-    Leaves with 0 where nothing is wrong, 4 where files are damaged or contradict
-    each other, 3 where data are others, 8 where steps come out otherwise.
+    The exit status is 0 if nothing is wrong, 4 if files are damaged or contradict
+    each other, 3 if the data have changed, 8 if steps differ.
 
       surefoot verify latest
       surefoot verify runs/mine --steps 200 --windows 3
     """
 
     all: bool = False
-    """Make all steps again. Without it: where that takes two minutes."""
+    """Repeat all steps. Default: if that takes two minutes at most."""
     steps: int | None = limited(None, least=1)
-    """Steps of a window, from a checkpoint on. Absent: 100."""
+    """Steps of each window, which starts at a checkpoint. Default: 100."""
     windows: int | None = limited(None, least=0)
-    """How many windows: the first, the last, and evenly between; 0: files only. Absent: 5."""
+    """Number of windows: the first, the last, and evenly between; 0 checks files only. Default: 5."""
     seed: int | None = limited(None, least=0)
-    """Draw the windows instead."""
+    """Draw the windows at random."""
     tolerance: float | None = None
-    """Relative difference allowed on another machine. Absent: 0.01."""
+    """Relative difference allowed on another machine. Default: 0.01."""
     json: bool = False
-    """The verdict for programs."""
+    """Print the verdict as JSON."""
 
 
 def verify(arguments: list[str]) -> None:
@@ -73,7 +74,7 @@ def verify(arguments: list[str]) -> None:
                     seed=options.seed,
                     tolerance=options.tolerance,
                     say=lambda text: print(text, flush=True),
-                    watch=progress(show),
+                    progress_fn=progress(show),
                 )
         except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
             for note in vars(problem).pop("__notes__", ()):

@@ -21,7 +21,7 @@ from surefoot.train.patience import parsed
 
 FILE = "compare.toml"
 _TABLE = "comparison"
-_OPTIONAL = ("target", "score", "reference", "search", "found")
+_OPTIONAL = ("target", "metric", "baseline", "search", "found")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Planned:
     """A comparison.
 
     `base` are the settings of all runs by dotted name, `origins` where each came from. `threads` of each run are part of the
-    plan because bits depend on them. Relative paths start at `started_in`. `score` is "min SPLIT/SCORE" if it is not the one
+    plan because bits depend on them. Relative paths start at `started_in`. `metric` is "min SPLIT/METRIC" if it is not the one
     that the runs watch. `found` is what building one run has told: `score`, `splits`, and `precision` (with `chosen`: why)
     and `compile` where they were left open.
     """
@@ -41,8 +41,8 @@ class Planned:
     threads: int
     started_in: str
     target: float | None = None
-    score: str | None = None
-    reference: str = "best"
+    metric: str | None = None
+    baseline: str = "best"
     search: Mapping[str, Any] | None = None
     found: Mapping[str, Any] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class Planned:
     @property
     def watch(self) -> tuple[Direction, str] | None:
         """Direction and name of the score that is judged by; None where there is none."""
-        score = self.score or self.found.get("score")
+        score = self.metric or self.found.get("score")
         return None if score is None else parsed(score)
 
     def settings(self, name: str) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def going_on(held: Planned, asked: Planned, *, where: Path, threads_given: bool)
         raise ConfigError(f"{where} holds another comparison: {told}\n  choose another directory: --out DIR")
     if held.search is None:
         return replace(asked, threads=held.threads, started_in=held.started_in, found=held.found)
-    score = asked.score or held.score  # trials are told to the search by it
-    return replace(held, target=asked.target, score=score, reference=asked.reference, search=asked.search)
+    metric = asked.metric or held.metric  # trials are told to the search by it
+    return replace(held, target=asked.target, metric=metric, baseline=asked.baseline, search=asked.search)
 
 
 def of_what_was_open(found: Mapping[str, Any], *, settings: Container[str]) -> list[str]:
@@ -191,23 +191,20 @@ def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return [
         f"was {flags({name: before.get(name)})}, now {flags({name: now.get(name)})}"
         for name in {**before, **now}
-        if name != "out" and as_typed(before.get(name)) != as_typed(now.get(name))
+        if name != "run_dir" and as_typed(before.get(name)) != as_typed(now.get(name))
     ]
 
 
 def _toml(value: Any) -> Any:
-    """Without None, which TOML cannot hold: the names of what is None are listed as `absent`."""
+    """None is written "None": TOML has no null."""
     if isinstance(value, Mapping):
         table = tomlkit.table()
-        if absent := [name for name, held in value.items() if held is None]:
-            table.add("absent", absent)
-        table.update({name: _toml(held) for name, held in value.items() if held is not None})
+        table.update({name: _toml(held) for name, held in value.items()})
         return table
-    return list(value) if isinstance(value, tuple) else value
+    return "None" if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def _plain(table: Any) -> Any:
-    if not isinstance(table, dict):
-        return table
-    held = {name: _plain(value) for name, value in table.items()}
-    return held | dict.fromkeys(held.pop("absent", []))
+    if isinstance(table, dict):
+        return {name: _plain(value) for name, value in table.items()}
+    return None if table == "None" else table

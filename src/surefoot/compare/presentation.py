@@ -76,7 +76,7 @@ def _of_best(comparison: Comparison) -> list[str]:
     if best is None or best.best is None or not best.varied:
         return []
     fixed = {name: value for name, value in comparison.settled.items() if best.varied.get(name) in (None, "auto")}
-    no_better = {"inside the noise": "reference", "best": "inside the noise"}.get(best.verdict)
+    no_better = {"inside the noise": "baseline", "best": "inside the noise"}.get(best.verdict)
     alike = [in_line(row.label) for row in comparison.rows if row.verdict == no_better]
     more = f" and {len(alike) - _ALIKE} more" if len(alike) > _ALIKE else ""
     told = f" (by these data no better than {', '.join(alike[:_ALIKE])}{more})" if alike else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from surefoot.compare.statistics import LEVEL, Difference, holm, mean_and_error, paired_difference
 from surefoot.compare.trained import Compared, Row
-from surefoot.compare.variants import Direction, group_labels, refuse_reference
+from surefoot.compare.variants import Direction, group_labels, refuse_baseline
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed, counted
 
@@ -30,18 +30,20 @@ def compared(
     runs: Sequence[Compared],
     *,
     target: float | None = None,
-    reference: str = "best",
+    baseline: str = "best",
     settled: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Put runs side by side. `reference` is the variant to which differences are taken: "best", "first", or a name.
+    """Put runs side by side. `baseline` is the variant to which differences are taken: "best", "first", or a name.
 
     Without a target it is the best score of the first variant that has one. `ConfigError` where the runs are judged by
-    different scores, or no variant is called as the reference is.
+    different scores, or no variant is called as the baseline is.
     """
     watches = {run.trained.watch for run in runs if run.trained.watch is not None}
     if len(watches) > 1:
         listed = ", ".join(sorted(" ".join(watch) for watch in watches))
-        raise ConfigError(f"the runs are judged by different scores: {listed}\n  choose one: --score 'min SPLIT/SCORE'")
+        raise ConfigError(
+            f"the runs are judged by different scores: {listed}\n  choose one: --metric 'min SPLIT/SCORE'"
+        )
     watch = next(iter(watches), None)
     direction, score = watch or ("min", None)
     names = dict.fromkeys(run.variant.group for run in runs)
@@ -57,9 +59,9 @@ def compared(
     sign = 1 if direction == "min" else -1
     ranked = sorted(rows.values(), key=lambda row: (row.best is None, sign * (row.best or 0.0)))
     if first is not None:
-        refuse_reference(reference, {row.name: row.label for row in ranked})
+        refuse_baseline(baseline, {row.name: row.label for row in ranked})
         named = {row.label: row for row in ranked} | rows | {"best": ranked[0], "first": first}
-        rows, more = _with_differences(rows, groups, named[reference], sign=sign, chosen=reference == "best")
+        rows, more = _with_differences(rows, groups, named[baseline], sign=sign, chosen=baseline == "best")
         notes += more
     notes += _of_what_is_shared(runs)
     return Comparison(score, direction, target, [rows[row.name] for row in ranked], notes, runs, settled or {})
@@ -102,7 +104,7 @@ def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
 def _with_differences(
     rows: dict[str, Row], groups: Mapping[str, Sequence[Compared]], standard: Row, *, sign: int, chosen: bool
 ) -> tuple[dict[str, Row], list[str]]:
-    """The rows with their differences to the reference, and notes. A best one `chosen` by looking has all pairs corrected for."""
+    """The rows with their differences to the baseline, and notes. A best one `chosen` by looking has all pairs corrected for."""
     pairs = combinations([name for name, row in rows.items() if row.best is not None], 2)
     differences_or_whys = {
         (one, other): _difference(groups[one], groups[other], rows)
@@ -121,7 +123,7 @@ def _with_differences(
             facing = replace(difference, mean=-difference.mean) if one == standard.name else difference
             known, verdict = None if math.isnan(p) else p, _verdict(facing, p, sign)
             done[name] = replace(rows[name], difference=facing, p=known, verdict=verdict)
-    done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "reference")
+    done[standard.name] = replace(rows[standard.name], verdict="best" if chosen else "baseline")
     notes = _of_differences(differences, groups, chosen=chosen) if differences else []
     notes += [f"no paired difference: {why}" for why in whys]
     uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]

@@ -190,6 +190,6 @@ def _imported() -> Any:
     except ModuleNotFoundError as problem:
         if problem.name != "optuna":
             raise
-        raise ConfigError('--search needs Optuna: pip install "surefoot[search]"') from problem
+        raise ConfigError('--trials needs Optuna: pip install "surefoot[search]"') from problem
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -86,17 +86,17 @@ class Trained:
         return float(np.interp(step, steps, seconds))
 
 
-def read_run(path: Path, *, score: str | None = None) -> Trained:
-    """What a run's directory tells; `score` is "min SPLIT/SCORE" in the place of the one that the run watches.
+def read_run(path: Path, *, metric: str | None = None) -> Trained:
+    """What a run's directory tells; `metric` is "min SPLIT/METRIC" in the place of the one that the run watches.
 
-    A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `score`.
+    A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `metric`.
     """
     lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
     scored = [record for record in lines if record["kind"] == "scores"]
-    if score is not None:
-        watch: tuple[Direction, str] | None = parsed(score)
+    if metric is not None:
+        watch: tuple[Direction, str] | None = parsed(metric)
         if scored:
-            refuse_missing_score(parsed(score), scored[-1], of=path)
+            refuse_missing_score(parsed(metric), scored[-1], of=path)
     else:
         losses_scored = (name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss"))
         watch = watched(read_run_files(path)) or next((("min", name) for name in losses_scored), None)
@@ -119,7 +119,7 @@ def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Pa
     """Raise `ConfigError` where an evaluation lacks the score to judge by."""
     if score[1] not in record:
         there = ", ".join(scores_in(record)) or "none"
-        raise ConfigError(f"--score {' '.join(score)!r}: {of} has no such score; it has: {there}")
+        raise ConfigError(f"--metric {' '.join(score)!r}: {of} has no such score; it has: {there}")
 
 
 def watched(files: RunFiles) -> tuple[Direction, str] | None:
@@ -158,7 +158,7 @@ class Row:
     """A variant in the table; of several repeats, means with their standard errors, over those that finished if any did.
 
     label: what tells it from the others, for people; `name` is that of its directory, or of its repeats. difference: of the
-    best score, this variant's minus the reference's; `p` as it is when all comparisons are looked at together. Where only
+    best score, this variant's minus the baseline's; `p` as it is when all comparisons are looked at together. Where only
     some repeats reached the target, its step and seconds are absent.
     """
 

@@ -127,9 +127,9 @@ def refuse_twins(combinations: Sequence[Mapping[str, Any]], wholes: Sequence[Map
             raise ConfigError(f"two variants are the same: {same}\n  leave one of them out")
 
 
-def refuse_reference(reference: str, labels: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for a reference that is none of the variants; `labels` are what each is called, by its name."""
-    if reference in ("best", "first", *labels, *labels.values()):
+def refuse_baseline(baseline: str, labels: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for a baseline that is none of the variants; `labels` are what each is called, by its name."""
+    if baseline in ("best", "first", *labels, *labels.values()):
         return
     there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
-    raise ConfigError(f"--reference {reference!r}: no variant of that name; there are: {there}\n  or: best, first")
+    raise ConfigError(f"--baseline {baseline!r}: no variant of that name; there are: {there}\n  or: best, first")

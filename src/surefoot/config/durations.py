@@ -18,6 +18,7 @@ NEVER = sys.maxsize
 """A number of steps that no run reaches."""
 
 _Unit = Literal["steps", "epochs", "%", "seconds"]
+_CHEAP = 0.01  # of an interval
 _MOST_SAMPLES = 1 << 62  # positions in the order of samples are 64-bit integers
 _FORM = re.compile(r"([0-9][0-9_]{0,17}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(%|[a-z]+)", re.ASCII | re.IGNORECASE)
 _UNITS: dict[str, tuple[_Unit, int]] = {
@@ -50,9 +51,10 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Something that recurs after every `period` of steps, or every `seconds`; never where both are None.
+    """Something that recurs after every `period` of steps, or every `seconds`; never if both are None.
 
-    A period need not be whole: each of its multiples is rounded up to a step by itself, so nothing drifts.
+    A period need not be whole: each of its multiples is rounded up to a step by itself, so nothing drifts. `cheap_seconds`
+    takes the place of `seconds` as long as the last time cost under 1% of it.
 
     >>> passes = every("1 epochs", length=Length(steps=8, samples_per_epoch=25, batch_size=10))
     >>> [done for done in range(1, 9) if passes.due(done)]
@@ -61,6 +63,18 @@ class Every:
 
     period: tuple[int, int] | None = None  # numerator, denominator
     seconds: float | None = None
+    cheap_seconds: float | None = None
+
+    def interval_s(self, *, cost_s: float) -> float | None:
+        """Seconds from one time to the next, if the last one cost `cost_s`; None: the clock decides nothing.
+
+        >>> saves = Every(seconds=300.0, cheap_seconds=60.0)
+        >>> saves.interval_s(cost_s=0.59), saves.interval_s(cost_s=0.6)
+        (60.0, 300.0)
+        """
+        if self.cheap_seconds is not None and cost_s < _CHEAP * self.cheap_seconds:
+            return self.cheap_seconds
+        return self.seconds
 
     def due(self, step_done: int) -> bool:
         """True where the step that was just made, the `step_done`-th (from 1), completes a period."""
@@ -153,6 +167,26 @@ def every(text: str | None, *, length: Length, time: bool = False, setting: str 
     if not time:
         raise refuse("is a time; time is for save_every and time_limit only")
     return Every(seconds=float(number))
+
+
+def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Every:
+    """When a record is written; "auto" is every 50 steps, or a twentieth of the run if that is less.
+
+    >>> log_interval("auto", length=Length(steps=200, samples_per_epoch=100, batch_size=10)).described()
+    '10 steps'
+    """
+    if text != "auto":
+        return every(text, length=length, setting=setting)
+    return Every(period=max(Fraction(1), min(Fraction(50), Fraction(length.steps, 20))).as_integer_ratio())
+
+
+def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Every:
+    """When a checkpoint is written; "auto" is every 5 minutes, or every 60 seconds if a save costs under 1% of that."""
+    return (
+        Every(seconds=300.0, cheap_seconds=60.0)
+        if text == "auto"
+        else every(text, length=length, time=True, setting=setting)
+    )
 
 
 def seconds(text: str, *, setting: str = "time") -> float:

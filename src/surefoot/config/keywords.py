@@ -28,7 +28,8 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "warmup_ratio warmup": ('warmup="5%"', 'schedule=sf.schedules.cosine(warmup="5%")'),
     "min_lr eta_min lr_min end_lr": ("min_lr_ratio=0.1", "schedule=sf.schedules.cosine(min_lr_ratio=0.1)"),
     "scheduler lr_scheduler lr_scheduler_type lr_schedule": ("schedule=sf.schedules.cosine(...)",),
-    "step_size": ("milestones={}",),
+    "step_size": ('milestones="every {n} steps"',),
+    "cycle_momentum base_momentum max_momentum": ("momentum_range=(0.85, 0.95)",),
     "num_workers dataloader_num_workers": ("workers={}",),
     "gradient_accumulation_steps accumulate_grad_batches accumulation_steps grad_accum": (
         "micro_batch_size=batch_size // {}",

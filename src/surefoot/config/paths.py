@@ -23,7 +23,7 @@ def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
 
     Raises `ConfigError` for a URL, of which `Path` would make a directory called "s3:".
 
-    >>> local_path("runs/first", setting="out").parts
+    >>> local_path("runs/first", setting="run_dir").parts
     ('runs', 'first')
     """
     text = os.fsdecode(path)

@@ -31,13 +31,15 @@ def setting(
     by_fingerprint: bool = False,
     shared: bool = True,
     after: str | None = None,
+    group: str | None = None,
 ) -> Any:
     """Declare a setting: its default, its check `check(value, setting=name)`, and exactly one role.
 
     identity: a resume with another value is refused; `by_fingerprint` if hashes of what it computes are compared instead.
     per_rank: may differ between ranks, and from session to session. one_session: a resume forgets it. cadence: when something
     recurs; its `check` also takes the `length` of the run, and gives an `Every`. observer: may change at a resume. All but those
-    of one rank must be the same on all ranks, unless `shared` is False. `after` names the field that it follows (`ordered`).
+    of one rank must be the same on all ranks, unless `shared` is False. `after` names the field that it follows (`ordered`);
+    `group` the part of `--help` that it stands in, which is that of the field before it if none is given.
     """
     given = (("identity", identity), ("per_rank", per_rank), ("one_session", one_session), ("cadence", cadence))
     roles = [role for role, is_given in (*given, ("observer", observer)) if is_given]
@@ -45,7 +47,7 @@ def setting(
         raise TypeError(
             f"a setting has exactly one role of {', '.join(typing.get_args(Role))}; this one has {roles or 'none'}"
         )
-    metadata = {"role": roles[0], "check": check, "by_fingerprint": by_fingerprint, "after": after}
+    metadata = {"role": roles[0], "check": check, "by_fingerprint": by_fingerprint, "after": after, "group": group}
     return dataclasses.field(
         default=default, default_factory=factory, metadata=metadata | {"shared": shared and not per_rank}
     )

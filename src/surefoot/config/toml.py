@@ -1,6 +1,7 @@
 """Configurations as TOML files: config.toml, written whole and read back exactly, and those a user writes.
 
-Besides settings a file has `absent`, a list of those that are None, and [program], which says what ran the configuration.
+Besides settings a file has [program], which says what ran the configuration. TOML has no null: a setting that was set to None is
+written "None", as on the command line, and one that is None by default is left out.
 """
 
 import json
@@ -10,35 +11,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot.config.tree import flat, flatten
+from surefoot.config.tree import default_values, flat, flatten
 from surefoot.errors import ConfigError
 
-_ABSENT, _PROGRAM = "absent", "program"
+_NONE, _PROGRAM = "None", "program"
 
 
 def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any]) -> str:
-    """The whole configuration as TOML, each line with its origin ("default" if none is given) as a comment, and [program] that ran it."""
+    """The configuration as TOML, each line with its origin ("default" if none is given) as a comment, and [program] that ran it."""
     import tomlkit  # 30 ms, and only runs that write need it
 
-    settings, table = flatten(config), ""
-    absent = tomlkit.item([name for name, value in settings.items() if value is None])
-    lines = [f"{_ABSENT} = {absent.multiline(len(absent) > 4).as_string()}", ""]
-    for name, value in sorted(
-        settings.items(), key=lambda pair: pair[0].rpartition(".")[0]
-    ):  # plain keys before tables
-        if value is None:
+    defaults, tables = default_values(type(config)), {"": list[str]()}  # plain keys stand before tables
+    for name, value in flatten(config).items():
+        origin = "".join(letter if letter.isprintable() else "?" for letter in origins.get(name, "default"))
+        if value is None and defaults[name] is None:
             continue
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")
-        if path != table:
-            lines += ["", f"[{path}]"]
-            table = path
-        origin = "".join(letter if letter.isprintable() else "?" for letter in origins.get(name, "default"))
-        written = tomlkit.item(str(value) if isinstance(value, Path) else value).as_string()
-        lines.append(f"{leaf} = {written} # {origin}")
+        written = tomlkit.item(_NONE if value is None else str(value) if isinstance(value, Path) else value).as_string()
+        tables.setdefault(path, []).append(f"{leaf} = {written} # {origin}")
+    lines = [
+        line for path, held in tables.items() for line in ([*held, ""] if path == "" else [f"[{path}]", *held, ""])
+    ]
     for name, value in program.items():
         _refuse_unwritable(f"{_PROGRAM}.{name}", value)
-    return "\n".join([*lines, "", tomlkit.dumps({_PROGRAM: without_none(dict(program))})])
+    return "\n".join([*lines, tomlkit.dumps({_PROGRAM: without_none(dict(program))})])
 
 
 def without_none(value: Any) -> Any:
@@ -84,13 +81,7 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     """
     document = _parsed(text, where)
     document.pop(_PROGRAM, None)
-    absent = document.pop(_ABSENT, [])
-    if not isinstance(absent, list) or not all(isinstance(name, str) for name in absent):
-        raise ConfigError(f"{where}: {_ABSENT} must be a list of names of settings")
-    given = flat(document)
-    if twice := [name for name in absent if name in given]:
-        raise ConfigError(f"{where}: {twice[0]} has a value and is listed as {_ABSENT} too")
-    return given | dict.fromkeys(absent)
+    return {name: None if value == _NONE else value for name, value in flat(document).items()}
 
 
 def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from surefoot.config.durations import Every, Length, every, planned, seconds
+from surefoot.config.durations import Every, Length, every, log_interval, planned, save_interval, seconds
 from surefoot.config.setting import Check, Declared, cadences, ordered, setting
 from surefoot.config.tree import field_hints, type_problem
 from surefoot.errors import ConfigError
@@ -104,17 +104,17 @@ def _number(value: Any) -> float:
 class TrainSettings(Declared):
     """What every run has, as keywords of `Run`, flags and keys of files. Durations are text with a unit."""
 
-    init: str | Path | None = setting(None, identity=True)
+    init_from: str | Path | None = setting(None, identity=True, group="what is trained")
     """Weights to start from: a .safetensors file, a checkpoint, or a run; only at step 0. None: a fresh model."""
     seed: int = setting(0, check=number("a number from 0 to 2**64 - 1", least=0, below=1 << 64), identity=True)
     """The only source of randomness."""
-    length: str = setting(check=_length, identity=True)
+    length: str = setting(check=_length, identity=True, group="how long")
     """How long to train: "2500 steps" or "30 epochs", rounded up to a whole step."""
     stop_after: str | None = setting(None, check=_length, one_session=True)
     """End early, keep the schedule, resume later. None: train to the end."""
     time_limit: str | None = setting(None, check=seconds, one_session=True, shared=False)
     """Save and end before this much time has passed, such as "90 min". None: no limit."""
-    batch_size: int | str = setting(identity=True)
+    batch_size: int | str = setting(identity=True, group="batches")
     """Samples of one step, over all micro-batches and processes; or "4096 tokens", with their padding, if samples differ in length."""
     micro_batch_size: int | str | None = setting(None, identity=True)
     """Samples (or tokens) of one forward and backward pass; divides batch_size. Smaller means more gradient accumulation.
@@ -123,7 +123,7 @@ class TrainSettings(Declared):
         0, check=number("the number of processes that read samples, 0 or more", least=0), per_rank=True
     )
     """Processes that read samples; 0 reads them in the training process. Changes no result."""
-    clip: str = setting("norm 1.0", check=clipping, identity=True)
+    clip: str = setting("off", check=clipping, identity=True, group="optimization")
     """Gradient limit: "norm 1.0" (of all), "value 0.5" (each number), "adaptive 0.01" (each unit), "auto 0.9" or "off"."""
     ema: float | None = setting(None, check=_decay, identity=True)
     """Decay of averaged weights, which are then the ones evaluated, such as 0.999. None: no average."""
@@ -131,51 +131,55 @@ class TrainSettings(Declared):
         5, check=number("how many bad steps in a row a run survives, 0 or more", least=0), identity=True
     )
     """Non-finite steps in a row before the run ends, which is noticed at the next record. Such steps are never applied."""
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting("auto", identity=True)
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting(
+        "fp32", identity=True, group="precision and speed"
+    )
     """Number format of the passes; auto is what the committed table gives for this machine and these layers, and stays with the
     run. fp8 is bf16 with linear layers in 8 bits (extra `fp8`)."""
-    channels_last: bool | Literal["auto"] = setting("auto", identity=True)
+    channels_last: bool | Literal["auto"] = setting(False, identity=True)
     """Lay images out with the channels of a pixel side by side for convolutions; auto is looked up beside precision = auto."""
     compile: bool | Literal["auto"] = setting(False, identity=True)
     """Use torch.compile; auto does if the committed table of facts says that it pays on this machine, and stays with the run."""
     activation_checkpointing: Literal["off", "blocks", "selective"] = setting("off", observer=True)
     """Recompute blocks, or (selective) all in them but matrix products and attention, in the backward pass: saves memory, changes
     no bit."""
-    checkpointed_blocks: Sequence[str] | None = setting(None, observer=True)
+    activation_checkpointing_modules: Sequence[str] | None = setting(None, observer=True)
     """Modules to recompute, by name or class, such as "layers.*". None: the model's repeated blocks."""
     device: str = setting("auto", per_rank=True)
     """Where to train: "cpu", "cuda" or "mps"; auto is the accelerator if there is one."""
     deterministic: bool = setting(False, observer=True)
     """Use only CUDA kernels that repeat bit for bit; slower."""
-    evaluate_every: str = setting("1 epochs", check=every, cadence=True)
+    evaluate_every: str = setting("1 epochs", check=every, cadence=True, group="evaluation")
     """How often the splits are evaluated; always after the last step."""
     evaluate_at_start: bool = setting(False, observer=True)
     """Evaluate the splits before the first step too. This one steers nothing: not best, early stopping or plateau."""
     sample_every: str | None = setting(None, check=every, cadence=True)
     """How often a sample is shown. None: once, at the end."""
-    log_every: str = setting("50 steps", check=every, cadence=True)
-    """How often a record is written. Only then does the host wait for the device."""
-    watch_every: str | None = setting("200 steps", check=every, cadence=True)
+    log_every: str = setting("auto", check=log_interval, cadence=True, group="records")
+    """How often a record is written. Only then does the host wait for the device. auto: every 50 steps, or a twentieth of the run
+    if that is less."""
+    layer_stats_every: str | None = setting("200 steps", check=every, cadence=True)
     """How often per-layer gradient, weight and update statistics are recorded; such a step keeps its weights twice. None: never."""
     trackers: str | Sequence[str] | None = setting(None, observer=True)
     """Experiment trackers that get the records too: "wandb", "mlflow", "trackio", or several, "wandb,mlflow"."""
     report: bool = setting(True, observer=True)
     """Write report.html, a page on the run, when it ends."""
-    out: str | Path | None = setting(None, check=_out, observer=True)
+    run_dir: str | Path | None = setting(None, check=_out, observer=True, group="checkpoints")
     """The run's directory. It resumes if a checkpoint is there. None: nothing is written."""
-    save_every: str = setting("5 min", check=partial(every, time=True), cadence=True)
-    """How often a checkpoint is written, in steps or time; always at the start and the end."""
+    save_every: str = setting("auto", check=save_interval, cadence=True)
+    """How often a checkpoint is written, in steps or time; always at the start and the end. auto: every 5 min, or every 60 s if a
+    save costs under 1% of that."""
     keep_last: int = setting(
         3, check=number("how many of the newest checkpoints to keep, 1 or more", least=1), observer=True
     )
     """Newest checkpoints to keep, besides the first, the best and those of keep_every."""
     keep_every: str | None = setting(None, check=every, cadence=True)
     """Checkpoints to keep for good, such as "10%". None: no more."""
-    sync_batch_norm: bool = setting(False, identity=True)
+    sync_batch_norm: bool = setting(False, identity=True, group="processes")
     """Batch normalization over the batches of all processes (CUDA); results then depend on how many there are."""
-    compare_ranks_every: str = setting("1000 steps", check=every, cadence=True)
+    check_ranks_every: str = setting("1000 steps", check=every, cadence=True)
     """How often ranks check that their weights are equal, at the next record; a difference ends the run."""
-    check_state: bool = setting(True, one_session=True)
+    check_state: bool = setting(True, one_session=True, group="checkpoints")
     """Pass the first micro-batch twice when the run begins, and refuse what changes then and no checkpoint holds."""
 
     def train_settings(self) -> dict[str, Any]:

@@ -35,6 +35,21 @@ def flatten(config: Any) -> dict[str, Any]:
     return {name: operator.attrgetter(name)(config) for name in field_hints(type(config))}
 
 
+def default_values(kind: type[Any], base: Any = None, prefix: str = "") -> dict[str, Any]:
+    """Dotted names and default values of a configuration, or the values of `base`; `dataclasses.MISSING` if there is none."""
+    hints, by_name = typing.get_type_hints(kind), dict[str, Any]()
+    for field in dataclasses.fields(kind):
+        hint, name = hints[field.name], f"{prefix}{field.name}"
+        value = _default(field) if base is None else getattr(base, field.name)
+        if dataclasses.is_dataclass(hint):
+            by_name |= default_values(
+                typing.cast("type[Any]", hint), None if value is dataclasses.MISSING else value, f"{name}."
+            )
+        else:
+            by_name[name] = value
+    return by_name
+
+
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as dotted names, tuples as lists.
 
@@ -238,4 +253,4 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f'"{value}"' if isinstance(value, str) else "absent" if value is None else repr(value)
+    return f'"{value}"' if isinstance(value, str) else repr(value)

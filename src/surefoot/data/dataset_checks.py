@@ -136,7 +136,7 @@ def rows(batch: Any) -> int:
     if found is None or found.ndim == 0:
         raise DataError(
             f"no tensor with a first dimension in a batch of type {type(batch).__name__}, so its samples cannot be counted\n"
-            "  say what the loss is a mean over: Run(count=...), a function of the batch"
+            "  say what the loss is a mean over: Run(count_fn=...), a function of the batch"
         )
     return len(found)
 

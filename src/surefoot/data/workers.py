@@ -96,7 +96,7 @@ class Reading(Dataset[Any]):
         except Exception as problem:
             raise DataError(
                 f"samples {first_few(ids)} of step {step} cannot be put into one batch: "
-                f"{type(problem).__name__}: {first_line(problem)}\n  make them of one shape, or say how: Run(collate=...)"
+                f"{type(problem).__name__}: {first_line(problem)}\n  make them of one shape, or say how: Run(collate_fn=...)"
             ) from problem
 
 

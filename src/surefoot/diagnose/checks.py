@@ -1,4 +1,4 @@
-"""All findings of a run: which there are, what each comes to, and what was looked at."""
+"""All checks of a run: the list, their verdicts, and the report."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -13,7 +13,7 @@ from surefoot.diagnose import (
     schedule,
     throughput,
 )
-from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Unclear, Verdict, Well, worst_first, wrapped
+from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Healthy, Unknown, Verdict, worst_first, wrapped
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST
 
@@ -53,7 +53,7 @@ CHECKS: Sequence[Check] = (
 def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | None = None) -> list[Verdict]:
     """The verdict of every check, in the order of `CHECKS`.
 
-    A check that fails is a fault of ours: it is handed to `broken`, and the others are made; without that it raises.
+    A check that raises is a fault of surefoot: `broken` gets it, and the others run; without `broken` it raises.
     """
     found = []
     for check in CHECKS:
@@ -72,19 +72,19 @@ def findings(history: History) -> list[Finding]:
 
 
 def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
-    """One block for each finding, errors first; with `every`, and where nothing was found, also what was looked at."""
+    """One block per finding, errors first; with `every`, or without findings, also the other checks."""
     found = worst_first(verdicts)
-    unclear = [verdict for verdict in verdicts if isinstance(verdict, Unclear)]
+    unclear = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
     of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
     blocks = [_headline(history, found, else_said=f"nothing found{of_all}"), *map(str, found)]
     if every or not found:
-        blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Well)])
+        blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Healthy)])
         blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
     return "\n\n".join(blocks)
 
 
 def in_a_line(finding: Finding, *, command: str | None) -> str:
-    """A finding as it is said while the run goes on; `command` is what explains it, None where nothing is saved.
+    """A finding as a message during the run; `command` explains it, and is None if the run has no directory.
 
     >>> finding = Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",))
     >>> in_a_line(finding, command="surefoot diagnose runs/a")
@@ -113,7 +113,7 @@ def _headline(history: History, found: Sequence[Finding], *, else_said: str) -> 
     return f"{described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{said}"
 
 
-def _rows(title: str, verdicts: Sequence[Well | Unclear], after: Sequence[str] = ()) -> list[str]:
+def _rows(title: str, verdicts: Sequence[Healthy | Unknown], after: Sequence[str] = ()) -> list[str]:
     """A block with a line for each and lines after them; [] without verdicts."""
     wide = max((len(verdict.name) for verdict in verdicts), default=0)
     rows = [wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]

@@ -1,4 +1,4 @@
-"""Findings on runs that break: divergence and how it began, steps that were not finite, losses that jump."""
+"""Findings on divergence and its beginning, on steps that were not finite, and on losses that jump."""
 
 import math
 
@@ -31,7 +31,7 @@ ABOVE = 0.25
 
 @check("diverged")
 def diverged(history: History) -> Verdict:
-    """A loss that has lost half of what it had gained and stays there, or a run that ended in steps that are not finite."""
+    """A loss that gave back half of its progress for good, or a run that ended in steps that are not finite."""
     loss = history.loss
     if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
@@ -165,7 +165,7 @@ def _divergence(history: History, begun: int, message: str, evidence: str, *, ba
 
 
 def _first_to_grow(history: History, begun: int) -> str:
-    """Which layer's gradient or update was the first to be far above what it was, from shortly before the beginning on."""
+    """The layer whose gradient or update first rose far above its usual level, from shortly before the divergence on."""
     grown: list[tuple[int, float, str]] = []  # the step, how many times, and a sentence
     for kind, quantity in (("gradient_norm", "gradient"), ("update_norm", "update"), ("activation_norm", "output")):
         for name, series in history.watched(kind).items():
@@ -185,7 +185,7 @@ def _first_to_grow(history: History, begun: int) -> str:
 
 
 def _bad_at_the_end(history: History) -> int:
-    """How many of the last steps were skipped in a row, as far as whole records tell."""
+    """The number of last steps skipped in a row, as far as complete records show."""
     count = 0
     for record, window in zip(reversed(history.train), reversed(history.windows.value), strict=True):
         skipped = int(record.get("skipped") or 0)
@@ -196,7 +196,7 @@ def _bad_at_the_end(history: History) -> int:
 
 
 def _passes(history: History, indexes: list[int]) -> str:
-    """A sentence where about one step was skipped in each pass over the data, as one bad sample makes it."""
+    """A sentence if about one step per epoch was skipped, as one bad sample causes it."""
     samples, batch = history.described.samples, history.described.batch_size
     of_tokens = "tokens" in str(history.described.made.get("batch_size"))
     if samples is None or batch is None or len(indexes) < 2 or of_tokens:

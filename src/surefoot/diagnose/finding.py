@@ -9,7 +9,7 @@ from surefoot.diagnose.history import History
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""The worst first: the run is broken or of no use; it costs quality or time; worth knowing, and nothing need be wrong."""
+"""The worst first. error: the run is broken or useless; warning: it costs quality or time; note: worth knowing."""
 
 
 _WIDE = 80
@@ -18,7 +18,7 @@ _HEAD = 11  # columns of what stands before evidence, causes and things to try
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with a run, or worth knowing, with what it was concluded from and what to try.
+    """A problem of a run, or a fact worth knowing, with its evidence and remedies.
 
     `evidence` has sentences with numbers and steps, `numbers` the values that were compared with thresholds. `step` is where it
     began (None: all of the run). `causes` has the likely ones first, `try_` flags or code with the current value.
@@ -68,22 +68,22 @@ def wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[s
 
 
 @dataclass(frozen=True)
-class Well:
-    """Something that was looked at and is as it should be; `message` says what was seen."""
+class Healthy:
+    """The verdict of a check without a problem; `message` has the evidence."""
 
     message: str
     name: str = ""  # its check's
 
 
 @dataclass(frozen=True)
-class Unclear:
-    """Something that the records do not tell, or not yet; `message` says what is missing."""
+class Unknown:
+    """The verdict of a check that the records do not suffice for; `message` names the missing part."""
 
     message: str
     name: str = ""
 
 
-Verdict = Finding | Well | Unclear
+Verdict = Finding | Healthy | Unknown
 Needs = Callable[[History], None]
 
 
@@ -92,15 +92,15 @@ class EndedError(Exception):
 
 
 def need(holds: object, lacking: str) -> None:
-    """End a check here unless it holds: the records do not tell, and `lacking` says what is missing in them."""
+    """End a check as unknown unless `holds`; `lacking` names the missing part of the records."""
     if not holds:
-        raise EndedError(Unclear(lacking))
+        raise EndedError(Unknown(lacking))
 
 
 def well(holds: object, message: str) -> None:
-    """End a check here if it holds: all is as it should be, and `message` says what was seen."""
+    """End a check as healthy if `holds`; `message` has the evidence."""
     if holds:
-        raise EndedError(Well(message))
+        raise EndedError(Healthy(message))
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
 
 
 def listed(names: Sequence[object], *, most: int = 4) -> str:
-    """Names in a line, and how many more there are.
+    """Names in a line, and the number of those left out.
 
     >>> listed(["a", "b", "c"], most=2)
     'a, b and 1 more'

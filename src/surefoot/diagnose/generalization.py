@@ -1,4 +1,4 @@
-"""Findings on what the scores mean: overfitting, data that are in both parts, targets without information, smoothed perplexity."""
+"""Findings on overfitting, leakage between splits, targets without information, and smoothed perplexity."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ _MOST_SCORES = 3  # that are told beside a loss
 
 @check("overfitting")
 def overfitting(history: History) -> Verdict:
-    """A split's loss that rises while that of training falls, since its best evaluation."""
+    """A split's loss that rises after its best evaluation while the training loss falls."""
     need(
         any(len(series) >= EVALUATIONS for series in history.splits.values()),
         f"no split was scored {EVALUATIONS} times yet",
@@ -77,7 +77,7 @@ def overfitting(history: History) -> Verdict:
 
 
 def _rise(history: History, series: Series) -> float:
-    """How much of its best loss a split has lost since; 0 where that is noise, or the training loss has not fallen since."""
+    """The rise of a split's loss since its best; 0 if that is noise, or if the training loss has not fallen since."""
     row = int(np.argmin(series.value))
     after = series.value[row + 1 :]
     if len(series) < EVALUATIONS or len(after) < 2 or not _fell_since(history, int(series.step[row])):
@@ -207,7 +207,7 @@ def smoothed_perplexity(history: History) -> Verdict:
 
 
 def smoothed_floor(smoothing: float, classes: int) -> float:
-    """The least a label-smoothed cross-entropy can be, in nats: the entropy of its target (Szegedy et al. 2016, section 7).
+    """The minimum of a label-smoothed cross-entropy, in nats: the entropy of its target (Szegedy et al. 2016, section 7).
 
     >>> round(math.exp(smoothed_floor(0.1, 1000)), 1), round(math.exp(smoothed_floor(0.1, 32000)), 1)
     (2.8, 3.9)
@@ -217,7 +217,7 @@ def smoothed_floor(smoothing: float, classes: int) -> float:
 
 
 def _other_scores(history: History, split: str, best: int) -> list[str]:
-    """How the split's other scores went since: an accuracy may still rise while wrong answers are given more surely."""
+    """The course of the split's other metrics since: accuracy may still rise while wrong answers get more confident."""
     names = [name for name in history.score_names if name.rpartition("/")[0] == split and not name.endswith("/loss")]
     texts = []
     for name in names[:_MOST_SCORES]:
@@ -228,13 +228,13 @@ def _other_scores(history: History, split: str, best: int) -> list[str]:
 
 
 def _fell_since(history: History, step: int) -> bool:
-    """Whether the training loss is lower now than it was about a step, beyond its noise."""
+    """Whether the training loss has fallen since a step by more than its noise."""
     loss = history.loss
     surely = 1.6 * noise(loss.value)  # two standard errors of the difference of two medians of five
     return len(loss) >= EVALUATIONS and _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - surely
 
 
 def _level_near(loss: Series, step: int) -> float:
-    """The level of the five records about a step."""
+    """The level of the five records around a step."""
     first = max(0, min(int(np.searchsorted(loss.step, step)) - 2, len(loss) - 5))
     return level(loss.value[first : first + 5])

@@ -1,4 +1,4 @@
-"""Findings on the gradient: limited in most steps, growing, vanishing on its way down, and noisier than the batch bears."""
+"""Findings on the gradient: clipped in most steps, growing, vanishing towards the input, and too noisy for the batch."""
 
 import math
 
@@ -34,7 +34,7 @@ NOISY = 10.0
 
 @check("often-clipped")
 def often_clipped(history: History) -> Verdict:
-    """How often the gradient is limited in the later half of the run, and how far its norm lies above the limit."""
+    """The fraction of clipped steps in the second half of the run, and the ratio of the norm to the limit."""
     described, (kind, limit) = history.described, history.described.clip or ("", math.nan)
     well(
         kind in ("off", "auto"),
@@ -97,7 +97,7 @@ def growing_gradient(history: History) -> Verdict:
 
 @check("vanishing-gradient")
 def vanishing_gradient(history: History) -> Verdict:
-    """Gradients of layers, each times its weight, against the largest; and a gradient that is 0 altogether."""
+    """Gradients of layers, each times its weight, relative to the largest; and gradients that are 0 everywhere."""
     norms = history.column("norm").finite
     quarter = len(norms) // 4
     gradients, weights = (_settled(history, kind) for kind in ("gradient_norm", "weight_norm"))
@@ -183,7 +183,7 @@ def noisy_batch(history: History) -> Verdict:
 
 
 def noise_scale(rows: NDArray[np.float64]) -> float:
-    """Targets at which noise and gradient are equal, from rows of (small count, its squared norm, big count, its squared norm).
+    """The number of targets at which noise and gradient are equal, from rows of (small count, squared norm, big count, squared norm).
 
     Infinite where the gradient is lost in the noise. McCandlish et al. 2018, equations A.2 and A.3.
 
@@ -202,7 +202,7 @@ def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], 
 
 
 def _settled(history: History, kind: str) -> dict[str, Series]:
-    """The watched steps after the warm-up, without the first: until then what starts at 0 has hardly left it."""
+    """The measured steps after the warm-up, without the first: before that, weights that start at 0 have hardly moved."""
     return {
         name: series.where((series.step >= history.described.warmup) & (series.step > series.step[0]))
         for name, series in history.watched(kind).items()

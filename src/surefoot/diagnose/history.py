@@ -39,7 +39,7 @@ class Series:
 
 @dataclass(frozen=True)
 class History:
-    """A run as its records tell it, by their kind; each in the order of steps."""
+    """The records of a run by kind, in the order of steps."""
 
     described: Described
     train: tuple[Record, ...] = ()
@@ -52,13 +52,13 @@ class History:
 
     @cached_property
     def step(self) -> int:
-        """Steps made, as far as the records tell."""
+        """Steps made, according to the records."""
         last = (*self.train[-1:], *self.scores[-1:], *([self.last_event] if self.last_event else ()))
         return max((int(record["step"]) for record in last), default=0)
 
     @property
     def ended_by(self) -> str | None:
-        """How the last sitting ended: "finished", "stopped by SIGTERM", "diverged" ...; None where it goes on or was killed."""
+        """The end of the last session: "finished", "stopped by SIGTERM", "diverged" ...; None where it goes on or was killed."""
         return None if self.last_event is None else str(self.last_event.get("what"))
 
     @property
@@ -82,7 +82,7 @@ class History:
 
     @cached_property
     def windows(self) -> Series:
-        """How many steps each training record is about."""
+        """The number of steps in each training record."""
         steps = np.array([record["step"] for record in self.train], dtype=np.int64)
         return Series(steps, np.maximum(np.diff(steps, prepend=0), 1).astype(np.float64))
 
@@ -93,7 +93,7 @@ class History:
 
     @cached_property
     def splits(self) -> dict[str, Series]:
-        """The losses of the splits that are scored while it trains, by name."""
+        """The losses of the splits that are evaluated during training, by name."""
         names = dict.fromkeys(name for record in self.scores for name in record if name.endswith("/loss"))
         losses = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
         return {name: series for name, series in losses.items() if len(series)}
@@ -122,7 +122,7 @@ class History:
 
 
 def loss_of_applied(record: Record) -> Any:
-    """The training loss of the steps of a record that were applied; None where none was, whose sum is noted as 0.
+    """The training loss of the applied steps of a record; None if no step was applied, which is recorded as 0.
 
     >>> loss_of_applied({"loss": 2.0}), loss_of_applied({"loss": None, "skipped": 2, "loss_of_applied": 0.0})
     (2.0, None)

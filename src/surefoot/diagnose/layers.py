@@ -1,4 +1,4 @@
-"""Findings on layers: weights that do not move, or by an unusual part of themselves; units that are dead or saturated."""
+"""Findings on layers: weights that do not move, unusual update-to-weight ratios, and units that are dead or saturated."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -101,19 +101,19 @@ def unusual_updates(history: History) -> Verdict:
 
 
 def unmoved(history: History) -> list[str]:
-    """Parameters whose weights no watched step has changed, of those that were seen often enough."""
+    """Parameters whose weights no measured step has changed, among those measured often enough."""
     moved = {parameter: series.finite.value for parameter, series in history.watched("update_norm").items()}
     return [parameter for parameter, values in moved.items() if values.size >= WATCHED and not values.any()]
 
 
 def ratio_at_full_rate(history: History) -> float:
-    """Update over weight in the middle of all layers, at the higher rates of the run; NaN where too little was watched."""
+    """The median update-to-weight ratio of all layers, at the higher rates of the run; NaN with too few measured steps."""
     medians, _ = _ratios(history)
     return float(np.median(list(medians.values()))) if medians else math.nan
 
 
 def matrices(history: History, names: Iterable[str]) -> list[str]:
-    """The parameters that are matrices, by their names and the kinds of their modules: no biases, no norms."""
+    """The parameters that are matrices, by their names and the classes of their modules; biases and norms do not count."""
 
     def is_matrix(parameter: str) -> bool:
         module, _, leaf = parameter.rpartition(".")
@@ -145,7 +145,7 @@ def _ratios(history: History) -> tuple[dict[str, float], int]:
 
 @check("dead-units", needs=watched_steps)
 def dead_units(history: History) -> Verdict:
-    """Rows of a matrix without any gradient, and rectifiers that give 0 for almost everything."""
+    """Rows of a matrix without a gradient, and rectifiers whose outputs are almost all 0."""
     unused = history.layers[-1].get("never_updated") or ()
     rows = {
         name: series
@@ -177,7 +177,7 @@ def dead_units(history: History) -> Verdict:
 
 @check("saturated-units")
 def saturated_units(history: History) -> Verdict:
-    """Squashing activations whose outputs lie where they are flat."""
+    """Saturating activations whose outputs lie where the slope is almost 0."""
     flat = _flat(history, squashing=True)
     well(not flat, "no module squashes its input (tanh, sigmoid), as far as the records tell")
     watched = max(map(len, flat.values()))
@@ -213,7 +213,7 @@ def died(history: History) -> list[str]:
 
 
 def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
-    """Which part of the outputs of activations lies at a flat end."""
+    """The fraction of saturated outputs of each activation."""
     return {
         module: series
         for module, series in history.watched("saturated").items()
@@ -233,7 +233,7 @@ def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
 
 
 def _is_lookup(history: History, parameter: str) -> bool:
-    """Whether it is a table of which a batch needs a few rows only."""
+    """Whether it is a lookup table, where a batch needs only a few rows."""
     kind = history.described.kinds.get(parameter.rpartition(".")[0])
     words = ("emb", "wte", "wpe", "token", "position")
     return "Embedding" in kind if kind else any(word in parameter.lower() for word in words)

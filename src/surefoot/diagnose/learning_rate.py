@@ -1,4 +1,4 @@
-"""Findings on whether the loss falls, and whether the learning rate is why not."""
+"""Findings on losses that do not fall, and on the learning rate as their cause."""
 
 import math
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ ABOVE_START = 1.05
 
 @dataclass(frozen=True)
 class Course:
-    """The loss in quarters of its records, and how sure a level of one is."""
+    """The loss in quarters of its records, and the standard error of a quarter's level."""
 
     start: float
     quarters: tuple[float, ...]
@@ -49,7 +49,7 @@ class Course:
 
     @property
     def fallen(self) -> bool:
-        """Whether the loss was ever surely lower than it began."""
+        """Whether the loss was ever lower than its start, beyond the noise."""
         return self.start - self.best > max(CERTAIN * math.sqrt(2) * self.error, SMALLEST_FALL * abs(self.start))
 
 
@@ -73,14 +73,14 @@ def _too_few(history: History) -> str:
 
 @check("loss-not-falling")
 def loss_not_falling(history: History) -> Verdict:
-    """The level of the loss in any later quarter of the run against that at its start."""
+    """The level of the loss in later quarters of the run, relative to its start."""
     need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
     loss = course(history.loss)
     well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
     # half of what a cross-entropy is at least without knowledge of the inputs: -log of the commonest target's share
     share = history.targets.get("most_common_fraction")
     knows_already = isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
-    trained = history.described.made.get("init") is not None or knows_already
+    trained = history.described.made.get("init_from") is not None or knows_already
     return wrong(
         "warning" if trained else "error",
         f"The training loss has not fallen in {history.step:,} steps.",
@@ -174,7 +174,7 @@ def rate_too_low(history: History) -> Verdict:
                 f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
             )
         certain = first + second > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
-        if described.made.get("init") is None and certain and little and second >= STRAIGHT * first:
+        if described.made.get("init_from") is None and certain and little and second >= STRAIGHT * first:
             evidence.append(
                 f"the loss falls slowly, and as steadily at the end as at the start: by {first:.3g} over the first half of all rate,"
                 f" by {second:.3g} over the second, from {start:.4g}"
@@ -196,6 +196,7 @@ def rate_too_low(history: History) -> Verdict:
     )
 
 
+_MAY_RISE = ("cosine_restarts", "one_cycle", "joined", "from_function", "from_scheduler")
 _RATIO = "a step at the highest rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
 
 
@@ -206,7 +207,7 @@ def _rebound(history: History) -> str:
     course = levels(loss.value, width)
     third = len(course) // 3
     # these rise on purpose
-    if third < 2 or not len(rates) or history.described.shape in ("cosine_restarts", "one_cycle", "joined"):
+    if third < 2 or not len(rates) or history.described.shape in _MAY_RISE:
         return ""
     lowest = int(np.argmin(course[:third]))
     early, error = float(course[lowest]), _error(noise(loss.value), width)

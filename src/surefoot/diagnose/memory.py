@@ -1,8 +1,8 @@
-"""A finding on memory that grows for as long as the run goes on."""
+"""A finding on memory that grows throughout the run."""
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Verdict, Well, check, need, wrong
+from surefoot.diagnose.finding import Finding, Healthy, Verdict, check, need, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import first_and_last_third, level, slope, trend
 from surefoot.tracking.format import with_unit
@@ -23,7 +23,7 @@ LEAST_SHARE = 0.02
 
 @check("growing-memory")
 def growing_memory(history: History) -> Verdict:
-    """The slope of the process's memory over the steps, and when the machine's would be full."""
+    """The slope of the process's memory over steps, and the time until the machine's memory is full."""
     begun = max(history.resumed, default=0)  # a process of its own, whose memory began anew
     settled = begun + (history.step - begun) // 4
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
@@ -35,11 +35,11 @@ def growing_memory(history: History) -> Verdict:
             return _finding(history, series, growth, device=name.startswith("device"))
     first = next(iter(columns.values())).value
     before, now = (with_unit(level(part), "B") for part in (first[:4], first[-4:]))
-    return Well(f"{before} after a quarter of the run, {now} at last")
+    return Healthy(f"{before} after a quarter of the run, {now} at last")
 
 
 def _growth(series: Series) -> float | None:
-    """Bytes a step, where they surely add up."""
+    """Bytes per step, if their growth is certain."""
     before, now = first_and_last_third(series.value)
     sure = trend(series.value) >= SURE and trend(series.value[len(series) // 2 :]) >= SURE / 2
     if now - before < max(LEAST_BYTES, LEAST_SHARE * before) or not sure:
@@ -64,7 +64,9 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
     elif steps is not None:
         end = f"at that rate {with_unit(now + per_step * max(0, steps - last_step), 'B')} at the last step, {steps:,}"
     return wrong(
-        "error" if serious else "warning",
+        "error"
+        if serious
+        else "note",  # allocators and caches of healthy runs grow too, as far as no limit is in sight
         f"Memory {'of the device ' if device else ''}grows by {with_unit(per_step, 'B')} a step.",
         (
             f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}",
@@ -76,7 +78,7 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
         ),
         try_=(
             "look for what your loss, data set and loop append to",
-            described.typed("save_every", "5 min")
+            described.typed("save_every", "1 min")
             if serious
             else f"{described.go_on()}  # after an end by lack of memory, to the same bits",
         ),

@@ -21,7 +21,7 @@ def history_in(path: Path | str) -> History:
     if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
         raise ConfigError(
             f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
-            "  a run's directory is what --out, or Run(out=...), was given"
+            "  a run's directory is what --run-dir, or Run(run_dir=...), was given"
         )
     try:
         collected = Collected(read_records(run) if (run / "metrics.jsonl").is_file() else ())
@@ -56,7 +56,7 @@ _INDEXES = 20
 
 
 class Collected:
-    """Takes records as they are written, and makes a history of them; `times` as many as `MOST` are kept of each kind."""
+    """Collects records as they are written, and makes a history of them; it keeps at most `times` x `MOST` of each kind."""
 
     def __init__(self, records: Iterable[Record] = (), *, times: int = 5) -> None:
         self.kinds: dict[str, list[Record]] = {}
@@ -65,7 +65,7 @@ class Collected:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Keep a record; texts are not."""
+        """Keep a record without its texts."""
         kind = record["kind"]
         if kind == "sample":
             return
@@ -93,7 +93,7 @@ class Collected:
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:
-    """Half as many records of one kind: those of training two by two as one, of the others every second.
+    """Halve the records of one kind: training records are merged in pairs, others lose every second one.
 
     >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
     [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]

@@ -15,7 +15,7 @@ _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 
 @dataclass(frozen=True)
 class Described:
-    """The settings of a run; each is None where it is not known.
+    """The settings of a run; unknown ones are None.
 
     `made` is what is compared when it goes on (`described` in a checkpoint's state.json); `written` are settings by dotted
     name, as in config.toml; `program`, "recipe", "file" or "script", says how a setting is given.
@@ -33,7 +33,7 @@ class Described:
 
     @property
     def steps(self) -> int | None:
-        """How long the run is to be."""
+        """The length of the run."""
         return _whole(self.made.get("length"))
 
     @property
@@ -48,7 +48,7 @@ class Described:
 
     @property
     def warmup(self) -> int:
-        """Steps until the rate is whole; 0 where that is not known."""
+        """Steps until the full rate; 0 if unknown."""
         schedule = _mapping(self.made.get("schedule"))
         while "first" in schedule:
             schedule = _mapping(schedule["first"])
@@ -56,7 +56,7 @@ class Described:
 
     @property
     def optimizer(self) -> Mapping[str, Any]:
-        """Name and settings; of several models those of the first."""
+        """Name and settings, of the first model if there are several."""
         optimizer = _mapping(self.made.get("optimizer"))
         return optimizer if "name" in optimizer else _mapping(next(iter(optimizer.values()), {}))
 
@@ -86,24 +86,24 @@ class Described:
 
     @property
     def workers(self) -> int:
-        """Processes that read samples; 0 where that is not known."""
+        """Processes that read samples; 0 if unknown."""
         return _whole(self.written.get("workers")) or 0
 
     @property
     def label_smoothing(self) -> float:
         """Label smoothing of the training loss; 0 if the settings have none."""
-        named = [*_named(self.made.get("settings")), *self.written.items()]
+        named = [*_named(self.made.get("identity")), *self.written.items()]
         values = (value for name, value in named if name.rpartition(".")[2] == "label_smoothing")
         return max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
 
     @property
     def max_bad_steps(self) -> int:
-        """How many steps in a row may be skipped; 0 is a number too."""
+        """The number of steps in a row that may be skipped; 0 is valid."""
         limit = _whole(self.made.get("max_bad_steps"))
         return TrainSettings.max_bad_steps if limit is None else limit
 
     def present(self, name: str) -> Any:
-        """The value of a setting by its dotted name; None where that is not known."""
+        """The value of a setting by its dotted name; None if unknown."""
         warmup = f"{self.warmup} steps" if self.made.get("schedule") else None
         nested = {"schedule.warmup": warmup, "schedule.name": self.shape} | {
             f"optimizer.{key}": value for key, value in {**self.optimizer, "lr": self.lr}.items()
@@ -176,7 +176,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _named(value: Any) -> Iterator[tuple[str, Any]]:
-    """All names with their values in nested settings."""
+    """The names and values in nested settings."""
     for name, held in _mapping(value).items():
         yield name, held
         yield from _named(held)

@@ -1,6 +1,6 @@
 """Findings on a run's length and schedule: ended early, a long warm-up, a rate that is high at the end, a loss that still falls."""
 
-from surefoot.diagnose.finding import Unclear, Verdict, check, need, well, wrong
+from surefoot.diagnose.finding import Unknown, Verdict, check, need, well, wrong
 from surefoot.diagnose.history import History
 
 LONG_WARMUP = 0.25
@@ -26,7 +26,7 @@ def ended_early(history: History) -> Verdict:
     steps, made = described.steps, max(history.step, described.saved_step)
     need(history.over, "the run goes on")
     if steps is None:
-        return Unclear("how long it was to be is not known")
+        return Unknown("how long it was to be is not known")
     well(history.complete, f"all {steps:,} steps were made" if made >= steps else "it ended by itself")
     need(
         made < steps,
@@ -65,7 +65,7 @@ def long_warmup(history: History) -> Verdict:
     described = history.described
     steps, warmup = described.schedule_steps, described.warmup
     if steps is None or described.shape is None:
-        return Unclear("the schedule is not known")
+        return Unknown("the schedule is not known")
     well(
         warmup <= LONG_WARMUP * steps or described.shape == "one_cycle", f"the warm-up is {warmup:,} of {steps:,} steps"
     )

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from surefoot.distributed.environment import TORCHRUN, Placement, end_with_parent
 from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, alone
 from surefoot.distributed.liveness import Lines
-from surefoot.errors import ConfigError, RankLostError, first_line, print_uncaught
+from surefoot.errors import ConfigError, RankLostError, first_line, is_refusal, leave_script, print_uncaught
 
 _ANYWHERE = "192.0.2.1"  # an address for documentation (RFC 5737): nobody has it, and nothing is sent there
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
@@ -234,6 +234,8 @@ def _tell_of_uncaught() -> None:
             print_uncaught(ends_by, trace, before)
         if lost is not None:
             sys.exit(lost.exit_status)
+        if is_refusal(problem, before):
+            leave_script(problem)
 
     sys.excepthook = uncaught
 

@@ -23,7 +23,7 @@ from surefoot.models.gpt_layers import GPTConfig
 from surefoot.tokenizers.bpe import from_json
 
 Weights = Literal["auto", "averaged", "trained"]
-Layout = Literal["own", "gpt2"]
+Layout = Literal["native", "gpt2"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def export(
     *,
     checkpoint: str | int = "newest",
     weights: Weights = "auto",
-    layout: Layout = "own",
+    layout: Layout = "native",
     max_file: str = "5 GB",
     model: str = "model",
 ) -> ExportResult:
@@ -130,10 +130,7 @@ def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> t
         return store.at(int(which), only=only, world=alone), []
     if which == "newest":
         return store.newest_intact(only=only, world=alone) or newest
-    best = newest[0].saved.best_step
-    if best is None:
-        raise CheckpointError(f"{store.directory} has no best checkpoint: no score was watched, or none seen yet")
-    return store.at(best, only=only, world=alone), newest[1]
+    return store.at(store.best_step(newest[0]), only=only, world=alone), newest[1]
 
 
 def _file_of(path: Path, weights: Weights, model: str) -> str:
@@ -153,7 +150,7 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
 def _settings_of_gpt2(found: Checkpoint, run: Path) -> bytes:
     """The config.json of the network that a run of the recipe gpt has trained; `ConfigError` for any other network."""
     try:
-        shape = GPTConfig(**found.saved.described["settings"].get("model"))
+        shape = GPTConfig(**found.saved.described["identity"].get("model"))
     except (TypeError, ValueError) as problem:
         raise ConfigError(
             f"layout = gpt2: {run} is no run of surefoot train gpt, so it has no network that transformers would call so"
@@ -161,7 +158,7 @@ def _settings_of_gpt2(found: Checkpoint, run: Path) -> bytes:
     if shape.family != "gpt2" or not shape.tie_embeddings:
         raise ConfigError(
             f"layout = gpt2: a model of the family {shape.family}{'' if shape.tie_embeddings else ' with a head of its own'} is no GPT-2\n"
-            "  one is trained with --model.family gpt2; this one: --layout own"
+            "  one is trained with --model.family gpt2; this one: --layout native"
         )
     tokenizer = run / "tokenizer.json"
     try:

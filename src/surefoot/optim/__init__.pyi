@@ -1,6 +1,8 @@
 from .lr_multipliers import LRMultipliers as LRMultipliers
 from .lr_multipliers import frozen as frozen
 from .lr_multipliers import layer_decay as layer_decay
+from .lr_multipliers import noam_lr as noam_lr
+from .lr_multipliers import scale_lr as scale_lr
 from .lr_multipliers import width_scaling as width_scaling
 from .optimizers import adafactor as adafactor
 from .optimizers import adam as adam

@@ -39,6 +39,39 @@ class Trained:
     bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps every later update is skipped
     gradients: Callable[[], list[Tensor]]  # what norm and limit are taken of, and the update is made with
 
+    def set_rate(self, factor: float, *, momentum: float | None) -> None:
+        """Set the learning rate of each group to `factor` times its base rate, and its momentum or Adam's first beta."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+            if momentum is not None:
+                group.update(
+                    {"momentum": momentum} if "momentum" in group else {"betas": (momentum, *group["betas"][1:])}
+                )
+
+
+def base_groups(optimizers: Iterable[Trained]) -> tuple[dict[str, Any], ...]:
+    """The numbers of the optimizers' groups at their base rates: one group for each rate."""
+    groups = {group["initial_lr"]: group for trained in optimizers for group in trained.optimizer.param_groups}
+    kinds = (bool, int, float, tuple)
+    return tuple(
+        {key: value for key, value in group.items() if key != "initial_lr" and isinstance(value, kinds)} | {"lr": rate}
+        for rate, group in groups.items()
+        if rate
+    )
+
+
+def refuse_without_momentum(optimizers: Iterable[Trained]) -> None:
+    """Raise `ConfigError` for an optimizer whose momentum no schedule can move."""
+    for optimizer in (trained.optimizer for trained in optimizers):
+        kind = kind_of(optimizer)
+        if (kind is not None and kind.average is not None) or not all(
+            group.get("momentum") or "betas" in group for group in optimizer.param_groups
+        ):
+            raise ConfigError(
+                f"schedule: it moves the momentum, and {type(optimizer).__name__} has none that it could move\n"
+                "  give sgd a momentum, use an optimizer with betas, or leave momentum_range out"
+            )
+
 
 @dataclass(frozen=True)
 class Decided:

@@ -1,4 +1,4 @@
-"""Learning rates of parts of a model, as factors on the base rate; a factor of 0 freezes. Torch-free.
+"""Learning rates: rules for the base rate, and factors on it for parts of a model; a factor of 0 freezes. Torch-free.
 
 Several are multiplied: `sf.optim.adamw(3e-4, lr_multipliers=[sf.optim.layer_decay(0.75), sf.optim.frozen("embedding.*")])`.
 """
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError
@@ -17,6 +17,43 @@ if TYPE_CHECKING:
     from torch import nn
 
 _SHOWN = 12  # names in a message
+
+
+@known_keywords
+def scale_lr(lr: float, *, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear") -> float:
+    """The base learning rate for another batch size, if `lr` is good at `base_batch_size`.
+
+    "linear", for SGD: lr * batch_size / base_batch_size, with a warm-up (Goyal et al. 2017, section 2:
+    https://arxiv.org/abs/1706.02677). "sqrt", for Adam and its like: the square root of that ratio (Malladi et al. 2022,
+    section 4: https://arxiv.org/abs/2205.10287). Both hold as long as batches are small beside the data.
+
+    >>> scale_lr(0.1, batch_size=1024, base_batch_size=256), scale_lr(3e-4, batch_size=1024, base_batch_size=256, rule="sqrt")
+    (0.4, 0.0006)
+    """
+    if min(batch_size, base_batch_size) < 1 or rule not in ("linear", "sqrt"):
+        raise ConfigError(
+            f"batch_size = {batch_size!r}, base_batch_size = {base_batch_size!r}, rule = {rule!r}: no rate follows from these\n"
+            "  sizes are numbers of samples from 1 on, and the rule is 'linear' or 'sqrt'"
+        )
+    ratio = batch_size / base_batch_size
+    return lr * (ratio if rule == "linear" else math.sqrt(ratio))
+
+
+@known_keywords
+def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
+    """The base learning rate with which `sf.schedules.inverse_sqrt(warmup_steps)` has the rates of "Attention is all you need".
+
+    factor * d_model^-0.5 * warmup_steps^-0.5, their highest rate: Vaswani et al. 2017, equation 3
+    (https://arxiv.org/abs/1706.03762). "Noam" in other libraries, after Noam Shazeer.
+
+    >>> round(noam_lr(512, warmup_steps=4000), 6)
+    0.000699
+    """
+    if min(d_model, warmup_steps) < 1:
+        raise ConfigError(
+            f"d_model = {d_model!r}, warmup_steps = {warmup_steps!r}: no rate follows from these\n  both are whole numbers from 1 on"
+        )
+    return factor / math.sqrt(d_model * warmup_steps)
 
 
 @dataclass(frozen=True)

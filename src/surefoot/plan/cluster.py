@@ -1,4 +1,4 @@
-"""A run on many GPUs as numbers: how many bytes each holds under a strategy, and what for, and what fits on it."""
+"""A run on many GPUs in numbers: the bytes of each GPU under a strategy by purpose, and whether they fit."""
 
 from dataclasses import dataclass, replace
 
@@ -35,7 +35,7 @@ class Memory:
 
 
 def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
-    """Memory of the GPU that holds most, where each rank makes `micro_batches` in a step.
+    """Memory of the fullest GPU if each rank makes `micro_batches` in a step.
 
     Sharding as in Rajbhandari et al. 2020, section 5 (https://arxiv.org/abs/1910.02054), stage 3, by FSDP2's rows. Beside its
     own rows a GPU has the block at work gathered and the next one on its way (Zhao et al. 2023, section 3.3:
@@ -78,14 +78,14 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
 
 
 def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
-    """A block's gradients as the pass makes them, and in float32 as they are sent."""
+    """A block's gradients as the pass computes them, and in float32 for sending."""
     units = [[weight for weight in unit if weight.trained] for unit in (work.outside, *work.blocks)]
     return max(strategy.unit_bytes(unit) + replace(strategy, gather_dtype="fp32").unit_bytes(unit) for unit in units)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy, and what is computed of it: bytes of a GPU, and the time of a step."""
+    """A strategy with its estimates: bytes of a GPU, and the time of a step."""
 
     name: str
     strategy: Spread
@@ -103,7 +103,7 @@ class Case:
 
 
 def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
-    """Samples of a micro-batch, micro-batches of each rank, and what `train` would refuse of that."""
+    """Samples of a micro-batch, micro-batches of each rank, and the errors that `train` would raise for them."""
     sizes, rows, each = parts.supply.sizes, len(parts.supply.again(0)[0].sample_ids), 1
     if sizes.pieces == 1:  # without a size of its own each rank makes one
         rows, shared_by_all = max(1, round(rows / ranks)), sizes.batch_size
@@ -117,7 +117,7 @@ def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
 
 
 def tokens_each(parts: RunComponents) -> float | None:
-    """Tokens of a sample, with the padding, where the data say how long samples are."""
+    """Tokens of a sample with its padding, if the data have the lengths of samples."""
     supply = parts.supply
     if supply.sizes.unit == "tokens":
         return supply.sizes.micro_batch_size / len(supply.again(0)[0].sample_ids)
@@ -134,7 +134,7 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
 
 
 def fits(found: Memory, machine: Machine) -> str:
-    """Whether the memory of a machine is enough, in words."""
+    """A sentence on whether the memory of a machine is enough."""
     if found.total > machine.memory_bytes:
         return f"{in_words(found.total - machine.memory_bytes)} too much"
     return "hardly fits" if found.total > _SPARE * machine.memory_bytes else "fits"

@@ -1,4 +1,4 @@
-"""`surefoot plan --world N`: the memory of a run and the time of a step on many GPUs, in words."""
+"""`surefoot plan --world-size N`: the memory of a run and the time of a step on many GPUs, in words."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -52,7 +52,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     mine = next(found for found in cases if found.strategy == own)
     strategies = [*table(cases), *([] if refused is None else [first_line(refused)])]
     found = [
-        Section("data", list(parts.settings.about_data)),
+        Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(machine, world=world)),
         Section("a step", step(parts, mine, passes[own.gather_dtype], tokens=tokens, note=note)),
@@ -65,7 +65,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
 
 
 def refusal(parts: RunComponents) -> ConfigError | None:
-    """Why this run cannot be sharded; None where it can."""
+    """The reason why this run cannot be sharded; None if it can."""
     try:
         for model in parts.state.models.values():
             refuse_unshardable(model)
@@ -99,7 +99,7 @@ def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
 
 
 def assumptions(machine: Machine, *, world: int) -> list[str]:
-    """Every number about the machine that is assumed, and where it comes from."""
+    """Every assumed number about the machine, and its source."""
     told = {
         "node_size": f"{counted(world, 'GPU')}, {counted(-(-world // machine.node_size), 'node')} of {machine.node_size}",
         "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
@@ -112,7 +112,7 @@ def assumptions(machine: Machine, *, world: int) -> list[str]:
 
 
 def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
-    """How many samples, and what the dry pass found."""
+    """The number of samples, and the results of the dry pass."""
     world, rows, each = case.strategy.world, passed.samples, case.micro_batches
     forward, backward = passed.flops
     return [
@@ -156,7 +156,7 @@ def sent(case: Case) -> list[str]:
 
 
 def times(case: Case, *, tokens: float | None) -> list[str]:
-    """Seconds of computing and sending, and from which batch on the one hides the other."""
+    """Seconds of computing and sending, and the batch size from which computing hides sending."""
     found, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
     hidden_s = found.communication_s - found.exposed_s
     made = world * case.micro_batches * case.work.samples / found.step_s
@@ -192,6 +192,6 @@ def table(cases: Iterable[Case]) -> list[str]:
 
 
 def _samples(samples: int, tokens: float | None) -> str:
-    """So many samples, and their tokens where those are known."""
+    """A number of samples, and of their tokens if known."""
     said = counted(samples, "sample")
     return said if tokens is None else f"{said} ({round(samples * tokens):,} tokens)"

@@ -74,7 +74,7 @@ def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
 
 
 def evaluation_time(parts: RunComponents) -> list[str]:
-    """Seconds of one evaluation, of all that the run makes, and of what is scored at its end, from a few batches of each split."""
+    """Seconds of one evaluation, of all evaluations of the run, and of those at its end, from a few batches of each split."""
     scoring = parts.scoring
     if not scoring.splits:
         return []

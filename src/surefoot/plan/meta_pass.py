@@ -24,7 +24,7 @@ from surefoot.train.precision import FORMATS
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch, forward and backward, where gradients are there already."""
+    """One micro-batch, forward and backward, with existing gradients."""
 
     samples: int
     kept_bytes: int  # of the forward pass for the backward pass, without the weights
@@ -118,10 +118,10 @@ def _passed(
 
 
 def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
-    """The first micro-batch that holds anything, and its samples; with as many rows as are asked for."""
+    """The first micro-batch with samples, and its samples, with `rows` rows if that is given."""
     found = next((held for held in parts.supply.again(0) if held.count), None)
     if found is None:
-        raise DataError("the first micro-batch cannot be read: see surefoot plan without --world for the reason")
+        raise DataError("the first micro-batch cannot be read: see surefoot plan without --world-size for the reason")
     there = len(found.sample_ids)
     if rows is None or rows == there:
         return found.batch, there
@@ -153,7 +153,7 @@ _WIDE = _functions(  # in float32
 
 
 class OnPaper(TorchFunctionMode):
-    """Functions of torch that are called in its block act as on a GPU, under autocast to `narrow` where that is not None.
+    """Torch functions called in its block act as on a GPU, under autocast to `narrow` unless that is None.
 
     `casts` are the weights in 16 bits, each made once while `keeping`, as autocast does until its block is left.
     """
@@ -184,7 +184,7 @@ class OnPaper(TorchFunctionMode):
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """With a mask of a byte a number, as the kernel on GPUs keeps it."""
+    """Dropout with a mask of one byte per number, as the kernel on GPUs keeps it."""
     if not x.is_meta or not training or p == 0.0:
         return F.dropout(x, p, training, inplace)
     y: Tensor = torch.native_dropout(x, p, True)[0]

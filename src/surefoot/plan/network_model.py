@@ -80,10 +80,10 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
 
 
 def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
-    """Bytes a second that each member of a ring sends: of ranks `stride` apart, nodes being filled rank by rank.
+    """Bytes per second that each member of a ring sends; its ranks are `stride` apart, and nodes are filled rank by rank.
 
-    Several members in a node make as many rings, each out through another one's share of the network, so that they have those
-    shares together, up to what the links inside the node carry: NCCL's bus bandwidth.
+    Several members in a node make as many rings, each through another one's share of the network. Together they have those shares,
+    up to the bandwidth inside the node: NCCL's bus bandwidth.
 
     >>> machine = Machine(1e15, 0.4, 80 * 10**9, bandwidth=50e9, node_bandwidth=450e9)
     >>> [ring_bandwidth(machine, members=n, stride=s) / 1e9 for n, s in ((8, 1), (512, 1), (64, 8))]
@@ -107,12 +107,12 @@ class Timing:
 
     @property
     def step_s(self) -> float:
-        """Computing, and the communication that is not hidden behind it."""
+        """Seconds of computing, and of communication that it does not hide."""
         return self.compute_s + self.exposed_s
 
 
 def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches: int) -> Timing:
-    """The time of a step: communication goes on beside the pass that it belongs to, and what it takes longer is exposed.
+    """The time of a step: communication runs beside its pass, and only its excess over the pass is exposed.
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1e9, 2e9), 1)

@@ -12,7 +12,7 @@ from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 from surefoot.report.charts import Chart, Line, Mark
 from surefoot.report.figures import draw
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.tracking.format import shortened, text_table
 
 _LOOKED_AT = 1_000_000  # steps of one schedule; of a longer run every second, third ...
@@ -41,15 +41,15 @@ class Trace:
 
     @property
     def mean(self) -> float:
-        """The area under the curve: how much all steps learn together, as a share of what a constant rate would."""
+        """The area under the curve, relative to that of a constant rate."""
         return float(np.average(self.factors, weights=np.diff(self.steps, append=self.steps[-1] + 1)))
 
     def _at(self, place: int) -> tuple[int, float]:
         return int(self.steps[place]), float(self.factors[place])
 
 
-def traced(schedules: Mapping[str, Schedule | Joined], length: Length) -> list[Trace]:
-    """A trace of each schedule in a run of that length; one `ConfigError` with all that do not fit it.
+def traced(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
+    """A trace of each schedule in a run of that length; one `ConfigError` names all schedules that do not fit.
 
     >>> from surefoot.schedules.lr_schedule import linear
     >>> trace, = traced({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1))
@@ -94,13 +94,13 @@ _LONGEST_NAME = 40
 
 
 def plot_schedules(
-    schedules: Mapping[str, Schedule | Joined], length: str | Length, *, out: str | Path, rate: float | None = None
+    schedules: Mapping[str, AnySchedule], length: str | Length, *, out: str | Path, rate: float | None = None
 ) -> list[Path]:
     """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg; returns both paths.
 
     Each has its peak, its lowest rate, the end of its warm-up and the mean of its factors marked. With `rate`, the base
     learning rate, the curves are rates, else factors on it. The same arguments give the same bytes.
-    Raises `ConfigError` for schedules that do not fit the run, or where the files cannot be written.
+    Raises `ConfigError` for schedules that do not fit the run, or if the files cannot be written.
 
     >>> import tempfile
     >>> from surefoot.schedules.lr_schedule import cosine, linear
@@ -112,7 +112,8 @@ def plot_schedules(
     if not schedules:
         raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.schedules.cosine('5%')}")
     planned_length = length if isinstance(length, Length) else steps_alone(length)
-    return drawn(traced(schedules, planned_length), out=out, rate=rate)
+    named = {name: bound(each, ({"lr": rate or 1.0, "betas": (0.9, 0.999)},)) for name, each in schedules.items()}
+    return drawn(traced(named, planned_length), out=out, rate=rate)
 
 
 def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:

@@ -43,7 +43,7 @@ def sections(parts: RunComponents) -> list[Section]:
             measured = measure(parts)
             costs = [*memory_and_time(parts, measured), *evaluation_time(parts)]
     found = [
-        Section("data", list(parts.settings.about_data)),
+        Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
         Section("batches", batch_arithmetic(parts, measured)),
@@ -129,7 +129,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[st
 
 
 def learning_rates(parts: RunComponents) -> list[str]:
-    """The rate of the first group at the first, the fastest, the middle and the last step; of others, and after a plateau."""
+    """The rate of the first group at the first, the fastest, the middle and the last step; and rates of others, and after a plateau."""
     steps = parts.length.steps
     groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
     base = groups[0]["initial_lr"]
@@ -158,7 +158,7 @@ def chosen(parts: RunComponents, where: list[str], auto: Chosen) -> list[str]:
 
 
 def _directory(parts: RunComponents) -> list[str]:
-    """Where checkpoints go, and whether a run is there already."""
+    """The place of checkpoints, and whether a run exists there."""
     if parts.directory is None or parts.saving is None:
         return ["nothing is saved: no out was given"]
     path = parts.directory.path
@@ -173,7 +173,7 @@ def _directory(parts: RunComponents) -> list[str]:
 
 
 def _shown(names: Iterable[str]) -> str:
-    """All names, of equal ones in a row of blocks the first and the last.
+    """All names; only the first and the last of equal ones in a row of blocks.
 
     >>> _shown(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"])
     'embedding.weight, blocks.0-2.up.weight'

@@ -1,4 +1,4 @@
-"""A run on paper in numbers: its weights by block, its optimizer's state, and what a pass over it would hold and compute."""
+"""A run on the meta device in numbers: weights by block, optimizer state, and the memory and operations of a pass."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ class Spread:
 
     @property
     def copies(self) -> int:
-        """So many ranks hold the same numbers, and add up their gradients."""
+        """The number of ranks that hold the same numbers and add up their gradients."""
         return self.replicas if self.kind == "fsdp" else self.world
 
     def unit_bytes(self, unit: "Iterable[Weight]") -> int:
@@ -97,7 +97,7 @@ class Workload:
 
 
 def workload(parts: RunComponents, passed: Pass) -> Workload:
-    """The numbers that scaling is computed from: of a run on paper, and of a dry pass; unknown optimizer state counts as 0."""
+    """The numbers for scaling, of a run on the meta device and its dry pass; unknown optimizer state counts as 0."""
     models, trained = parts.state.models, list(parts.state.optimizers.values())
     outside, blocks = units(models, parts.parallel.blocks)
     return Workload(
@@ -118,8 +118,8 @@ def units(
 ) -> tuple[tuple[Weight, ...], tuple[tuple[Weight, ...], ...]]:
     """The weights that belong to no block, and those of each block, as FSDP gathers them together.
 
-    `named` are names as `blocks_of` takes them; without any the model's own are meant. A block with a weight that stands
-    outside of it too is gathered with what stands around it.
+    `named` are names as `blocks_of` takes them; without any the model's own are meant. A block that shares a weight with the
+    outside is gathered with the surrounding modules.
 
     >>> blocks = [nn.Sequential(nn.Linear(4, 4)) for _ in range(2)]
     >>> outside, blocks = units({"model": nn.Sequential(*blocks, nn.Linear(4, 1))})

@@ -1,4 +1,4 @@
-"""Where the time, the memory and the arithmetic of a step go, and what would make it quicker."""
+"""Time, memory and arithmetic of a step, and variants that would make it faster."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The arithmetic of a step: counted by torch's counter, and as the usual formula for GPTs has it.
+"""The operations of a step: by torch's counter, and by the usual formula for GPTs.
 
 Products, convolutions and attention count, a multiplication and an addition as two operations; nothing else does. Causal attention
 counts in full, also where tiles leave half of it out; recomputation in the backward pass of a fused kernel does not count.
@@ -19,7 +19,8 @@ from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
 from surefoot.profile.timed_step import Stepping, Stopwatch, is_compiled, stopwatch, with_forward
 from surefoot.train import activation_checkpointing
-from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.compile import sole_or_all
+from surefoot.train.loop import State, Task
 from surefoot.train.precision import FORMATS
 
 
@@ -97,7 +98,7 @@ def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
 
 @contextmanager
 def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
-    """Blocks that are computed again in the backward pass, as if they were not."""
+    """Disable the recomputation of blocks in the backward pass."""
     with ExitStack() as stack:
         for block in blocks:
             stack.enter_context(with_forward(block, vars(block)["forward"].args[1]))  # what it was before
@@ -105,7 +106,7 @@ def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
 
 
 def computed_again(state: State) -> list[nn.Module]:
-    """The blocks of a run's models that activation checkpointing computes again."""
+    """The blocks of a run's models that activation checkpointing recomputes."""
     return [
         part
         for model in state.models.values()
@@ -137,7 +138,7 @@ _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
 def measured_peak(device: torch.device, precision: str, *, limit_s: float = 1.0) -> float:
     """Operations per second of square matrix products, the best of several sizes, within about `limit_s`.
 
-    In bfloat16 or float16 where the run computes in it; with torch's settings as they are, so TF32 where the run has it.
+    It uses the run's precision, and torch's settings as they are, so TF32 if the run has it.
     A product of two matrices of n x n is 2 n^3 operations. Measured peaks stay below those that makers state.
 
     >>> measured_peak(torch.device("cpu"), "fp32", limit_s=0.01) > 1e8
@@ -159,10 +160,10 @@ def measured_peak(device: torch.device, precision: str, *, limit_s: float = 1.0)
     return best
 
 
-def given_peak(text: str) -> float:
-    """The number in `--peak 989e12`; `ConfigError` unless it is a number above 0.
+def given_peak_flops(text: str) -> float:
+    """The number in `--peak-flops 989e12`; `ConfigError` unless it is a number above 0.
 
-    >>> given_peak("989e12")
+    >>> given_peak_flops("989e12")
     989000000000000.0
     """
     try:
@@ -171,6 +172,6 @@ def given_peak(text: str) -> float:
         found = 0.0
     if not 0 < found < float("inf"):
         raise ConfigError(
-            f"--peak {text!r} is no number of operations a second\n  write it as in --peak 989e12 (an H100's, in bf16)"
+            f"--peak-flops {text!r} is no number of operations a second\n  write it as in --peak-flops 989e12 (an H100's, in bf16)"
         )
     return found

@@ -1,4 +1,4 @@
-"""A run's step under the magnifying glass: time, operators, memory, arithmetic, and what would make it quicker."""
+"""Profile a run's step: time, operators, memory, arithmetic, and faster variants."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,22 +33,22 @@ def measure(
     what: str = "run",
     out: str | Path | None = None,
     steps: int = 12,
-    tries: Sequence[str] = USUAL,
-    peak: float | None = None,
+    speedups: Sequence[str] = USUAL,
+    peak_flops: float | None = None,
     shapes: bool = False,
-    limit_s: float = 20.0,
-    watch: Callable[[str], None] | None = None,
+    max_seconds: float = 20.0,
+    progress_fn: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measure where the steps of a run go, and what would make them quicker.
+    """Measure time and memory of a run's steps, and variants that would make them faster.
 
-    Steps are made on the run's own data, from where it stands, with a learning rate of 0; afterwards the run is what it was, bit for
-    bit, and nothing is written to its directory. `steps` are timed after a warm-up, two more run under torch's profiler, one is
-    counted. Then each of `tries` (`surefoot.profile.variants.NAMES`) is measured against the run as it is, step by step in turn.
+    Steps are made on the run's own data, from its current step, with a learning rate of 0. Afterwards the run is the same, bit for
+    bit; its directory is not written to. `steps` are timed after a warm-up, two more run under torch's profiler, one is counted.
+    Then each of `speedups` (`surefoot.profile.variants.NAMES`) is measured against the run as it is, step by step in turn.
 
     out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg; None writes nothing.
-    peak: operations per second of this device (such as 989e12); None: measured with matrix products.
-    shapes: distinguish operators by the shapes of their inputs.
-    limit_s: about how long all of it may take. The result names the parts that time did not allow.
+    peak_flops: operations per second of this device (such as 989e12); None: measured with matrix products.
+    shapes: tell operators apart by the shapes of their inputs.
+    max_seconds: about how long all of it may take; the result names what there was no time for.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(
@@ -61,7 +61,7 @@ def measure(
     ...     device="cpu",
     ...     console=False,
     ... )
-    >>> found = measure(run, steps=4, tries=(), peak=1e9)
+    >>> found = measure(run, steps=4, speedups=(), peak_flops=1e9)
     >>> isinstance(found, Profile), found.flops.by_phase, "forward" in found.phases.seconds
     (True, {'forward': 128, 'backward': 128}, True)
 
@@ -72,7 +72,7 @@ def measure(
     place = None if out is None else local_path(out, setting="out")
     if place is not None and (place / "checkpoints").is_dir():
         raise ConfigError(f"{place} is the directory of a run: choose another place for the profile: --out DIR")
-    until, tell = perf_counter() + limit_s, watch or (lambda _: None)
+    until, tell = perf_counter() + max_seconds, progress_fn or (lambda _: None)
     with unchanged(run) as parts:
         if place is not None:
             made(place)  # before what takes long
@@ -83,7 +83,7 @@ def measure(
                 base.make()
             laps: list[dict[str, float]] = []
             tell(f"timing {steps} steps")
-            while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * limit_s):
+            while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * max_seconds):
                 laps.append(base.make())
             tell("under torch's profiler")
             seen = profiled(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
@@ -94,8 +94,8 @@ def measure(
             micro_batches = base.feed.micro_batches(base.next)
             base.next += 1
             flops = counted(parts.task, parts.state, micro_batches, parts.supply.feed(workers=0))
-            found_peak = peak or measured_peak(parts.device, parts.whole.precision.name)
-            outcomes, left_out = _outcomes(parts, base, tries, until=until, limit_s=limit_s, tell=tell)
+            found_peak = peak_flops or measured_peak(parts.device, parts.whole.precision.name)
+            outcomes, left_out = _outcomes(parts, base, speedups, until=until, limit_s=max_seconds, tell=tell)
         on_device = parts.device.type == "cuda"
         found = Profile(
             what=what,
@@ -105,7 +105,7 @@ def measure(
             memory=memory,
             flops=flops,
             peak=found_peak,
-            peak_given=peak is not None,
+            peak_given=peak_flops is not None,
             tokens=float(sum(micro_batch.count for micro_batch in micro_batches)),
             tries=ranked(outcomes),
             not_tried=left_out,
@@ -140,7 +140,7 @@ def _outcomes(
 
 
 def _setting(parts: RunComponents) -> str:
-    """In what a step was made, in words."""
+    """The conditions of a step, in words."""
     sizes, device = parts.supply.sizes, parts.device
     pieces = f" in {sizes.pieces} micro-batches" if sizes.pieces > 1 else ""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
@@ -177,7 +177,7 @@ def tried(variant: Variant, base: Stepping, *, limit_s: float) -> Tried:
 
 
 def ranked(found: Sequence[Tried]) -> list[Tried]:
-    """Gains first, the largest before; then what is inside the noise, what is slower, and what could not be tried."""
+    """Gains first, the largest ahead; then variants within the noise, slower ones, and those that could not be tried."""
     measured = [one for one in found if one.problem is None]
     failed = [one for one in found if one.problem is not None]
     return sorted(measured, key=lambda one: (1 if one.in_noise else 0 if one.speedup > 1 else 2, -one.speedup)) + failed
@@ -201,7 +201,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
-    """Step by step in turn, each first every other time."""
+    """Alternate step by step; each one goes first every other time."""
     ratios: list[float] = []
     with variant.entered():
         steps = variant.make()
@@ -221,7 +221,7 @@ def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[fl
 
 
 def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
-    """In stretches: workers would read ahead while the run as it is makes its steps, so they end after each stretch."""
+    """Alternate in blocks of steps: workers would read ahead during the other's steps, so they end after each block."""
     assert variant.workers is not None
     usual_s, own_s, first_s, begun = list[float](), list[float](), 0.0, perf_counter()
     while len(own_s) < 2 * _PAIRS[0] or (len(own_s) < _PAIRS[1] and perf_counter() - begun < limit_s):
@@ -235,7 +235,7 @@ def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float
 
 
 def _stretch(steps: Stepping, workers: int) -> tuple[float, list[float]]:
-    """The first step, and four after what was read ahead is used up."""
+    """The first step, and four more after the samples read ahead are used up."""
     steps.begin(steps.next)
     first_s = steps.seconds()
     for _ in range(2 * workers):

@@ -37,7 +37,7 @@ class Phases:
 
 
 def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
-    """The mean over the middle half of the steps, by how long each was: robust as a median, and the phases add up.
+    """The mean over the middle half of the steps by duration: as robust as a median, and the phases add up.
 
     >>> laps = [{"forward": 1.0, "rest": 1.0}, {"forward": 1.5, "rest": 1.0}, {"forward": 2.0, "rest": 50.0}]
     >>> middle_half(laps).seconds, middle_half(laps).step_s
@@ -71,15 +71,15 @@ class Tried:
 
     @property
     def in_noise(self) -> bool:
-        """Whether it may as well be no gain and no loss."""
+        """Whether the gain may be noise: the interval contains 1, or the speedup is almost 1."""
         return self.low <= 1.0 <= self.high or abs(self.speedup - 1.0) < _LITTLE
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where a step of a run goes. Seconds, bytes and operations are of one step of this process; shares are 0 to 1.
+    """The profile of a run's step. Seconds, bytes and operations are of one step of this process; shares are 0 to 1.
 
-    `peak` is in operations per second. On CUDA `busy_s` is how long the device worked, and `copied_s` how long it took copies.
+    `peak` is in operations per second. On CUDA, `busy_s` is the time of work on the device, and `copied_s` that of copies.
     """
 
     what: str
@@ -126,7 +126,7 @@ class Profile:
 
 
 def written(profile: Profile, place: Path) -> Profile:
-    """Write all but the trace, which is there; returns the profile with the names of its files."""
+    """Write all files except the trace, which exists already; returns the profile with their names."""
     pictures = draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
     text, numbers = place / "profile.txt", place / "profile.json"
     found = replace(profile, files=tuple(map(str, (text, numbers, place / "trace.json.gz", *pictures))))
@@ -221,7 +221,7 @@ def _suggestions(profile: Profile) -> list[str]:
     lines = ["suggestions, each measured in turn with the run as it is"]
     lines += [line for one in profile.tries for line in _suggestion(one)]
     if profile.not_tried:
-        left = f"no time for: {', '.join(profile.not_tried)}; give more: --limit 120"
+        left = f"no time for: {', '.join(profile.not_tried)}; give more: --max-seconds 120"
         lines += wrap(left, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
     if profile.tries and not any(one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries):
         lines.append("  nothing that was tried makes a step quicker")

@@ -25,7 +25,7 @@ RANGE = "surefoot: "  # what the ranges of a trace are called before the phase
 class Stopwatch:
     """Split what `now` counts into phases; time inside a nested phase belongs to the inner one alone.
 
-    `between` is how much lies between two readings. Each phase is a range of the trace too while a profiler runs.
+    `between` is the difference of two readings. Each phase is a range of the trace too while a profiler runs.
 
     >>> ticks = iter([0.0, 1.0, 4.0, 9.0, 10.0, 11.0])
     >>> watch = Stopwatch(now=lambda: next(ticks))
@@ -48,7 +48,7 @@ class Stopwatch:
         self.marks = [(self._phase, self.now())]
 
     def enter(self, phase: str) -> None:
-        """From now on it is this phase, until `leave`."""
+        """Start this phase, until `leave`."""
         marked = record_function(RANGE + phase)
         marked.__enter__()  # type: ignore[no-untyped-call]
         self.stack.append((phase, marked))
@@ -80,7 +80,7 @@ class Stopwatch:
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    """A stopwatch of seconds as a device spends them; on CUDA by events in the stream, so that nothing waits inside a step."""
+    """A stopwatch of the device's seconds; on CUDA by events in the stream, so that a step never waits."""
     if device.type != "cuda":
         return Stopwatch()
 
@@ -133,7 +133,7 @@ class Stepping:
         return taken
 
     def seconds(self) -> float:
-        """Make the next step; how long it took."""
+        """Make the next step; returns its seconds."""
         return sum(self.make().values())
 
 
@@ -152,7 +152,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 @contextmanager
 def with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """The module with another forward pass while the block lasts."""
+    """Replace the forward pass of a module while the block lasts."""
     attributes = vars(module)
     own = {"forward": attributes["forward"]} if "forward" in attributes else {}
     attributes["forward"] = forward
@@ -166,7 +166,7 @@ def with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Non
 def _in_phase(
     phase: str, function: Callable[..., Any], watch: Stopwatch, *, splits: bool = False
 ) -> Callable[..., Any]:
-    """A function as a phase; `splits`: a loss that is given to it is one too, which cannot be seen in compiled code."""
+    """Time a function as a phase; `splits`: a loss passed to it is a phase too, which is impossible in compiled code."""
 
     def called(*inputs: Any, **named: Any) -> Any:
         if splits and callable(named.get("loss")):  # a model that is given its loss, as surefoot's GPT is
@@ -191,7 +191,7 @@ def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
 
 
 def _timed_buffers(buffers: Any, watch: Stopwatch) -> Any:
-    """Batch statistics (`surefoot.train.batch_norm_buffers`); the backward pass is over where they are told of its end."""
+    """Batch statistics (`surefoot.train.batch_norm_buffers`); the backward pass ends when `end_pass` is called."""
 
     def end_pass(*, counted: bool = True) -> None:
         watch.leave()

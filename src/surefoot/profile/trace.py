@@ -1,6 +1,6 @@
 """Steps under torch's profiler: the operators that take the time, and the memory from moment to moment.
 
-Hooks tell gradients apart; parameters, optimizer state and buffers are asked for their sizes; the rest are activations.
+Hooks identify gradients; parameters, optimizer state and buffers have known sizes; the rest are activations.
 """
 
 import os
@@ -28,7 +28,7 @@ _POINTS = 400  # of a curve
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes by what holds them."""
+    """Bytes by purpose."""
 
     parameters: int
     optimizer: int
@@ -43,7 +43,7 @@ class Held:
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """Memory of one step: `curve` is (seconds since its begin, bytes, of which gradients); `phases` what each held at its peak."""
+    """Memory of one step: `curve` is (seconds since its begin, bytes, of which gradients); `phases` the memory of each at its peak."""
 
     peak: Held
     phases: dict[str, Held]
@@ -53,7 +53,7 @@ class MemoryLine:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator, in a step: how often it is called, and the time it takes itself, without those that it calls."""
+    """One operator in a step: the number of calls, and its own time without the operators that it calls."""
 
     name: str
     calls: float
@@ -83,7 +83,7 @@ def profiled(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch 2.13's profiler writes to standard error when it starts and stops, whatever its log level."""
+    """Suppress the messages that torch 2.13's profiler writes to standard error at every log level."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -112,7 +112,7 @@ def operators(found: Any, *, steps: int, shapes: bool, on_device: bool) -> list[
 
 
 def device_busy_s(found: Any, *, steps: int) -> float:
-    """Seconds of a step in which the device did something: the union of what its kernels and copies took."""
+    """Seconds of a step in which the device was busy: the union of its kernels and copies."""
     spans = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns())
         for event in found.profiler.kineto_results.events()
@@ -126,7 +126,7 @@ def device_busy_s(found: Any, *, steps: int) -> float:
 
 
 def copied_s(found: Any, *, steps: int) -> float:
-    """Seconds of a step in which the device takes copies from the host, which run beside its work."""
+    """Seconds of a step with copies from the host, which run beside the device's work."""
     copies = [event for event in found.profiler.kineto_results.events() if "Memcpy HtoD" in event.name()]
     return float(sum(event.duration_ns() for event in copies)) / 1e9 / steps
 
@@ -194,7 +194,7 @@ def _seen(found: Any, kind: DeviceType) -> tuple[list[tuple[int, int, str]], lis
 
 
 def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
-    """The memory of a step over its time, what stands all the time below and gradients above it: PATH.png and PATH.svg."""
+    """The memory of a step over its time, permanent memory at the bottom and gradients above it: PATH.png and PATH.svg."""
     from matplotlib.figure import Figure
 
     peak, megabytes = memory.peak, 1e6

@@ -1,4 +1,4 @@
-"""Variants of a run's own step that may be quicker: which are there for a run, and how to make each."""
+"""Variants of a run's own step that may be faster: the list for a run, and the code that makes each."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,8 @@ from surefoot.optim.skip_step import skipping
 from surefoot.profile.flops import computed_again, kept_activations
 from surefoot.profile.timed_step import Stepping, stopwatch
 from surefoot.run.components import RunComponents
-from surefoot.train.compile import compiled
-from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.compile import compiled, sole_or_all
+from surefoot.train.loop import State, Task
 from surefoot.train.precision import Precision
 
 NAMES = ("workers", "precision", "fused", "checkpointing", "channels-last", "micro-batch", "compile")
@@ -30,7 +30,7 @@ USUAL = NAMES[:-1]
 
 @dataclass(frozen=True)
 class Variant:
-    """One thing to try. `flag` is what to type for it; `changes` says how results differ; the run is changed inside `entered`."""
+    """One thing to try. `flag` is the text to type; `changes` says how results differ; the run is changed inside `entered`."""
 
     name: str
     flag: str
@@ -40,10 +40,10 @@ class Variant:
     workers: int | None = None  # samples are read beside the steps: it is measured by itself, from its first step on
 
 
-def tries_of(text: str) -> tuple[str, ...]:
-    """The names in `--tries`: "none", "usual" (all but compile), "all", or some of them with commas between.
+def speedups_of(text: str) -> tuple[str, ...]:
+    """The names in `--speedups`: "none", "usual" (all but compile), "all", or some of them with commas between.
 
-    >>> tries_of("workers,compile"), tries_of("none")
+    >>> speedups_of("workers,compile"), speedups_of("none")
     (('workers', 'compile'), ())
     """
     if text in ("none", "usual", "all"):
@@ -52,7 +52,7 @@ def tries_of(text: str) -> tuple[str, ...]:
     if wrong := [name for name in names if name not in NAMES]:
         meant = nearest(wrong[0], NAMES)
         cure = f"did you mean {meant}?" if meant else f"there are: none, usual, all, {', '.join(NAMES)}"
-        raise ConfigError(f"--tries {wrong[0]}: nothing of that name can be tried; {cure}")
+        raise ConfigError(f"--speedups {wrong[0]}: nothing of that name can be tried; {cure}")
     return names
 
 
@@ -78,7 +78,7 @@ def stepping(
     supply: Supply | None = None,
     workers: int | None = None,
 ) -> Stepping:
-    """Steps of a run as it is, but for what is given."""
+    """Steps of a run, unchanged except for the arguments."""
     supply = supply or parts.supply
     feed = supply.feed(workers=supply.workers if workers is None else workers)
     return Stepping(task or parts.task, state or parts.state, feed, stopwatch(parts.device))

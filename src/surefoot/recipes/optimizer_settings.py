@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import surefoot as sf
 from surefoot.config.parallel import Kind, Sharding, Strategy
-from surefoot.config.setting import ordered, setting
+from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import TrainSettings, number
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
@@ -29,46 +29,47 @@ FRACTION = number("a fraction, at least 0 and below 1", least=0, below=1, kind=i
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
+    """How gradients become updates. Settings not given have the optimizer's defaults; settings of another optimizer are refused."""
 
     name: OptimizerName = field(default="adamw", metadata=LEADS)
-    """The optimizer; with another one, what a preset says of its own is forgotten, but for layers, width and frozen."""
+    """The optimizer. With another one, a preset's own settings of it are forgotten, except layer-decay, base-width and frozen."""
     lr: float | None = None
-    """Base learning rate, reached where warm-up ends. Absent: 3e-3; sgd and adafactor 0.1, lion 1e-3,
-    muon and schedule_free 1e-2."""
+    """Base learning rate, reached at the end of warm-up. Default: 3e-3; sgd and adafactor 0.1, lion 1e-3, muon and
+    schedule_free 1e-2."""
     weight_decay: float | None = None
     """Decay of matrices, decoupled from the gradient but for adam and sgd; biases, norms and embeddings have none.
     Absent: 0.1; lion 0.3; adam, sgd and adafactor 0."""
     decay: Literal["matrices", "all"] = "matrices"
     """What weight_decay applies to: matrices, but not embeddings; or all parameters, as torch does unasked."""
     betas: tuple[float, float] | None = None
-    """How slowly the averages of gradient and square move; for muon those of its AdamW part. All but sgd and adafactor."""
+    """Decay rates of the averages of gradient and squared gradient; for muon those of its AdamW part. All but sgd and
+    adafactor."""
     eps: float | None = None
-    """Added to the root of the average square. All but sgd, lion and adafactor."""
+    """Added to the root of the average squared gradient. All but sgd, lion and adafactor."""
     momentum: float | None = None
-    """sgd, muon: how much of the last update is kept."""
+    """sgd, muon: fraction of the last update that is kept."""
     nesterov: bool | None = None
     """sgd, muon: look ahead along the momentum."""
     ns_steps: int | None = None
-    """muon: iterations of the orthogonalisation."""
+    """muon: iterations of the orthogonalization."""
     adamw_lr: float | None = None
-    """muon: base learning rate of what AdamW trains. Absent: lr."""
+    """muon: base learning rate of what AdamW trains. Default: lr."""
     adamw_modules: tuple[str, ...] | None = None
     """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Absent: the head, as plan shows it."""
     beta2_decay: float | None = None
-    """adafactor: the mean squares move by step ** beta2_decay."""
+    """adafactor: the averages move by step ** beta2_decay."""
     clip_threshold: float | None = None
-    """adafactor: the largest root mean square of an update before its rate."""
+    """adafactor: limit on the root mean square of an update before its learning rate."""
     min_scale: float | None = None
     """adafactor: what a parameter's root mean square, to which updates are relative, at least counts as."""
     momentum_decay: float | None = None
     """nadam: how the momentum rises over the steps."""
     layer_decay: float | None = field(default=None, metadata=STAYS)
-    """Rate of each block as a fraction of the next one's, such as 0.75; the head has lr. Absent: lr for all."""
+    """Learning rate of each block as a fraction of the next one's, such as 0.75; the head has lr. Default: lr for all."""
     base_width: int | None = field(default=None, metadata=STAYS)
-    """Width at which lr was found: hidden matrices and the head have lr x base_width / width. Absent: lr at any width."""
+    """Width at which lr was found: hidden matrices and the head have lr x base_width / width. Default: lr at any width."""
     frozen: tuple[str, ...] | None = field(default=None, metadata=STAYS)
-    """Parameters that are not trained, by name, such as "embedding.*". Absent: none."""
+    """Parameters that are not trained, by name, such as "embedding.*". Default: none."""
 
     def spec(self) -> Any:
         """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
@@ -97,25 +98,29 @@ class Schedule:
     """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
 
     name: ShapeName = "cosine"
-    """Its shape after warm-up."""
+    """Shape of the schedule after warm-up."""
     warmup: str | None = None
-    """How long the rate rises from near 0; absent: 5%, and 30% for one_cycle."""
+    """How long the learning rate rises from near 0. Default: 5%; 30% for one_cycle."""
     min_lr_ratio: float | None = None
-    """The lowest factor, reached on the last step."""
+    """Lowest factor on the base rate, reached at the last step."""
     power: float | None = None
-    """polynomial: of what is left of the fall."""
+    """polynomial: exponent of the fall."""
     cooldown: str | None = None
-    """wsd: how long the rate falls at the end."""
+    """wsd: how long the learning rate falls at the end."""
+    cooldown_shape: Literal["1-sqrt", "linear"] | None = None
+    """wsd: shape of that fall. Default: 1-sqrt."""
     milestones: tuple[str, ...] | None = None
-    """multistep: when the rate drops."""
+    """multistep: when the learning rate drops, such as 50% 75%, or "every 10 epochs"."""
     gamma: float | None = None
-    """multistep: what the rate is multiplied by at each drop."""
+    """multistep: factor on the learning rate at each drop."""
     start_lr_ratio: float | None = None
-    """one_cycle: the factor at step 0."""
+    """one_cycle: factor on the base rate at step 0."""
+    momentum_range: tuple[float, float] | None = None
+    """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95. Default: momentum stays."""
     cycle: str | None = None
-    """cosine_restarts: from one full rate to the next."""
+    """cosine_restarts: length of the first cycle."""
     cycle_growth: float | None = None
-    """cosine_restarts: how many times longer each cycle is than the one before."""
+    """cosine_restarts: factor from one cycle's length to the next."""
 
     def spec(self) -> schedules.Schedule:
         """The schedule for `sf.Run`; `ConfigError` for values that cannot be."""
@@ -136,11 +141,17 @@ def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class RecipeSettings(TrainSettings):
-    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started."""
+    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started.
 
+    A recipe may choose more than a plain loop does; the header says so.
+    """
+
+    clip: str = default("norm 1.0")
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = default("auto")
+    channels_last: bool | Literal["auto"] = default("auto")
     early_stopping: int | None = setting(None, identity=True, after="time_limit")
     """End after this many evaluations without a better score. None: never."""
-    optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers")
+    optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers", group="optimization")
     """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
     schedule: Schedule = setting(Schedule(), identity=True)
     """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
@@ -148,7 +159,7 @@ class RecipeSettings(TrainSettings):
     """Lower the learning rate after this many evaluations without a better score. None: never."""
     plateau_factor: float | None = setting(None, identity=True)
     """With plateau: what the learning rate is multiplied by. None: 0.5."""
-    parallel: Kind = setting("auto", observer=True, after="keep_every")
+    parallel: Kind = setting("auto", observer=True, after="keep_every", group="processes")
     """How several processes work together; auto is ddp if there are several. fsdp spreads the model over them."""
     sharding: Sharding = setting(factory=Sharding, observer=True)
     """How several processes share a run, beyond parallel."""

@@ -33,7 +33,7 @@ class Program:
     """A function that builds a run, the dataclass it takes (None: no argument), and how config.toml names it.
 
     `names` is what else its module defines, where it has them: PRESETS, `check`, `predict` with its settings `Predict`,
-    `judged`, which scores files for `surefoot evaluate --on`, and `outline`, the run without its data for `surefoot plan --world`.
+    `judged`, which answers files of questions for `surefoot evaluate`, and `outline`, the run without its data for `surefoot plan`.
     """
 
     build: Callable[..., Any]
@@ -186,8 +186,10 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
 
 def in_directory(config: Any, run: Path) -> Any:
-    """The configuration with the directory that was named as `out`, if it has that setting: config.toml may name another."""
-    return dataclasses.replace(config, out=str(run)) if config is not None and "out" in flatten(config) else config
+    """The configuration with the directory that was named as `run_dir`, if it has that setting: config.toml may name another."""
+    return (
+        dataclasses.replace(config, run_dir=str(run)) if config is not None and "run_dir" in flatten(config) else config
+    )
 
 
 def for_one_process(config: Any, run: Path) -> Any:
@@ -215,9 +217,7 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     if which in (None, "newest"):
         return chosen
     if which == "best":
-        if chosen.saved.best_step is None:
-            raise CheckpointError(f"{run} has no best checkpoint: no score was watched, or none seen yet")
-        return store.at(chosen.saved.best_step)
+        return store.at(store.best_step(chosen))
     if not (which.isascii() and which.isdigit()):
         raise ConfigError(
             f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())};"

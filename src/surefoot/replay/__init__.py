@@ -1,4 +1,4 @@
-"""Steps of a run made again from its checkpoints, and one of them looked at closely."""
+"""Replay steps of a run from its checkpoints, and inspect one of them."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The first bad step of a run: from what its records say was skipped, from its checkpoints, and by making steps again."""
+"""Find the first bad step of a run: from skipped steps in its records, from its checkpoints, and by replaying steps."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def first_bad(
 
 
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
-    """Stretches of steps in which some were skipped, by the records: those that they name, or all since the record before."""
+    """Ranges with skipped steps, by the records: the steps that they name, or all since the record before."""
     stretches, before = list[tuple[int, int, str]](), 0
     for record in (record for record in known if record["kind"] == "train"):
         named, step = record.get("skipped_steps") or [], int(record["step"])
@@ -75,13 +75,13 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
     if not sound and there[low] == 0:
         raise CheckpointError(
             f"the weights of step 0 in {store.directory} are not finite: the run began with them\n"
-            "  look at what the model is built from, or at --init"
+            "  look at what the model is built from, or at --init-from"
         )
     return [(max(sound, default=0), there[low], f"the weights of step-{there[low]:08d} are not finite")]
 
 
 def weights_finite(contents: Checkpoint) -> bool:
-    """Whether the weights of models in a checkpoint are; averages and the optimizer's state are not looked at.
+    """Whether the weights of the models in a checkpoint are finite; averages and optimizer state do not count.
 
     >>> weights_finite(Checkpoint(0, {"model": {"weight": torch.tensor([1.0, math.inf])}}, {}))
     False

@@ -103,7 +103,7 @@ class OfSample:
 
 @dataclass(frozen=True)
 class Look:
-    """All that was seen of one step. `loss` and `norm` are those of the step; `notes` are what a reader must know of it."""
+    """The inspection of one step, with its `loss` and `norm`; `notes` are remarks for the reader."""
 
     step: int
     loss: float
@@ -173,7 +173,7 @@ def _micro_batches(look: Look) -> list[str]:
 
 
 def _ids(ids: Sequence[int], wide: int) -> str:
-    """As many as there is room for, and how many they are."""
+    """As many as fit, and their number."""
     shown = " ".join(map(str, ids))
     if len(shown) <= wide:
         return shown
@@ -227,7 +227,7 @@ def _parameters(look: Look) -> list[str]:
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) -> list[str]:
-    """As many rows as a page has room for, what is not finite (by the last column) among the first, and how many are left out."""
+    """As many rows as fit on a page, non-finite ones (by the last column) first, and the number of those left out."""
     if not rows:
         return []
     wanted = [place for place, row in enumerate(rows) if row[-1] != "-"][: _ROWS // 2]

@@ -1,6 +1,6 @@
 """Module hooks of one step: inputs and outputs of modules, and the gradients of the backward pass, in their order.
 
-Hooks stand on the plain modules and change nothing. A block that backward computes again is not looked at twice.
+Hooks are on the plain modules and change nothing. A block recomputed in the backward pass is traced once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,8 @@ from surefoot.distributed.strategy import Alone
 from surefoot.mean import Mean
 from surefoot.replay.findings import OfModule
 from surefoot.replay.tensor_stats import Tally, bad_rows, floating, tally
-from surefoot.train.loop import Loss, Step, forward_backward, sole_or_all
+from surefoot.train.compile import sole_or_all
+from surefoot.train.loop import Loss, Step, forward_backward
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Glass:
 
     @contextmanager
     def over(self) -> Iterator[None]:
-        """Hooks on every module and trained parameter; afterwards none."""
+        """Add hooks to every module and trained parameter, and remove them at the end."""
         with ExitStack() as hooks:
             models = self.step.state.models
             modules = {
@@ -133,7 +134,7 @@ class Glass:
 
 
 def passed_under_glass(step: Step, loss: Loss) -> Glass:
-    """Make the gradients of a step under hooks on the plain models, and leave them in the parameters; no update is made."""
+    """Compute the gradients of a step with hooks on the plain models, and leave them in the parameters, without an update."""
     glass, task = Glass(step), step.task
     step.task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
     try:
@@ -156,7 +157,7 @@ def value_of(result: Any) -> tuple[float, float | None]:
 
 
 def parameters_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """The parameters of models by name; that of the model stands before it where there are several."""
+    """The parameters of models by name, prefixed with the model's name if there are several."""
     return {
         f"{model}.{name}" if len(models) > 1 else name: parameter
         for model, held in models.items()

@@ -1,4 +1,4 @@
-"""A look at one step: made under the glass, its first fault traced to module, tensor and samples. The state is as before."""
+"""Inspect one step: run it with hooks, and trace its first fault to module, tensor and samples. The state is as before."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ def look(
     ranks: int = 1,
     pieces: int | None = None,
 ) -> Look:
-    """Make the gradients of a step under the glass and say what is to be seen there; no update is made.
+    """Compute the gradients of a step with hooks and report on them, without an update.
 
     `samples` of the largest losses are described (0: no losses of single samples), by `describe`, and at most `passed_alone` passed
     by themselves. `ranks` made the step's `pieces` micro-batches between them, in order. Weights, buffers, gradients, modes and
@@ -105,7 +105,7 @@ def _norm(step: Step, factor: Tensor | float) -> Tensor:
 
 
 def _before(models: Mapping[str, nn.Module]) -> First | None:
-    """A weight or buffer that was not finite before the step; None where all were."""
+    """A weight or buffer that was not finite before the step; None if all were finite."""
     for name, parameter in parameters_of(models).items():
         if tally(parameter).nonfinite:
             return First("weight", name)
@@ -154,7 +154,7 @@ def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: 
 
 
 def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
-    """The data of the micro-batch, where they are not finite; None where they are, or only masked with minus infinity."""
+    """The non-finite data of a micro-batch; None if all are finite, or only masked with minus infinity."""
     strange: dict[str, list[int]] = {}
     for name, tensor in named_tensors(micro_batch.batch):
         seen = tally(tensor) if tensor.is_floating_point() else Tally()
@@ -202,7 +202,7 @@ def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
     try:
         return (describe or in_words)(one)
     except Exception as problem:  # whatever it is: a page without these words is better than none
-        return f"{in_words(one)}\n(describe_sample failed: {type(problem).__name__}: {problem})"
+        return f"{in_words(one)}\n(describe_fn failed: {type(problem).__name__}: {problem})"
 
 
 def _notes(step: Step, told: Sequence[OfSample]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The first bad step of a run that has just diverged, looked at with the state that is at hand: that of the last good step."""
+"""Inspect the first bad step of a run that has just diverged, with the current state: that of the last good step."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -34,9 +34,9 @@ class Seen:
 
 
 def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
-    """The first of some bad steps, or the last where the first is finite now, looked at without changing anything; collective.
+    """Inspect the first of some bad steps, or the last if the first is finite now, without changing anything; collective.
 
-    Each rank looks at its own micro-batches, with the plain model. In words why not, where that cannot be done or goes wrong.
+    Each rank looks at its own micro-batches, with the plain model. A text with the reason if that is impossible or fails.
     """
     alone = "surefoot replay looks at it in one process"
     why_not = {
@@ -66,7 +66,7 @@ def _own(parts: Components, step: int) -> Look | str:
             Step(step, micro_batches, parts.task, parts.state),
             samples=_SAMPLES,
             passed_alone=MOST_GRADIENTS,
-            describe=parts.settings.describe_sample,
+            describe=parts.settings.describe_fn,
             ranks=parts.world.size,
             pieces=parts.supply.plan.pieces,
         )

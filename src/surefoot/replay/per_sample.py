@@ -1,4 +1,4 @@
-"""Trying the samples of a micro-batch by themselves: the loss of each, the gradient of each, and which of them go wrong.
+"""Try the samples of a micro-batch one by one: the loss of each, the gradient of each, and the faulty ones.
 
 The plain models are called, with the random numbers of the micro-batch; all is afterwards as it was.
 """
@@ -16,7 +16,8 @@ from surefoot.distributed.strategy import Alone
 from surefoot.replay.hooks import parameters_of, value_of
 from surefoot.replay.tensor_stats import rows, wide_norm
 from surefoot.seeding import fold, seed_generators
-from surefoot.train.loop import Step, forward_backward, sole_or_all
+from surefoot.train.compile import sole_or_all
+from surefoot.train.loop import Step, forward_backward
 
 Mode = Literal["evaluation", "training"]
 """training: as in the step, but batch normalisation by its running statistics, since one sample has none of its own."""
@@ -38,7 +39,7 @@ class Probe:
         return whole if len(chosen) == self.count else rows(whole, chosen, of=self.count)
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
-        """The mean loss over some of the samples; None where it counts nothing, or cannot be computed of so few."""
+        """The mean loss over some of the samples; None if it has no targets, or cannot be computed for so few."""
         task, loss = self.task, self.task.loss
         assert loss is not None  # who makes steps again has one
 
@@ -51,7 +52,7 @@ class Probe:
         return self._tried(mode, passed)
 
     def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
-        """The norm of the gradient of the mean loss over some of the samples; None where it cannot be computed of so few."""
+        """The gradient norm of the mean loss over some of the samples; None if it cannot be computed for so few."""
         few = replace(self.micro_batch, batch=self.batch(chosen), count=1)  # a mean over however many: its share is all
         step = Step(self.step.index, [few], self.task, self.step.state)
 
@@ -65,14 +66,14 @@ class Probe:
         return self._tried(mode, passed)
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
-        """Whether loss or gradient of some of the samples is not finite; None where that cannot be told of so few."""
+        """Whether loss or gradient of some of the samples is not finite; None if that cannot be computed for so few."""
         for number in (self.loss, self.gradient_norm):
             if (value := number(chosen, mode="training")) is None or not math.isfinite(value):
                 return None if value is None else True
         return False
 
     def wrong_samples(self) -> list[int]:
-        """The rows of the samples that go wrong, found by halving: by itself each, or the fewest that do so together."""
+        """The rows of the faulty samples, by bisection: each by itself, or the smallest group that fails together."""
         every = list(range(self.count))
         return self._halved(every) if self.can_cut and self.goes_wrong(every) else []
 

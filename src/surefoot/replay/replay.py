@@ -1,4 +1,4 @@
-"""One past step of a run, made again and looked at: from the nearest checkpoint before it, with what that costs said first."""
+"""Replay and inspect one past step of a run, from the nearest checkpoint before it; the cost is announced first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -91,7 +91,7 @@ def replayed(
     samples: int,
     say: Callable[[str], None] | None,
 ) -> Replay:
-    """Make a step of a run again and look at it, as `SavedRun.replay` says; the models of `parts`, which are not open, are changed."""
+    """Replay and inspect a step of a run, as `SavedRun.replay` says; the models of `parts`, which are not open, are changed."""
     told = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)
@@ -108,7 +108,7 @@ def replayed(
             seen = look(
                 coming,
                 samples=samples,
-                describe=parts.settings.describe_sample,
+                describe=parts.settings.describe_fn,
                 ranks=found.saved.machine["ranks"],
                 pieces=parts.supply.plan.pieces,
             )
@@ -143,7 +143,7 @@ def records_of(out: Path) -> list[Record]:
 def tell_cost(
     start: int, until: int, damaged: Sequence[Damage], known: Sequence[Record], say: Callable[[str], None]
 ) -> None:
-    """Say how many steps have to be made from a checkpoint, about how long that takes by the records, and what is damaged after it."""
+    """Say how many steps to make from a checkpoint, about how long that takes by the records, and which later ones are damaged."""
     for damage in damaged:
         say(f"warning: {damage}: an older checkpoint is taken")
     steps, each_s = until - start, pace_s(known)
@@ -152,7 +152,7 @@ def tell_cost(
 
 
 def pace_s(known: Sequence[Record]) -> float | None:
-    """How long a step took, waiting for its data included, by the records; None where they do not tell.
+    """The seconds of a step by the records, including the wait for its data; None if they do not have it.
 
     >>> pace_s([{"kind": "train", "step": step, "training_s": 3.0, "waiting_s": 1.0} for step in (8, 16)])
     0.5
@@ -175,7 +175,7 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
 
 
 def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
-    """Make the step, and compare it with what the run has noted of it; None where no record or checkpoint has a note of this step."""
+    """Make the step, and compare it with the run's own note; None if no record or checkpoint has a note of this step."""
     (made,) = again.steps(step + 1)
     record = next((held for held in known if held["kind"] == "train" and held["step"] == step + 1), None)
     if record is not None and made.window is not None:

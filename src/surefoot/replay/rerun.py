@@ -1,4 +1,4 @@
-"""The steps of a run made again, exactly as they were made: from a checkpoint, without its directory being touched.
+"""Replay steps of a run exactly, from a checkpoint, without touching its directory.
 
 A step also depends on the learning rate that a plateau has lowered, which follows from the recorded metrics.
 """
@@ -90,7 +90,7 @@ class Execution:
             return Step(self.done, feed.micro_batches(self.done), self.parts.task, self.parts.state)
 
     def made(self, step: Step) -> Made:
-        """Count a step that was made, and do what a run does of itself after it: the records' numbers, the plateau's rate."""
+        """Count a step, and do the run's own work after it: the records' numbers, the plateau's rate."""
         whole, state = self.parts.whole, self.parts.state
         state.step += 1
         whole.meter.add(step)
@@ -182,7 +182,7 @@ def nearest(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
 
 @contextmanager
 def _refused_in_own_words() -> Iterator[None]:
-    """Say of what is another run now that its steps cannot be made again, in the place of how to train it."""
+    """Turn errors about a different run into errors that its steps cannot be replayed."""
     try:
         yield
     except CheckpointError as problem:
@@ -190,7 +190,7 @@ def _refused_in_own_words() -> Iterator[None]:
         if not first.startswith("cannot resume"):
             raise
         what = first.removeprefix("cannot resume").lstrip(" :")
-        why = [line for line in lines if "--out" not in line]
+        why = [line for line in lines if "another run" not in line]
         cure = "  needed are the data, the settings and the program that trained it"
         raise CheckpointError("\n".join([f"steps cannot be made again: {what}", *why, cure])) from problem
 

@@ -1,4 +1,4 @@
-"""Numbers about tensors: mean, size, zeros, what is not finite, added up over tensors of one name; and batches by samples."""
+"""Statistics of tensors: mean, size, zeros, non-finite values, summed over tensors of one name; and batches by samples."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Tally:
 
     @property
     def nonfinite(self) -> int:
-        """How many values are not finite.
+        """The number of values that are not finite.
 
         >>> tally(torch.tensor([1.0, math.inf, math.nan])).nonfinite
         2
@@ -41,11 +41,11 @@ class Tally:
 
     @property
     def only_minus(self) -> bool:
-        """Whether all that is not finite is minus infinity, as a mask before a softmax has it."""
+        """Whether all non-finite values are minus infinity, as in a mask before a softmax."""
         return self.minus > 0 and not (self.nans or self.plus)
 
     def __add__(self, other: "Tally") -> "Tally":
-        """Over the values of both.
+        """The statistics over the values of both.
 
         >>> both = tally(torch.tensor([3.0, 0.0])) + tally(torch.tensor([-4.0, 0.0]))
         >>> both.mean, round(both.rms, 12), both.largest, both.zeros
@@ -117,9 +117,9 @@ def floating(held: Any) -> list[Tensor]:
 
 
 def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
-    """The batch of some of its `of` samples; None where it does not say which rows are whose.
+    """The batch of some of its `of` samples; None if its rows cannot be assigned to samples.
 
-    That it does where every tensor in it (in nested tuples, lists and dictionaries) has `of` as its first dimension. Values other
+    They can if every tensor in it (in nested tuples, lists and dictionaries) has `of` as its first dimension. Values other
     than tensors belong to all samples.
 
     >>> rows((torch.tensor([[1, 1], [2, 2]]), torch.tensor([5, 6])), [1], of=2)

@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over steps. `scale` "auto" is logarithmic where the largest value would flatten all others; `zero` shows 0 too."""
+    """Lines over steps. `scale` "auto" is logarithmic if the largest value would flatten all others; `zero` includes 0."""
 
     name: str  # of the chart, unlike all others of a page
     title: str
@@ -58,7 +58,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values that becomes one from 0 to 1, evenly or by their logarithms."""
+    """A map from a range of values to 0..1, linear or logarithmic."""
 
     low: float
     high: float
@@ -138,7 +138,7 @@ def ticks(axis: Axis, *, most: int = 6) -> list[float]:
 
 
 def _of_powers(axis: Axis, most: int) -> list[float]:
-    """Powers of ten, or where there are few, twice and five times them too."""
+    """Powers of ten, with their multiples by 2, 3 or 5 if there is room for them."""
     first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
         found = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
@@ -149,7 +149,7 @@ def _of_powers(axis: Axis, most: int) -> list[float]:
 
 
 def written(value: float, unit: Unit = "number") -> str:
-    """A number as a person reads it, with its unit.
+    """A number with its unit, for people.
 
     >>> written(0.25, "fraction"), written(3 * 2**30, "bytes"), written(75.0, "seconds"), written(0.00012)
     ('25%', '3 GiB', '1m15s', '0.00012')
@@ -168,7 +168,7 @@ def written(value: float, unit: Unit = "number") -> str:
 
 
 def on_axis(value: float, unit: Unit = "number") -> str:
-    """A number as it stands beside a mark of an axis: short.
+    """A number in the short form of axis labels.
 
     >>> on_axis(0.0), on_axis(1500.0), on_axis(20000.0), on_axis(2500000.0), on_axis(0.0001), on_axis(0.25)
     ('0', '1,500', '20k', '2.5M', '1e-4', '0.25')

@@ -11,7 +11,7 @@ _STRANGE = 50  # steps with a value that is not finite, of which the number is k
 
 @dataclass(slots=True)
 class Stretch:
-    """Neighbouring points as one: the least and the largest of them, and their mean."""
+    """Adjacent points merged into one: their minimum, maximum and mean."""
 
     low_at: int
     low: float
@@ -23,7 +23,7 @@ class Stretch:
 
 
 def _together(one: Stretch, later: Stretch) -> Stretch:
-    """A stretch and the one after it as one; of equal values the first stands."""
+    """Merge two adjacent stretches; the first of equal values stays."""
     low = (later.low_at, later.low) if later.low < one.low else (one.low_at, one.low)
     high = (later.high_at, later.high) if later.high > one.high else (one.high_at, one.high)
     return Stretch(*low, *high, one.steps + later.steps, one.total + later.total, one.count + later.count)
@@ -49,7 +49,7 @@ class Curve:
     strange: list[int] = field(default_factory=list)  # the first steps with a value that is not finite
 
     def add(self, step: int, value: float) -> None:
-        """One more value, of a later step than those before."""
+        """Add the value of a step later than all before it."""
         if not math.isfinite(value):
             if len(self.strange) < _STRANGE:
                 self.strange.append(step)

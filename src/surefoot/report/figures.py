@@ -1,4 +1,4 @@
-"""Charts as one picture, by matplotlib: the main curves of the page, and what other verbs draw."""
+"""Charts as one picture, by matplotlib: the main curves of the page, and the pictures of other verbs."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ _WITHOUT_DATE: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Matplotlib with settings of our own while a figure is made and written; imported here, since that makes loggers."""
+    """Set matplotlib's options while a figure is drawn and written; imported here, because the import creates loggers."""
     import matplotlib as mpl
 
     with mpl.rc_context(_SETTINGS):
@@ -37,7 +37,7 @@ def drawing() -> Iterator[None]:
 
 
 def made(directory: Path) -> Path:
-    """A directory for pictures, made where it is missing; `ConfigError` where it cannot be."""
+    """Create a directory for pictures if it is missing; `ConfigError` if that fails."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -48,7 +48,7 @@ def made(directory: Path) -> Path:
 
 
 def write(figure: Any, path: Path) -> list[Path]:
-    """Write a figure to PATH.png and PATH.svg, each whole or not at all; returns both. `ConfigError` where a file cannot be written."""
+    """Write a figure to PATH.png and PATH.svg, atomically; returns both. `ConfigError` if a file cannot be written."""
     if not path.name:
         raise ConfigError(f"cannot write to {path}: it has no name\n  choose another place: --out PATH")
     pictures = {}
@@ -60,7 +60,7 @@ def write(figure: Any, path: Path) -> list[Path]:
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file so that it is there whole or not at all, and return its path; `ConfigError` where that cannot be."""
+    """Write a file atomically and return its path; `ConfigError` if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
@@ -75,9 +75,9 @@ _INSIDE, _SHORT = 4, 60  # names, and letters of one, that a legend inside of a 
 
 
 def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
-    """Draw charts below each other, two in a row but for wide ones, as PATH.png and PATH.svg; returns both.
+    """Draw charts as PATH.png and PATH.svg, two in a row except wide ones; returns both paths.
 
-    The same charts give the same bytes. `ConfigError` where there is nothing to draw or a file cannot be written.
+    The same charts give the same bytes. `ConfigError` if the list is empty or a file cannot be written.
     """
     if not charts:
         raise ConfigError(f"nothing to draw: {title} has no records of training or scores")
@@ -96,13 +96,13 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
 
 
 def _height(chart: Chart) -> float:
-    """Inches, with those of the legend that stands below a field."""
+    """Height in inches, including the legend below the field."""
     columns, names = _legend(chart)
     return (3.4 if chart.wide else 2.5) + (0.17 * -(-names // columns) if columns else 0.0)
 
 
 def _legend(chart: Chart) -> tuple[int, int]:
-    """Columns of the legend below a field, 0 where the field itself has room for it; and how many names there are."""
+    """The number of columns of the legend below a field (0 if the field has room for it), and the number of names."""
     names = [line.name for line in chart.lines if line.named]
     longest = max(map(len, names), default=0)
     return 0 if len(names) <= _INSIDE and longest <= _SHORT else 1 if longest > 48 else 2, len(names)

@@ -1,4 +1,4 @@
-"""How a run went: one number, and one sentence."""
+"""The outcome of a run: one number, and one sentence."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,7 +7,7 @@ from surefoot.report.charts import written
 from surefoot.report.curves import Curve, smoothed
 from surefoot.report.series import ReportedRun
 
-State = Literal["running", "finished", "stopped", "diverged", "failed", "silent"]
+State = Literal["running", "finished", "stopped", "diverged", "failed", "dead"]
 # in names of what is better when larger
 _RISES = ("accuracy", "bleu", "chrf", "f1", "top", "acc", "correct", "rate", "score")
 _ENDS: dict[str, State] = {"left": "stopped", "stopped": "stopped"}  # by the first word of the event
@@ -18,7 +18,7 @@ _MOVED = 0.02  # of all that a score has moved in the run; half of that, of what
 
 @dataclass(frozen=True)
 class Headline:
-    """The number that a run is judged by: its last value, its best, and which way is better."""
+    """The main metric of a run: its last value, its best, and the direction that is better."""
 
     name: str
     last_step: int
@@ -45,11 +45,11 @@ def state_of(run: ReportedRun) -> State:
     last = next(iter(run.files.crashes), None)
     if last is not None and isinstance(last.get("step"), int) and last["step"] >= recorded.last_step:
         return "diverged" if str(last.get("error", "")).startswith("DivergedError") else "failed"
-    return "silent"
+    return "dead"
 
 
 def headline(run: ReportedRun) -> Headline | None:
-    """The score that the run watches, or else its first loss, its first score, or the training loss; None without records."""
+    """The metric that the run monitors, else its first loss, its first metric, or the training loss; None without records."""
     scores = {name: curve for name, curve in run.recorded.scores.items() if curve.last is not None}
     watch = None if run.files.state is None else run.files.state.watch
     if watch is not None and watch["score"] in scores:
@@ -62,7 +62,7 @@ def headline(run: ReportedRun) -> Headline | None:
 
 
 def direction_of(name: str) -> str:
-    """Which way a score is better, as far as its name tells.
+    """The direction in which a metric is better, by its name.
 
     >>> direction_of("held-out/loss"), direction_of("cloze/accuracy")
     ('min', 'max')
@@ -72,7 +72,7 @@ def direction_of(name: str) -> str:
 
 
 def verdict(run: ReportedRun, state: State) -> str:
-    """One sentence on what became of the run, how its score moved, and whether it still did at the end."""
+    """One sentence on the end of the run, the course of its main metric, and its trend at the end."""
     recorded, found = run.recorded, headline(run)
     told = [_how_it_ended(run, state)]
     if found is not None:
@@ -101,7 +101,7 @@ def _how_it_ended(run: ReportedRun, state: State) -> str:
             if event is None and run.files.crashes:
                 error = str(run.files.crashes[0].get("error", "")).partition("\n")[0]
             return f"failed at {step}" + (f": {error[:200]}" if error else "")
-        case "silent":
+        case "dead":
             return f"ended at {step} without a final record: killed, or its machine stopped"
 
 

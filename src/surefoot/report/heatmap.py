@@ -48,7 +48,7 @@ def heat_map(
     unit: Unit = "number",
     note: str = "",
 ) -> HeatMap | None:
-    """A heat map of values by row, one for each step; None where none can be shown. Absent ones are empty, not finite ones red.
+    """A heat map of one row per name and one column per step; None without finite values. Absent values are empty, non-finite ones red.
 
     The scale is logarithmic but for fractions, and a 0 has the lowest color.
     """
@@ -79,7 +79,7 @@ def heat_map(
 
 
 def _png(cells: Sequence[Sequence[int]]) -> bytes:
-    """A picture of one element for each cell, an entry of the palette."""
+    """A PNG file with one pixel per cell, which is an entry of the palette."""
     from PIL import Image
 
     palette, file = _palette(), BytesIO()
@@ -91,7 +91,7 @@ def _png(cells: Sequence[Sequence[int]]) -> bytes:
 
 
 def grouped(names: Sequence[str], *, most: int = ROWS) -> dict[str, list[str]]:
-    """Names of parameters in at most `most` groups by their modules, as deep as that allows, in their order.
+    """Group parameters by their modules, as deep as at most `most` groups allow; the order stays.
 
     >>> grouped(["a.0.weight", "a.0.bias", "a.1.weight", "head"], most=3)
     {'a.0': ['a.0.weight', 'a.0.bias'], 'a.1': ['a.1.weight'], 'head': ['head']}
@@ -160,7 +160,7 @@ class Layers:
         self.in_last = 1
 
     def maps(self) -> list[HeatMap]:
-        """Gradient norm, update to weight, and what is saturated, as far as they were recorded."""
+        """Heat maps of gradient norm, update-to-weight ratio and saturated outputs, as far as they were recorded."""
         several = f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
         kinds: list[tuple[str, str, Unit, str]] = [
             ("gradient_norm", "Gradient norm of each layer", "number", "Before clipping. Lighter is larger."),

@@ -1,6 +1,6 @@
-"""The page of a run that goes on, on this machine alone: served to a browser here, made anew when there are new records.
+"""The page of a running run, served to browsers on this machine only, and rendered again when records are added.
 
-Other paths, methods and host names are refused, so that no page from elsewhere can read it by a name that leads here.
+Other paths, methods and host names are refused, so that a page from another host cannot read it through DNS.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ _POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'; connect-src 'self'"
 
 
 def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
-    """A server of the page of some runs on the loopback interface; `serve_forever` is the caller's. Port 0: one that is free."""
+    """A server of the page of some runs on the loopback interface. The caller calls `serve_forever`. Port 0: any free port."""
     if port > _LAST_PORT:
         raise ConfigError(
             f"--port {port} is none: the last one is {_LAST_PORT}\n  choose another --port, or none for a free one"
@@ -79,7 +79,7 @@ def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
 
     @lru_cache(maxsize=1)
     def page_at(signatures: tuple[object, ...]) -> tuple[bytes, str]:
-        """The page, made anew if the records of a run have changed, and a tag that changes with it."""
+        """The page, rendered again if the records of a run have changed, and a tag that changes with it."""
         tag = hashlib.sha256(repr(signatures).encode()).hexdigest()[:16]
         return page_of(places, script=_SCRIPT, policy=_POLICY).encode(), f'"{tag}"'
 
@@ -90,13 +90,13 @@ def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
     now()
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers with the page, or refuses."""
+        """Answer with the page, or refuse."""
 
         timeout = _PATIENCE_S
         server_version, sys_version = "surefoot", ""
 
         def do_GET(self) -> None:
-            """Only the page, and only by a name of this machine."""
+            """Send the page, and only to requests for a name of this machine."""
             if self.headers.get("Host") not in allowed:
                 self.send_error(421, "Misdirected Request")
             elif self.path != "/":

@@ -1,6 +1,6 @@
-"""The page of one run, and of several: one file of HTML that asks for nothing else, of at most a megabyte. Nothing in it runs.
+"""The page of one run, and of several: one HTML file of at most a megabyte, without scripts and without requests.
 
-`plot` in parts.html makes inline SVG: its lines are stretched to the width there is, and its letters keep their size.
+`plot` in parts.html makes inline SVG: its lines stretch to the available width, and its letters keep their size.
 """
 
 import re
@@ -56,7 +56,7 @@ def tinted(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
 
 
 def shaded(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
-    """Each row of a confusion matrix: its class, and of each cell the count, the root of its share as a shade, and whether it is right.
+    """Rows of a confusion matrix: the class, and for each cell the count, a shade (root of its share), and whether it is correct.
 
     >>> shaded(ConfusionMatrix(title="a", classes=("cat", "dog"), counts=((4, 0), (1, 3))))[1]
     ('dog', [(1, 39, False), (3, 68, True)])
@@ -95,7 +95,7 @@ def summary(chart: Chart) -> str:
 
 
 def traced(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
-    """The places of a line's points in the stretched picture; of equal ones in a row the first."""
+    """The coordinates of a line's points in the stretched picture; repeated points are dropped."""
     points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
     places = [(round(_WIDTH * horizontal.place(x)), round(_HEIGHT * (1 - vertical.place(y)))) for x, y in points]
     return [place for place, _ in groupby(places)]
@@ -217,7 +217,7 @@ def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = PO
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
-    """The newest error that was kept, where the run did not get further since."""
+    """The newest saved error, unless the run has got further since."""
     if not run.files.crashes or state in ("finished", "running"):
         return None
     newest = run.files.crashes[0]
@@ -229,7 +229,7 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
 
 
 def _rendered(name: str, whole: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
-    """The page with the first of `parts` that leaves it small enough, else with the last."""
+    """The page with the first of `parts` that is small enough, else with the last."""
     page, made = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
     for fitted in parts:
         text = environment().get_template(name).render(**whole, **fitted, made=made)

@@ -1,4 +1,4 @@
-"""The panels under their public place. They are declared in `tracking/panels.py`, for a run writes them and a page shows them."""
+"""The public names of the panels. They are declared in `tracking/panels.py`, because a run writes them and a page shows them."""
 
 from surefoot.tracking.panels import ConfusionMatrix, Curves, Example, Examples, Image, ImageGrid, TextHeatmap
 from surefoot.tracking.panels_file import Panels

@@ -1,4 +1,4 @@
-"""Which charts a run gets, and what is marked on them."""
+"""The charts of a run, and the marks on them."""
 
 from dataclasses import replace
 
@@ -16,14 +16,14 @@ _LOG_X = 12  # points, from which on the same on logarithmic axes tells more
 
 
 def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
-    """All charts of one run, the loss first; those without a point are left out."""
+    """All charts of one run, the loss first; charts without points are left out."""
     kinds = (loss_charts, _metric_charts, _train_charts, _users_charts)
     found = (chart for kind in kinds for chart in kind(run, stretches))
     return [chart for chart in found if any(line.points for line in chart.lines)]
 
 
 def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    """Training loss, raw and smoothed, with the losses of splits on it; once more with logarithmic axes."""
+    """Training loss, raw and smoothed, with the losses of splits; again with logarithmic axes; and its second half."""
     train, scores = run.recorded.train, run.recorded.scores
     losses = {name: scores[name] for name in [name for name in scores if name.endswith("/loss")][:_MOST_LINES]}
     lines, marks = [], []

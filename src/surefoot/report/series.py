@@ -10,7 +10,7 @@ from surefoot.errors import ConfigError
 from surefoot.report.curves import Curve
 from surefoot.report.heatmap import Layers
 from surefoot.tracking.record import OWN, Record, scores_in
-from surefoot.tracking.run_reader import RunFiles, is_running, read_records, read_run
+from surefoot.tracking.run_reader import RunFiles, is_running, read_records, read_run, refuse_other_format
 
 PHASES = {
     "starting": "first steps",
@@ -114,7 +114,7 @@ class Recorded:
             curves[name].add(step, value)
 
     def _add_sample(self, step: int, text: str) -> None:
-        """Samples at even distances; where there are too many, every second one is dropped."""
+        """Keep samples at even distances; if there are too many, drop every second one."""
         cut = text if len(text) <= _LONGEST_SAMPLE else f"{text[:_LONGEST_SAMPLE]} \u2026"
         if self.sampled % self.sampled_every == 0:
             self.kept_samples.append((step, cut))
@@ -131,7 +131,7 @@ class Recorded:
 
     @property
     def samples(self) -> list[tuple[int, str]]:
-        """Steps and texts of samples, some of them where there were many; the last is always there."""
+        """Steps and texts of samples: a selection if there were many, always with the last."""
         last = [] if self.last_sample is None or self.last_sample in self.kept_samples[-1:] else [self.last_sample]
         return self.kept_samples + last
 
@@ -144,7 +144,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run's directory as a report shows it; `running`: a process trained into it as it was read."""
+    """The data of a run's directory for a report; `running`: a process was training into it at the time."""
 
     files: RunFiles
     recorded: Recorded
@@ -154,9 +154,10 @@ class ReportedRun:
 
 
 def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
-    """Read all that a report shows but findings and panels, giving `also` every record too; `ConfigError` for no directory."""
+    """Read the data of a report except findings and panels, and pass every record to `also`; `ConfigError` without a directory."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory of a run")
+    refuse_other_format(path)
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
     problems = list(files.problems)
     try:

@@ -1,4 +1,4 @@
-"""Several runs on one page: one color each, their curves over each other, and only the settings in which they differ."""
+"""Several runs on one page: one color each, their curves over each other, and only the settings that differ."""
 
 import re
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any
 
 
 def labels(runs: Sequence[ReportedRun]) -> list[str]:
-    """The name of each run's directory, with as much of its path as tells it from the others."""
+    """The name of each run's directory, with as much of its path as makes it unique."""
     parts = [run.files.path.resolve().parts for run in runs]
     for depth in range(1, max(len(path) for path in parts) + 1):
         found = ["/".join(path[-depth:]) for path in parts]
@@ -49,7 +49,7 @@ def labels(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def _without_common_begin(names: list[str]) -> list[str]:
-    """Names without the settings that all of them begin with, as a comparison has called them.
+    """Names without the settings that all of them begin with.
 
     >>> _without_common_begin(["lr=0.1,width=8", "lr=0.1,width=16"]), _without_common_begin(["a", "a,b"])
     (['width=8', 'width=16'], ['a', 'a,b'])
@@ -64,7 +64,7 @@ def _without_common_begin(names: list[str]) -> list[str]:
 def overlaid_charts(
     labels: Sequence[str], runs: Sequence[ReportedRun], metric_names: Sequence[str], stretches: int
 ) -> list[Chart]:
-    """Training loss, each score, learning rate, gradient norm and speed, one line a run."""
+    """Charts of training loss, each metric, learning rate, gradient norm and speed, with one line per run."""
     trained = [run.recorded.train for run in runs]
     losses = [tuple(smoothed(train.get("loss", Curve()))) for train in trained]
     found = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
@@ -114,7 +114,7 @@ def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]
 
 
 def _verdict(labels: Sequence[str], runs: Sequence[ReportedRun]) -> str:
-    """Which run is best by the score that the first is judged by."""
+    """The best run by the main metric of the first run."""
     heads = [headline(run) for run in runs]
     first = heads[0]
     if first is None:

@@ -1,4 +1,4 @@
-"""Settings, surroundings and times of a run as rows of tables."""
+"""Settings, environment and times of a run as rows of tables."""
 
 import json
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ _MOST = 300  # rows
 
 
 def settings(run: ReportedRun, *, most: int, longest: int) -> list[tuple[str, str, str]]:
-    """Settings by their dotted name, what each is, and where that came from; "" where that is not known."""
+    """Settings as (dotted name, value, origin); the origin is "" if unknown."""
     config = run.files.config
     there = [(name, value) for name, value in config.flat.items() if value is not None][:most]
     return [(name, shown(value, longest=longest), config.origins.get(name, "")) for name, value in there]
 
 
 def differing(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
-    """The settings in which runs differ, with each run's value; where they are written does not make runs differ."""
+    """The settings that differ between runs, with each run's value; the run's directory does not count."""
     settings = [run.files.config.flat for run in runs]
     names = dict.fromkeys(name for each in settings for name in each if name not in ("out", "preset"))
     rows = [(name, [shown(each.get(name)) for each in settings]) for name in names]

@@ -1,4 +1,4 @@
-"""Panels (`tracking/panels.py`) of what a model said: text tinted by loss, examples by score, a confusion matrix, pictures.
+"""Panels (`tracking/panels.py`) of model outputs: text tinted by loss, examples by score, a confusion matrix, images.
 
 Shapes: B batch, K classes, C channels, H height, W width.
 """
@@ -38,7 +38,7 @@ def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequen
 
 
 def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], side: int | None = None) -> bytes:
-    """The same as the bytes of the file, with no side longer than `side` pixels (None: as it is).
+    """The bytes of a PNG file of the image, with no side longer than `side` pixels (None: not resized).
 
     >>> png_file(torch.zeros(1, 8, 8), mean=(0.0,), std=(1.0,))[1:4]
     b'PNG'
@@ -67,7 +67,7 @@ def classification_panels(
     name: str = "held-out",
     images: int = 16,
 ) -> Iterator[Panel]:
-    """The confusion matrix over a data set of (image, label), and the images with the largest losses.
+    """The confusion matrix of a data set of (image, label), and the images with the largest losses.
 
     As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are
     those of the images' normalization. A large data set is read in 10,000 spread samples, for at most 30 s.

@@ -22,8 +22,8 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     """Write one page of HTML on a run, or on several with their curves over each other; returns its path.
 
     paths: directories of runs, finished, running or dead; nothing in them is changed but the page itself.
-    out: the file to write. Absent: report.html in the run's directory, or, of several runs, in the current one.
-    The page needs no network and no other file, and has at most a megabyte. It is there whole or not at all. Raises `ConfigError`
+    out: the file to write. Default: report.html in the run's directory, or in the current directory if there are several runs.
+    The page needs no network and no other file, and has at most a megabyte. It is written atomically. Raises `ConfigError`
     if a path is not the directory of a run, or the file cannot be written.
 
     >>> import tempfile
@@ -65,7 +65,7 @@ def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
 
 
 def _with_findings(place: Path) -> tuple[ReportedRun, list[Finding]]:
-    """A run and what is wrong with it, from one reading; a fault of ours in the latter costs the page nothing else."""
+    """A run and its findings, from one reading; an internal error in a finding costs the page only the findings."""
     collected, found = Collected(), list[Finding]()
     fault: Exception | None = None
 

@@ -1,6 +1,7 @@
 """From the settings of a run to its components, stage after stage. What each stage builds state of is in `run/build_state.py`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,23 @@ from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import comparable, equal_from_main, refuse_unequal
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
-from surefoot.optim.build import Decided
+from surefoot.errors import CheckpointError, as_typed_here
+from surefoot.optim.build import Decided, base_groups, refuse_without_momentum
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Saving
 from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.validate import check_settings, json_settings
+from surefoot.schedules.joined import bound
 from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
-from surefoot.tracking.run_reader import began_with
-from surefoot.train.compile import Layout, compiled, compiling, layout
+from surefoot.tracking.run_reader import began_with, other_format
+from surefoot.train.compile import Layout, compiled, compiling, layout, sole_or_all
 from surefoot.train.components import printed
-from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.loop import State, Task
 from surefoot.train.patience import feedback, watched
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings
@@ -57,9 +60,10 @@ def build(settings: RunSettings) -> RunComponents:
     state = assembly.built_state(
         models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
     )
+    plan = replace(plan, schedule=bound(plan.schedule, base_groups(state.optimizers.values())))
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:
-            console.say(f"note: {line}")
+            console.say(as_typed_here(f"note: {line}"))
     return assemble(settings, plan, models, state, console, log)
 
 
@@ -75,20 +79,24 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
 def plan_data(settings: RunSettings, world: World) -> Plan:
     """Plan which samples each step sees, what is due when, and what is evaluated. Collective."""
     train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
-    out = None if settings.out is None else local_path(settings.out, setting="out")
-    began = None if out is None else world.from_main(began_with(out, batch_size) if world.is_main else None)
+    out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
+    began = None
+    if out is not None:
+        why, began = world.from_main((other_format(out), began_with(out, batch_size)) if world.is_main else None)
+        if why is not None:
+            raise CheckpointError(why)
     sizes = pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
     samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
     order = pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)
     pipeline.refuse_compiled(order, compiled=settings.compile is True)
     samples_per_epoch, samples_per_step = pipeline.steps_of_epoch(order, sizes)
     times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
-    splits = settings.evaluate or {}
+    splits = settings.splits or {}
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
-        pipeline.Supply(train, order, sizes, seed, world, settings.workers, settings.count, settings.collate),
+        pipeline.Supply(train, order, sizes, seed, world, settings.workers, settings.count_fn, settings.collate_fn),
         times,
         (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),
@@ -111,7 +119,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     if how != "off":  # after averages have copied the models: these compute no gradient
         from surefoot.train.activation_checkpointing import compute_again, in_words
 
-        recomputed = in_words(how, compute_again(models, how, blocks=settings.checkpointed_blocks))
+        recomputed = in_words(how, compute_again(models, how, blocks=settings.activation_checkpointing_modules))
     precision, compiles = chosen_precision(settings.precision, device), compiling(settings.compile)
     return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
 
@@ -140,7 +148,7 @@ def assemble(
     settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
 ) -> RunComponents:
     """Put the parts of a run together: wrap the models for their ranks, and prepare scoring, saving and logging."""
-    supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.evaluate or {}
+    supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.splits or {}
     laid = layout(
         settings.channels_last, [*state.models.values(), *(average.model for average in state.ema_models.values())]
     )
@@ -158,10 +166,13 @@ def assemble(
         key=stream_key(settings.seed, "train"),
         precision=precision,
         factors=plan.schedule.factors(times.length),
+        momentum=plan.schedule.momentum(times.length),
         settings=settings,
         ranks=ranks,
     )
-    directory = None if settings.out is None else RunDirectory(Path(settings.out))
+    if task.momentum is not None:
+        refuse_without_momentum(state.optimizers.values())
+    directory = None if settings.run_dir is None else RunDirectory(Path(settings.run_dir))
     say = console.say if console is not None else lambda _: None
     return RunComponents(
         settings=settings,
@@ -191,9 +202,9 @@ def assemble(
         console=console,
         rank_log=log,
         computed_again=models.recomputed,
-        files=checked_files(settings.files or {}),
-        example=settings.example,
-        trackers=trackers_of(settings.trackers, out=settings.out),
+        files=checked_files(settings.extra_files or {}),
+        example=settings.predict_example,
+        trackers=trackers_of(settings.trackers, out=settings.run_dir),
         accept_change=change_names(settings.accept_change),
     )
 
@@ -203,14 +214,16 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
     times, supply, lowering = plan.times, plan.supply, plan.lowering
     plateau = None
     if lowering is not None:  # what else its decisions depend on: when it is asked, and the data that are scored
-        scored = fingerprint((settings.evaluate or {})[lowering.plateau.score.split("/")[0]].data)
+        scored = fingerprint((settings.splits or {})[lowering.plateau.score.split("/")[0]].data)
         plateau = vars(lowering.plateau) | {
             "evaluate_every": times.every["evaluate_every"].described(),
             "scored": scored,
         }
     optimizers = {name: _optimizer(each, state.optimizers[name].optimizer) for name, each in models.decisions.items()}
     resolved = {
-        "init": None if settings.init is None else str(local_path(settings.init, setting="init").resolve()),
+        "init_from": None
+        if settings.init_from is None
+        else str(local_path(settings.init_from, setting="init_from").resolve()),
         "length": f"{times.length.steps} steps",
         "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
         **supply.sizes.to_dict(),
@@ -220,7 +233,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "precision": models.precision.name,
         "channels_last": laid.channels_last,
         "compile": models.compiling.on,
-        "settings": json_settings(settings.settings or {}),
+        "identity": json_settings(settings.identity or {}),
         "schedule_of_steps": times.length.steps,
         "data": {"plan": supply.plan.to_dict(), **fingerprint(supply.dataset)},
     }

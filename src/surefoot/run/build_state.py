@@ -24,7 +24,7 @@ from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import parameter_groups
 from surefoot.optim.trainable import Trainable
 from surefoot.run.components import Models
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import AnySchedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.batch_norm_buffers import BatchStatistics
 from surefoot.train.loop import State
@@ -226,11 +226,11 @@ def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: fl
     return None if ema is None or twin is None else Ema(twin, ema, trained=set(decision.parameters))
 
 
-def notes(optimizers: Mapping[str, Trained], schedule: Schedule | Joined) -> list[str]:
+def notes(optimizers: Mapping[str, Trained], schedule: AnySchedule) -> list[str]:
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
     shape = schedule.to_dict()["shape"]
     return [
-        f"{kind.name} needs no falling rate, and {shape} lets it fall: schedule=sf.schedules.constant(...), or --schedule.name constant"
+        f"{kind.name} needs no falling rate, and {shape} lets it fall: --schedule.name constant"
         for kind in (kind_of(trained.optimizer) for trained in optimizers.values())
         if shape != "constant" and kind is not None and kind.average is not None
     ]

@@ -22,9 +22,16 @@ class Saving:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(
-        self, directory: RunDirectory, times: Timetable, *, disk: Disk, say: Callable[[str], None], world: World
+        self,
+        directory: RunDirectory,
+        times: Timetable,
+        *,
+        disk: Disk,
+        say: Callable[[str], None],
+        world: World,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.world, self.times, self.say = world, times, say
+        self.world, self.times, self.say, self.now = world, times, say, now
         self.store = Store(
             directory.checkpoints,
             keep_last=times.settings.keep_last,
@@ -32,10 +39,13 @@ class Saving:
             guard=directory.refuse_links,
             disk=disk,
         )
-        self.writer = Writer(self.store, rank=world.rank, mail=world.mailbox("checkpoint") if world.size > 1 else None)
+        self.writer = Writer(
+            self.store, rank=world.rank, mail=world.mailbox("checkpoint") if world.size > 1 else None, now=now
+        )
         self.asked = False  # by a new best score, or by a signal
         self.begun_step: int | None = None  # of the newest save, finished or not
-        self.begun_at, self.longest_s = time.monotonic(), 0.0
+        self.begun_at, self.longest_s = now(), 0.0
+        self.copying_s = 0.0  # of the newest save: how long training waited
 
     def due(self, done: int) -> bool:
         """By steps, or because it was asked for; the same on every rank."""
@@ -46,19 +56,21 @@ class Saving:
         """By the clock, or because the last try failed a while ago; rank 0 looks at it."""
         if not self.world.is_main:
             return False
-        since_s, every_s = time.monotonic() - self.begun_at, self.times.every["save_every"].seconds
+        cost_s = self.copying_s + self.writer.took_s
+        since_s, every_s = self.now() - self.begun_at, self.times.every["save_every"].interval_s(cost_s=cost_s)
         return (every_s is not None and since_s >= every_s) or (self.writer.failure is not None and since_s >= _RETRY_S)
 
     def save(self, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
         """Copy the state and write it in the background; an earlier failure is said now. All ranks call it after the same step."""
-        self.asked, self.begun_at = False, time.monotonic()
+        self.asked, self.begun_at = False, self.now()
         self.wait()
+        waited_s = self.now() - self.begun_at
         contents = packed()
         self.writer.submit(contents, protected=protected)
-        self.begun_step = contents.step
+        self.begun_step, self.copying_s = contents.step, self.now() - self.begun_at - waited_s
         if wait:
             self.writer.wait()
-        self.longest_s = max(self.longest_s, time.monotonic() - self.begun_at)
+        self.longest_s = max(self.longest_s, self.now() - self.begun_at)
 
     def wait(self) -> None:
         """Wait for the last save; say loudly that it failed, where it did, and that old checkpoints cannot be removed."""

@@ -10,7 +10,7 @@ from surefoot.config.train_settings import Timetable
 from surefoot.data.pipeline import Supply
 from surefoot.optim.build import Decided
 from surefoot.run.checkpointing import Saving
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.console import RankLog
 from surefoot.train.compile import Compiling
 from surefoot.train.components import Components
@@ -43,7 +43,7 @@ class Plan:
 
     supply: Supply
     times: Timetable
-    schedule: Schedule | Joined  # in steps
+    schedule: AnySchedule  # in steps
     watch: Watch | None
     lowering: Feedback | None
 

@@ -12,10 +12,11 @@ import torch
 from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import class_name
+from surefoot.errors import as_typed_here
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.commands import by_command, resume_command, typed
-from surefoot.tracking.format import duration, number
+from surefoot.tracking.format import duration, number, wrapped
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.auto_precision import Chosen
 
@@ -23,9 +24,11 @@ _MANY_IN_BUFFERS = 1_000_000
 
 _MUCH_OF_THE_START = 0.1
 
+_LABEL = 11  # columns, at the start of a line of the header
+
 
 def header(parts: RunComponents, *, chosen: Chosen) -> str:
-    """Six lines: model, data, plan, update, device, directory. `chosen`: what "auto" came to now."""
+    """What a run is, in lines of 80 columns: model, data, plan, update and so on. `chosen`: what "auto" came to now."""
     length, step, device = parts.length, parts.state.step, parts.device
     sizes, plan = parts.supply.sizes, parts.supply.plan
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
@@ -39,36 +42,38 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
     count = torch.get_num_threads()
     threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
     precision = chosen.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
-    lines = [
-        f"model   {_models(parts)}",
-        f"data    {''.join(f'{line}; ' for line in parts.settings.about_data[:1])}{plan.samples:,} samples a pass; "
-        f"{length.steps:,} steps are {length.epochs:.2f} passes",
-        f"plan    {sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
-        f"update  {_optimizers(parts)}; clip {parts.settings.clip}",
-        f"device  {f'{world.size} ranks ({how}) on ' if world.size > 1 else ''}{device.type if world.size > 1 else device},"
-        f" {precision}{', compiled' * parts.compiled}{threads}",
-        *chosen.lines(parts),
-        f"out     {parts.directory.path if parts.directory else 'nothing is saved: no out was given'}",
-    ]
+    about = {
+        "model": _models(parts),
+        "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
+        + f"{plan.samples:,} samples an epoch; {length.steps:,} steps are {length.epochs:.2f} epochs",
+        "plan": f"{sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
+        "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
+        "precision": f"{precision}{', compiled' * parts.compiled}",
+        "adds": _added(parts),
+        "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
+    }
+    lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items()]
+    run_dir = parts.directory.path if parts.directory else "nothing is saved: no run_dir was given"
+    lines += [*(wrapped(as_typed_here(line)) for line in chosen.lines(parts)), f"{'run_dir':<{_LABEL}}{run_dir}"]
     copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.described["ema"]
-    left = 0.0 if decay is None or parts.settings.init is not None else decay**length.steps
+    left = 0.0 if decay is None or parts.settings.init_from is not None else decay**length.steps
     notes = {
         f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
         " each is seen several times a step": sizes.unit == "samples" and sizes.batch_size > plan.samples,
         f"note: the models' buffers hold {copied:,} numbers, copied in every step as batch statistics are:"
         " give constants such as masks persistent=False": copied > _MANY_IN_BUFFERS,
         f"note: what is evaluated is an average of weights that still has {left:.0%} of the starting ones after"
-        f" {length.steps:,} steps\n  for so short a run: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None": (
+        f" {length.steps:,} steps; for so short a run: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None": (
             left > _MUCH_OF_THE_START
         ),
     }
-    return "\n".join([*lines, *(note for note, holds in notes.items() if holds)])
+    return "\n".join([*lines, *(wrapped(as_typed_here(note)) for note, holds in notes.items() if holds)])
 
 
 def ending(
     parts: RunComponents, evaluations: Evaluations, *, skipped: int, told_by: str | None = None, findings: str = ""
 ) -> str:
-    """Two lines: how a session ended, how a score moved and where the time went; and what to look at or type next.
+    """How a session ended, how a score moved and where the time went; then a line for each thing to look at or to type next.
 
     `skipped` counts the steps that were not applied. `told_by`: a signal, and where it came. `findings` stand between the lines.
     """
@@ -96,7 +101,7 @@ def ending(
     told += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (lowered < 1)
     were = "step was" if skipped == 1 else "steps were"
     told += [f"{skipped} {were} skipped, for a gradient that was not finite"] * (skipped > 0)
-    lines = ["; ".join([*told, *_where_the_time_went(parts)])]
+    lines = [wrapped("; ".join([*told, *_where_the_time_went(parts)]))]
     lines += [findings] * bool(findings)
     if parts.directory is not None:
         best_is_older = watch is not None and watch.value is not None and watch.step != step
@@ -111,7 +116,7 @@ def finished(parts: RunComponents) -> str:
     where = f" in {parts.directory.path}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
     why = f"all {parts.length.steps:,} steps are made" if all_made else "early stopping ended it"
-    return f"this run{where} is finished: {why}. Nothing to do; for another run choose another --out"
+    return f"this run{where} is finished: {why}. Nothing to do; {as_typed_here('for another run choose another --run-dir')}"
 
 
 def standing(parts: RunComponents) -> str:
@@ -180,7 +185,7 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
         if parts.example is not None:
             told.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
         told.append(f"score it: {command} evaluate {path}{which}")
-    return ["; ".join(told)] if told else []
+    return told
 
 
 def _optimizers(parts: RunComponents) -> str:
@@ -196,6 +201,21 @@ def _optimizers(parts: RunComponents) -> str:
         prefix = "" if len(parts.state.optimizers) == 1 else f"{name}: "
         texts.append(f"{prefix}{type(trained.optimizer).__name__}, weight decay {decays}")
     return "; ".join(texts)
+
+
+def _added(parts: RunComponents) -> str:
+    """What the run does beyond a plain loop of forward, backward and update."""
+    settings, schedule = parts.settings, parts.settings.schedule
+    added = {
+        f"clip {settings.clip}": settings.clip != "off",
+        parts.whole.precision.name: parts.whole.precision.name != "fp32",
+        "channels last": parts.layout.channels_last,
+        "compiling": parts.compiled,
+        f"averaged weights (ema {settings.ema})": settings.ema is not None,
+        f"schedule {getattr(schedule, 'shape', 'of several')}": schedule is not None,
+        f"activation_checkpointing {settings.activation_checkpointing}": settings.activation_checkpointing != "off",
+    }
+    return f"to a plain loop: {', '.join(what for what, is_so in added.items() if is_so) or 'nothing'}"
 
 
 def in_one_line(parts: RunComponents) -> str:

@@ -112,7 +112,7 @@ class BetweenSteps:
             self.compared = compare_when_due(
                 self.state.models,
                 self.parts.world,
-                self.parts.timetable.every["compare_ranks_every"],
+                self.parts.timetable.every["check_ranks_every"],
                 compared=self.compared,
                 done=self.state.step,
                 last=self.parts.length.steps,
@@ -130,7 +130,7 @@ class BetweenSteps:
             self.parts.saving.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
-        due = self.parts.timetable.every["watch_every"].due(index + 1)
+        due = self.parts.timetable.every["layer_stats_every"].due(index + 1)
         watch: Watch = Watched(index, self.layers) if due else UNWATCHED
         if self.state_check is not None and index < self.state_check.steps:
             self.state_check.inner, watch = watch, self.state_check

@@ -3,7 +3,7 @@
 import json
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from surefoot.run import messages
 from surefoot.run.checkpointing import Saving
 from surefoot.run.components import RunComponents
 from surefoot.tracking.run_directory import RunDirectory, environment
+from surefoot.tracking.run_reader import refuse_other_format
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import Chosen, settle_choices
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
@@ -36,6 +37,7 @@ class Opened:
     chosen: Chosen = field(default_factory=Chosen)
     state_check: "state_check.StateCheck | None" = None
     loss_contract: str | None = None  # in words, if the batch is cut and the run began now
+    is_over: bool = False  # the run is finished and nothing of it is missing: the session writes nothing
 
 
 def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
@@ -55,6 +57,8 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
         _go_on(parts, parts.saving, found)
         now = Opened(found, state_check=_state_check(parts))
         parts.saving.resumed(found.step)
+        if parts.finished and not found.saved.evaluation_due and _evaluated_at_end(parts, found):
+            return replace(now, is_over=True)
         accepted = parts.fingerprints["accepted"][len(found.saved.fingerprints["accepted"]) :]
         if parts.world.is_main and (configuration is not None or accepted):
             text = configuration or messages.script_toml(parts.described)
@@ -71,6 +75,10 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
         }
         parts.directory.add_sitting(about | ({"accepted_changes": accepted} if accepted else {}))
     return now
+
+
+def _evaluated_at_end(parts: RunComponents, checkpoint: Checkpoint) -> bool:
+    return checkpoint.saved.ended or not parts.scoring.names(at_end=True)
 
 
 def _begun(parts: RunComponents) -> Opened:
@@ -93,12 +101,13 @@ def _begun(parts: RunComponents) -> Opened:
 
 
 def start_from_init(parts: RunComponents) -> str | None:
-    """Give the models the weights that `init` names, if no step is made yet; what there is to tell of them."""
-    if parts.settings.init is None or parts.state.step > 0:
+    """Give the models the weights that `init_from` names, if no step is made yet; what there is to tell of them."""
+    if parts.settings.init_from is None or parts.state.step > 0:
         return None
     from surefoot.checkpoint.init_weights import load_initial_weights
 
-    told = load_initial_weights(parts.state.models, Path(parts.settings.init), world=parts.world)
+    refuse_other_format(Path(parts.settings.init_from))
+    told = load_initial_weights(parts.state.models, Path(parts.settings.init_from), world=parts.world)
     for name, average in parts.state.ema_models.items():
         average.restart(parts.state.models[name])
     return told
@@ -137,7 +146,7 @@ def _go_on(parts: RunComponents, saving: Saving, found: Checkpoint) -> None:
 
     trainable = parts.state.trainable
     parts.continue_from(found)
-    where, main, flags = f"step-{found.step:08d}", parts.world.is_main, trainable.flags
+    where, main, flags = parts.where(found), parts.world.is_main, trainable.flags
     at_beginning = state_check.has_small_loss(parts) and _at_beginning(parts, saving, found)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=at_beginning)
     state_dict.restore(parts.whole, found, where=where, main=main)
@@ -145,7 +154,7 @@ def _go_on(parts: RunComponents, saving: Saving, found: Checkpoint) -> None:
     as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
     for line in [] if parts.finished else [*as_saved, *parts.notes(found)]:
         parts.say(f"note: {line}")
-    _warn_of_weights_not_finite(parts, where)
+    _warn_of_weights_not_finite(parts, f"step-{found.step:08d}")
     parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named
     _compare_program(parts, found)
 
@@ -207,7 +216,7 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.saved.described, parts.described)]
     if another := differences(*data):  # which `continue_from` has let pass
         changes.insert(0, Change(("data",), f"the training data are others: {another[0]}"))
-    refuse_changes(changes, accepted=parts.accept_change, where=f"step-{checkpoint.step:08d}")
+    refuse_changes(changes, accepted=parts.accept_change, where=parts.where(checkpoint))
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
         parts.say(f"note: {line}")
     taken, accepted = dict(now), list(before["accepted"])

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Run(RunSettings):
     """One training run: `run.train()`, or inside `with run:` a loop of your own over `run` or `run.steps()`.
 
-    A run is a pure function of its settings, `seed` and the step. When it is opened it goes on by itself if `out` holds a
+    A run is a pure function of its settings, `seed` and the step. When it is opened it goes on by itself if `run_dir` holds a
     checkpoint. Durations are text with a unit: "200 steps", "2 epochs", "5%" of the run, and for `save_every` and `time_limit`
     also "90 min". The keywords, each with its text: docs/settings.md.
 
@@ -158,14 +158,20 @@ class Run(RunSettings):
 
     # --- at any time ---------------------------------------------------------------------------------------------
 
-    def scores(self, *names: str) -> dict[str, float]:
-        """Score splits with the averaged weights where there are any; changes nothing. Returns {"SPLIT/SCORE": value}. Collective.
+    def evaluate(self, *splits: str) -> dict[str, float]:
+        """Evaluate splits with the averaged weights if there are any; returns {"SPLIT/METRIC": value}. Collective.
 
-        Without names all but those that are for the end of the run.
+        Without names: all splits except those with `at_end`. It changes nothing in the run, and records nothing.
+        `ConfigError` for a split that the run does not have.
         """
         scoring = self.parts.scoring
+        if unknown := [name for name in splits if name not in scoring.splits]:
+            raise ConfigError(
+                f"split {unknown[0]!r} does not exist\n  splits of this run: {', '.join(scoring.splits) or 'none'}\n"
+                f"  add it: Run(splits={{{unknown[0]!r}: surefoot.Split(data)}})"
+            )
         with self.parts.numerics():
-            return numbers(scoring.scores(names or scoring.names(at_end=False)))
+            return numbers(scoring.scores(splits or scoring.names(at_end=False)))
 
     def sample(self) -> str | Sequence[str]:
         """What the run's `sample_fn` makes of the model as it is evaluated; changes nothing. Collective."""
@@ -184,7 +190,7 @@ class Run(RunSettings):
     def save(self) -> None:
         """Write a checkpoint in the background as soon as this step and its body are over."""
         if self.parts.saving is None:
-            raise ConfigError("this run has no directory to save to: give Run(out=...)")
+            raise ConfigError("this run has no directory to save to: give Run(run_dir=...)")
         self._open("run.save()").wishes.asked_to_save = True
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:

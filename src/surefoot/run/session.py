@@ -43,6 +43,7 @@ class Sitting:
         self.between = BetweenSteps(parts, self.wishes)
         self.journal, self.evaluations = self.between.journal, self.between.evaluations
         self.running: Generator[Step] | None = None
+        self.is_over = False  # the run was finished before: nothing is written
         self.remarks: Remarks | None = None
 
     # --- opening and closing -------------------------------------------------------------------------------------
@@ -62,10 +63,11 @@ class Sitting:
             now = opened(self.parts, configuration=self.configuration)
             if now.found is not None:
                 self.evaluations.resumed(now.found)
-            if self.parts.directory is not None and self.parts.world.is_main:
+            self.is_over = now.is_over
+            if self.parts.directory is not None and self.parts.world.is_main and not self.is_over:
                 self.journal.open(self.parts.directory, step=self.state.step, found=now.found)
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.described)
-            if self.parts.console is not None and self.parts.world.is_main:
+            if self.parts.console is not None and self.parts.world.is_main and not self.is_over:
                 from surefoot.run.live_findings import remarks  # which reads all that diagnose knows
 
                 self.remarks = remarks(self.parts, resumed=now.found is not None)
@@ -80,6 +82,8 @@ class Sitting:
                 self.release()
             raise
         self.between.opened(now.state_check)
+        if self.is_over:
+            return
         self.parts.say(messages.header(self.parts, chosen=now.chosen))
         if now.loss_contract is not None:
             self.parts.say(now.loss_contract)
@@ -107,7 +111,12 @@ class Sitting:
         finally:
             self.release()
             self.heart.closed()
-            if self.parts.settings.report and self.parts.directory is not None and self.parts.world.is_main:
+            if (
+                not self.is_over
+                and self.parts.settings.report
+                and self.parts.directory is not None
+                and self.parts.world.is_main
+            ):
                 from surefoot.run.live_findings import write_page  # last, once all else is on disk
 
                 write_page(self.parts.directory.path, warn=self.parts.say)

@@ -10,14 +10,14 @@ from surefoot.config.train_settings import TrainSettings, problems_of
 from surefoot.distributed.ddp import check_device
 from surefoot.distributed.world import device_called
 from surefoot.errors import ConfigError
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.train.precision import precision as chosen_precision
 
 _MANY = 10_000  # steps in an epoch, as long as nobody knows
 
 
-def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | None) -> None:
+def check_settings(settings: TrainSettings, *, schedule: AnySchedule | None) -> None:
     """Raise one `ConfigError` with everything that is wrong with the settings of a run, whatever it is to train.
 
     What depends on the size of the data (a length in epochs) is checked as far as that goes.
@@ -35,12 +35,12 @@ def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | Non
 
     check("batch_size", by=lambda: batching(settings.batch_size, settings.micro_batch_size))
     check("length", by=lambda: _check_length(settings, schedule))
-    check("trackers", by=lambda: trackers_of(settings.trackers, out=settings.out))
-    if settings.activation_checkpointing != "off" or settings.checkpointed_blocks is not None:
+    check("trackers", by=lambda: trackers_of(settings.trackers, out=settings.run_dir))
+    if settings.activation_checkpointing != "off" or settings.activation_checkpointing_modules is not None:
         from surefoot.train.activation_checkpointing import check_how
 
-        recomputed = settings.activation_checkpointing, settings.checkpointed_blocks
-        check("activation_checkpointing", "checkpointed_blocks", by=lambda: check_how(*recomputed))
+        recomputed = settings.activation_checkpointing, settings.activation_checkpointing_modules
+        check("activation_checkpointing", "activation_checkpointing_modules", by=lambda: check_how(*recomputed))
     check("device", by=lambda: device_called(settings.device))
     check("device", "precision", by=lambda: chosen_precision(settings.precision, device_called(settings.device)))
     if settings.sync_batch_norm:
@@ -49,7 +49,7 @@ def check_settings(settings: TrainSettings, *, schedule: Schedule | Joined | Non
         raise ConfigError("\n".join(dict.fromkeys(problems)))  # what is wrong with a device is found each time
 
 
-def _check_length(settings: TrainSettings, schedule: Schedule | Joined | None) -> None:
+def _check_length(settings: TrainSettings, schedule: AnySchedule | None) -> None:
     """Raise where the run is longer than can be counted, or too short for its schedule."""
     try:
         sizes = batching(settings.batch_size, settings.micro_batch_size)
@@ -58,7 +58,7 @@ def _check_length(settings: TrainSettings, schedule: Schedule | Joined | None) -
     size = 1 if sizes.unit == "tokens" else sizes.batch_size
     length = planned(settings.length, samples_per_epoch=size * _MANY, batch_size=size)
     known = planned(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size).steps == length.steps
-    if isinstance(schedule, Schedule | Joined) and known and "epoch" not in str(schedule.to_dict()):
+    if isinstance(schedule, AnySchedule) and known and "epoch" not in str(schedule.to_dict()):
         schedule.resolved(length)
 
 

@@ -1,11 +1,13 @@
+from .joined import join as join
 from .lr_schedule import constant as constant
 from .lr_schedule import cosine as cosine
 from .lr_schedule import cosine_restarts as cosine_restarts
 from .lr_schedule import exponential as exponential
 from .lr_schedule import inverse_sqrt as inverse_sqrt
-from .lr_schedule import join as join
 from .lr_schedule import linear as linear
 from .lr_schedule import multistep as multistep
 from .lr_schedule import one_cycle as one_cycle
 from .lr_schedule import polynomial as polynomial
 from .lr_schedule import wsd as wsd
+from .sampled import from_function as from_function
+from .sampled import from_scheduler as from_scheduler

@@ -8,10 +8,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from fractions import Fraction
 from typing import Any
 
-from surefoot.config.durations import NEVER, Length, in_steps
+from surefoot.config.durations import NEVER
 from surefoot.errors import ConfigError
 
 Factors = Callable[[int], float]
@@ -24,6 +24,7 @@ class Fall:
 
     settings: Settings
     steps: int
+    period: Fraction | None = None  # steps between milestones, if they recur
 
     @property
     def warmup(self) -> int:
@@ -114,7 +115,9 @@ def _inverse_sqrt(at: Fall) -> Factors:
 
 
 def _steps(at: Fall) -> Factors:
-    milestones, gamma = at.settings["milestones"], at.settings["gamma"]
+    milestones, gamma, period = at.settings["milestones"], at.settings["gamma"], at.period
+    if period is not None:
+        return lambda step: gamma ** (step * period.denominator // period.numerator)
     return lambda step: gamma ** bisect_right(milestones, step)
 
 
@@ -125,8 +128,26 @@ def _stable_decay(at: Fall) -> Factors:
         left = (last - step) / cooldown
         return left / (1.0 + math.sqrt(1.0 - left))  # is 1 - sqrt(1 - left), without the cancellation near 0
 
-    fall = at.along(one_minus_sqrt)
+    def linear(step: int) -> float:
+        return (last - step) / cooldown
+
+    fall = at.along(linear if at.settings["cooldown_shape"] == "linear" else one_minus_sqrt)
     return lambda step: 1.0 if step <= last - cooldown else fall(step)
+
+
+def momentum(at: Fall) -> Factors | None:
+    """The momentum of a one-cycle as a function of the step, which falls while the rate rises; None if it stays."""
+    if (bounds := at.settings.get("momentum_range")) is None:
+        return None
+    low, high, warmup, last = float(bounds[0]), float(bounds[1]), at.warmup, at.last
+
+    def value(step: int) -> float:
+        if step == warmup:
+            return low
+        part = step / warmup if step < warmup else max(0, last - step) / max(1, last - warmup)
+        return high - (high - low) * math.sin(_QUARTER * part) ** 2
+
+    return value
 
 
 def _restarts(at: Fall) -> Factors:
@@ -168,9 +189,11 @@ SHAPES: dict[str, Shape] = {
         ("gamma", "fewer drops"),
     ),
     "exponential": Shape({"warmup": 0, "min_lr_ratio": 0.01}, _exponential),
-    "one_cycle": Shape({"warmup": "30%", "min_lr_ratio": 0.0, "start_lr_ratio": 1 / 25}, _cosine),
+    "one_cycle": Shape(
+        {"warmup": "30%", "min_lr_ratio": 0.0, "start_lr_ratio": 1 / 25, "momentum_range": None}, _cosine
+    ),
     "wsd": Shape(
-        {"warmup": 0, "min_lr_ratio": 0.0, "cooldown": "20%"},
+        {"warmup": 0, "min_lr_ratio": 0.0, "cooldown": "20%", "cooldown_shape": "1-sqrt"},
         _stable_decay,
         lambda at: at.last - int(at.settings["cooldown"]) + 1,
     ),
@@ -180,86 +203,3 @@ SHAPES: dict[str, Shape] = {
         lambda at: _cycle_starts(at)[-1] + 1,
     ),
 }
-
-_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "min_lr_ratio": (lambda value: 0.0 <= value <= 1.0, "a factor on the learning rate from 0 to 1"),
-    "power": (lambda value: 0.0 < value < math.inf, "a number above 0; 1 is a straight line"),
-    "gamma": (lambda value: 0.0 < value < 1.0, "a factor between 0 and 1, as 0.1"),
-    "start_lr_ratio": (
-        lambda value: 0.0 < value < 1.0,
-        "a factor between 0 and 1, as 0.04; at 0 the first step would be wasted",
-    ),
-    "cycle_growth": (lambda value: 1.0 <= value < math.inf, "1 (cycles of one length) or more; 2 doubles each"),
-}
-
-
-def refuse_foreign_or_out_of_range(shape: str, given: Settings) -> None:
-    """Raise `ConfigError` if a setting is not one of the shape's, or out of its range."""
-    if shape not in SHAPES:
-        raise ConfigError(f"schedule.name = {shape!r} is unknown; one of: {', '.join(SHAPES)}")
-    takes = SHAPES[shape].takes
-    for name, value in given.items():
-        if name not in takes and not (name == "min_lr_ratio" and value == 0.0):
-            raise ConfigError(
-                f"schedule.{name} = {value!r} means nothing to schedule.name {shape}, which takes {', '.join(takes)}\n"
-                f"  leave it out, or choose --schedule.name {' or '.join(other for other in SHAPES if name in SHAPES[other].takes)}"
-            )
-        if name in _RANGES and not _RANGES[name][0](value):
-            raise ConfigError(f"schedule.{name} = {value!r}: needed is {_RANGES[name][1]}")
-    if shape == "exponential" and given.get("min_lr_ratio") == 0.0:
-        raise ConfigError(
-            "schedule.min_lr_ratio = 0: an exponential never gets there\n  try: --schedule.min-lr-ratio 0.01"
-        )
-    milestones = given.get("milestones", ("50%",))
-    if not isinstance(milestones, tuple) or not milestones:
-        raise ConfigError(f"schedule.milestones = {milestones!r}: needed is a tuple of durations, as ('50%', '75%')")
-
-
-def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
-    """All settings of a shape, defaults filled in and durations in steps; `ConfigError` where they do not fit the run."""
-    written = {name: given.get(name, default) for name, default in SHAPES[shape].takes.items()}
-    durations = [name for name in ("warmup", "cooldown", "cycle") if name in written]
-    settings = written | {
-        name: in_steps(written[name], length=length, setting=f"schedule.{name}") for name in durations
-    }
-    if "milestones" in settings:
-        settings["milestones"] = tuple(
-            in_steps(drop, length=length, setting="schedule.milestones") for drop in written["milestones"]
-        )
-    fall = Fall(settings, length.steps)
-    steps, warmup = fall.steps, fall.warmup
-    if warmup >= steps:
-        raise ConfigError(
-            f"schedule.warmup = {shown(warmup, written['warmup'])} does not fit in a run of {steps} steps:"
-            " the full rate would never be reached\n"
-            f"  try: --schedule.warmup 5%, or --length '{10 * warmup} steps'"
-        )
-    if "cooldown" in settings:
-        cooldown, room = settings["cooldown"], fall.last - warmup
-        if cooldown > room or (cooldown == 0 and settings["min_lr_ratio"] > 0.0):
-            raise ConfigError(
-                f"schedule.cooldown = {shown(cooldown, written['cooldown'])} does not fit in a run of {steps} steps:"
-                f" the floor must be reached, and after warm-up {room} are left for it\n"
-                "  try: --schedule.cooldown 20%, or a longer --length"
-            )
-    if settings.get("cycle") == 0:
-        raise ConfigError(f"schedule.cycle = {shown(0, written['cycle'])} is no step at all\n  try: a longer cycle")
-    if any(later <= earlier for earlier, later in pairwise((warmup, *settings.get("milestones", ()), steps))):
-        milestones = ", ".join(
-            shown(at, text) for at, text in zip(settings["milestones"], written["milestones"], strict=True)
-        )
-        raise ConfigError(
-            f"schedule.milestones = {milestones} in a run of {steps} steps with a warm-up of {warmup}:"
-            " each must come after the one before, after warm-up and before the end\n"
-            "  try: --schedule.milestones 50% 75%"
-        )
-    return fall
-
-
-def shown(steps: int, written: str | int) -> str:
-    """A duration in steps, and as it was written if that says more.
-
-    >>> shown(5, "10%"), shown(5, 5)
-    ('5 steps (10%)', '5 steps')
-    """
-    return f"{steps} steps" if isinstance(written, int) else f"{steps} steps ({written})"

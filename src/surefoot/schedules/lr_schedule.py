@@ -4,13 +4,15 @@ A schedule remembers nothing, so a resumed run, a replayed step and a drawn prev
 Steps are optimizer updates, counted from 0. Durations are "100 steps", "5%", "2 epochs" or a number of steps.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from surefoot.config.durations import Length, in_steps
+from surefoot.config.durations import Length
 from surefoot.config.keywords import known_keywords
-from surefoot.errors import ConfigError
-from surefoot.schedules.curves import SHAPES, Factors, Fall, curve, in_a_run, refuse_foreign_or_out_of_range, shown
+from surefoot.schedules import curves
+from surefoot.schedules.checks import in_a_run, refuse_foreign_or_out_of_range
+from surefoot.schedules.curves import SHAPES, Factors, Fall, curve
 
 
 @dataclass(frozen=True)
@@ -26,21 +28,25 @@ class Schedule:
     warmup: str | int | None = None
     """Default 0; "5%" for inverse_sqrt, whose time scale it is; "30%" for one_cycle."""
     min_lr_ratio: float | None = None
-    """The lowest factor. Default 0; 0.01 for exponential; none for constant, inverse_sqrt and step (0 says nothing)."""
+    """The lowest factor. Default 0; 0.01 for exponential; none for constant, inverse_sqrt and multistep (0 says nothing)."""
     power: float | None = None
     """polynomial: the exponent of what is left of the fall. Default 1, a straight line."""
     cooldown: str | int | None = None
     """wsd: the fall at the end. Default "20%"."""
+    cooldown_shape: str | None = None
+    """wsd: "1-sqrt" or "linear". Default "1-sqrt"."""
     milestones: tuple[str | int, ...] | None = None
-    """step: where the rate is multiplied by `gamma`, counted from the run's start. Default ("50%", "75%")."""
+    """multistep: where the rate is multiplied by `gamma`, counted from the run's start. Default ("50%", "75%")."""
     gamma: float | None = None
-    """step: default 0.1."""
+    """multistep: default 0.1."""
     start_lr_ratio: float | None = None
     """one_cycle: the factor at step 0. Default 1/25."""
+    momentum_range: tuple[float, float] | None = None
+    """one_cycle: the lowest and the highest momentum. Default: momentum stays."""
     cycle: str | int | None = None
-    """restarts: from one full rate to the next. Default "25%"."""
+    """cosine_restarts: from one full rate to the next. Default "25%"."""
     cycle_growth: float | None = None
-    """restarts: each cycle is longer than the one before by this factor. Default 1."""
+    """cosine_restarts: each cycle is longer than the one before by this factor. Default 1."""
 
     def __post_init__(self) -> None:
         refuse_foreign_or_out_of_range(self.shape, self._given)
@@ -61,6 +67,10 @@ class Schedule:
         """The factor on the base learning rate as a function of the step; under a microsecond a call."""
         return curve(SHAPES[self.shape], self._in(length))
 
+    def momentum(self, length: Length) -> Factors | None:
+        """The momentum as a function of the step; None if the optimizer's own stays."""
+        return curves.momentum(self._in(length))
+
     def shared_steps(self, length: Length) -> int:
         """How many steps from the first on have the same factors in every longer run.
 
@@ -76,50 +86,6 @@ class Schedule:
         """The shape and the settings that are not absent, as JSON."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in self._given.items()}
         return {"shape": self.shape, **plain}
-
-
-@dataclass(frozen=True)
-class Joined:
-    """`first` on the steps before `at`, then `second`, which begins at its own step 0; made by `join`.
-
-    Each part is a schedule of its own for a run of its own length: a percentage in it is of that part.
-    """
-
-    first: "Schedule | Joined"
-    second: "Schedule | Joined"
-    at: str | int
-
-    @property
-    def warmup(self) -> str | int | None:
-        return self.first.warmup
-
-    def resolved(self, length: Length) -> "Joined":
-        at, before, after = self._cut(length)
-        try:
-            return Joined(self.first.resolved(before), self.second.resolved(after), at)
-        except ConfigError as problem:
-            raise ConfigError(f"joined at step {at} of {length.steps}: {problem}") from problem
-
-    def factors(self, length: Length) -> Factors:
-        at, before, after = (whole := self.resolved(length))._cut(length)
-        first, second = whole.first.factors(before), whole.second.factors(after)
-        return lambda step: first(step) if step < at else second(step - at)
-
-    def shared_steps(self, length: Length) -> int:
-        at, _, after = self._cut(length)
-        return at + self.second.shared_steps(after)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"shape": "joined", "first": self.first.to_dict(), "second": self.second.to_dict(), "at": self.at}
-
-    def _cut(self, length: Length) -> tuple[int, Length, Length]:
-        at = in_steps(self.at, length=length, setting="at")
-        if not 0 < at < length.steps:
-            raise ConfigError(
-                f"at = {shown(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
-                "  try: at='50%'"
-            )
-        return at, replace(length, steps=at), replace(length, steps=length.steps - at)
 
 
 @known_keywords
@@ -175,7 +141,7 @@ def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
     """Rise for `warmup`, then fall as the inverse square root of the step; can be made longer exactly.
 
     The factor is sqrt(warmup / step), so the warm-up is the time scale too; with none it is 1 / sqrt(step + 1).
-    Vaswani et al. 2017, section 5.3, up to a constant: https://arxiv.org/abs/1706.03762
+    Vaswani et al. 2017, section 5.3, up to a constant, which `sf.optim.noam_lr` gives: https://arxiv.org/abs/1706.03762
 
     >>> factor = inverse_sqrt(4).factors(Length(steps=20, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in (0, 3, 4, 16)]
@@ -186,17 +152,19 @@ def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
 
 @known_keywords
 def multistep(
-    warmup: str | int = 0, *, milestones: tuple[str | int, ...] = ("50%", "75%"), gamma: float = 0.1
+    warmup: str | int = 0, *, milestones: str | Sequence[str | int] = ("50%", "75%"), gamma: float = 0.1
 ) -> Schedule:
     """Rise for `warmup`, then stay, and multiply by `gamma` at each of the steps `milestones`, counted from the run's start.
 
+    `milestones="every 10 epochs"` recurs, as torch's StepLR does; a list is that of MultiStepLR.
     The defaults are those of He et al. 2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
 
     >>> factor = multistep(gamma=0.5).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in (0, 3, 4, 5, 6, 7)]
     [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
     """
-    return Schedule("multistep", warmup=warmup, milestones=milestones, gamma=gamma)
+    several = (milestones,) if isinstance(milestones, str) else tuple(milestones)
+    return Schedule("multistep", warmup=warmup, milestones=several, gamma=gamma)
 
 
 @known_keywords
@@ -211,30 +179,50 @@ def exponential(warmup: str | int = 0, *, min_lr_ratio: float = 0.01) -> Schedul
 
 
 @known_keywords
-def one_cycle(warmup: str | int = "30%", *, start_lr_ratio: float = 1 / 25, min_lr_ratio: float = 0.0) -> Schedule:
-    """Rise from `start_lr_ratio` along half a cosine for `warmup`, then fall along another to `min_lr_ratio`; momentum stays.
+def one_cycle(
+    warmup: str | int = "30%",
+    *,
+    start_lr_ratio: float = 1 / 25,
+    min_lr_ratio: float = 0.0,
+    momentum_range: tuple[float, float] | None = None,
+) -> Schedule:
+    """Rise from `start_lr_ratio` along half a cosine for `warmup`, then fall along another to `min_lr_ratio`.
 
+    With `momentum_range=(0.85, 0.95)` the momentum (Adam's first beta) falls from the highest to the lowest while the rate rises,
+    and rises again after, as torch's OneCycleLR does unasked. None: the optimizer's own stays.
     Smith and Topin 2018: https://arxiv.org/abs/1708.07120, in the two phases of torch's OneCycleLR.
 
     >>> factor = one_cycle(2, start_lr_ratio=0.5).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in range(7)]
     [0.5, 0.75, 1.0, 0.85, 0.5, 0.15, 0.0]
     """
-    return Schedule("one_cycle", warmup=warmup, start_lr_ratio=start_lr_ratio, min_lr_ratio=min_lr_ratio)
+    return Schedule(
+        "one_cycle",
+        warmup=warmup,
+        start_lr_ratio=start_lr_ratio,
+        min_lr_ratio=min_lr_ratio,
+        momentum_range=momentum_range,
+    )
 
 
 @known_keywords
-def wsd(warmup: str | int = 0, *, cooldown: str | int = "20%", min_lr_ratio: float = 0.0) -> Schedule:
+def wsd(
+    warmup: str | int = 0,
+    *,
+    cooldown: str | int = "20%",
+    cooldown_shape: Literal["1-sqrt", "linear"] = "1-sqrt",
+    min_lr_ratio: float = 0.0,
+) -> Schedule:
     """Rise for `warmup`, stay, and fall to `min_lr_ratio` over the last `cooldown`; until then it can be made longer exactly.
 
-    The cool-down is 1 - sqrt(its part that is over), from a last step at the full rate: Hägele et al. 2024, section 3,
-    https://arxiv.org/abs/2405.18392 (the name is from Hu et al. 2024, https://arxiv.org/abs/2404.06395).
+    The cool-down is 1 - sqrt(its part that is over), from a last step at the full rate, or a straight line: Hägele et al. 2024,
+    section 3, https://arxiv.org/abs/2405.18392 (the name is from Hu et al. 2024, https://arxiv.org/abs/2404.06395).
 
     >>> factor = wsd(cooldown=4).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in range(3, 9)]
     [1.0, 1.0, 0.5, 0.29, 0.13, 0.0]
     """
-    return Schedule("wsd", warmup=warmup, cooldown=cooldown, min_lr_ratio=min_lr_ratio)
+    return Schedule("wsd", warmup=warmup, cooldown=cooldown, cooldown_shape=cooldown_shape, min_lr_ratio=min_lr_ratio)
 
 
 @known_keywords
@@ -252,14 +240,3 @@ def cosine_restarts(
     [1.0, 0.5, 1.0, 0.85, 0.5, 0.15, 0.0]
     """
     return Schedule("cosine_restarts", warmup=warmup, cycle=cycle, cycle_growth=cycle_growth, min_lr_ratio=min_lr_ratio)
-
-
-@known_keywords
-def join(first: Schedule | Joined, second: Schedule | Joined, at: str | int = "50%") -> Joined:
-    """`first` on the steps before `at`, then `second`; percentages within them are of their own part of the run.
-
-    >>> factor = join(constant(), linear(), at=2).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
-    >>> [factor(step) for step in range(6)]
-    [1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
-    """
-    return Joined(first, second, at)

@@ -44,12 +44,12 @@ def typed(program: Path, name: str | None = None) -> str:
 
 
 def by_command() -> bool:
-    """Whether this process is the command `surefoot`, and no script."""
+    """Whether this process is the command `surefoot` and not a script."""
     return Path(sys.argv[0]).name == "surefoot"
 
 
 def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
-    """The commands that work for a run by what they are for, as lines to type; none if no file says how it was made."""
+    """The commands for a run by purpose, as lines to type; {} if its first command is unknown."""
     first, last = (run.sessions[place] if run.sessions else Session() for place in (0, -1))
     began = first.get("command")
     if not began:
@@ -57,9 +57,9 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
     path, by_verb = shlex.quote(str(run.path)), began[0] == "surefoot" and not run.config.script
     go_on = f"surefoot resume {path}" if by_verb else _with_place(_again(last.get("command") or began), last)
     texts = {
-        "Make it again": _with_place(_again(began), first),
-        "Go on from the newest checkpoint": "" if finished else go_on,
-        "Score it again": f"surefoot evaluate {path} --checkpoint best" if by_verb else "",
+        "Train it again": _with_place(_again(began), first),
+        "Continue from the newest checkpoint": "" if finished else go_on,
+        "Evaluate it again": f"surefoot evaluate {path} --checkpoint best" if by_verb else "",
     }
     return {what: lines for what, lines in texts.items() if lines}
 
@@ -74,17 +74,19 @@ def _again(words: list[str]) -> str:
 
 
 def _without_out(words: list[str]) -> list[str]:
-    """The same into another directory: where the run's own is, it would go on with that."""
+    """The same command with another directory, because the run's own would resume it."""
     kept = [
-        word for before, word in pairwise(["", *words]) if before != "--out" and not re.fullmatch(r"--out(=.*)?", word)
+        word
+        for before, word in pairwise(["", *words])
+        if before != "--run-dir" and not re.fullmatch(r"--run-dir(=.*)?", word)
     ]
-    return [*kept, "--out", "DIR"] if len(kept) < len(words) else kept
+    return [*kept, "--run-dir", "DIR"] if len(kept) < len(words) else kept
 
 
 def _with_place(line: str, session: Session) -> str:
-    """A command with the directory and the commit that it was given in."""
+    """A command with the directory and the commit of its session."""
     directory, commit = session.get("directory"), session.get("git_commit")
     lines = [f"cd {shlex.quote(directory)}"] if directory else []
     if commit and re.fullmatch(r"[0-9a-f]{7,64}", commit):
-        lines.append(f"git checkout {commit}  # where it is another")
+        lines.append(f"git checkout {commit}  # if HEAD differs")
     return "\n".join([*lines, line])

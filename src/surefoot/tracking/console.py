@@ -23,7 +23,7 @@ _MOST = 1 << 16  # characters that wait for a place
 
 
 class Screen(Sink, Protocol):
-    """Where a person reads what a run does."""
+    """The output of a run for people."""
 
     @property
     def fresh_line(self) -> str:
@@ -42,7 +42,7 @@ class Said:
     gone: bool = False
 
     def put(self, text: str) -> None:
-        """Write and flush; where that fails (`... | head`, a closed window, a full disk), be silent from then on."""
+        """Write and flush; after a failure (`... | head`, a closed window, a full disk), write no more."""
         stream = self.stream or sys.stdout
         if self.gone or stream is None:  # closed before the start
             return
@@ -62,7 +62,7 @@ def can_redraw(stream: TextIO | None) -> bool:
 
 
 class Console:
-    """Lines on a stream: of training at most one in ten seconds, the first, the last and that before a message; of all else each."""
+    """Lines on a stream: all records, but for training at most one in ten seconds, the first, the last and those before messages."""
 
     fresh_line = "\n"
 
@@ -96,7 +96,7 @@ class Console:
         """Lines tell no time."""
 
     def doing(self, what: str) -> None:
-        """One line where the same is still being done after a minute: otherwise lines tell of what was done."""
+        """Write one line if the same activity lasts over a minute; other lines report finished work."""
         if what != self.what:
             self.what, self.begun = what, self.now()
         elif self.begun is not None and self.now() - self.begun >= _LONG_S:
@@ -112,7 +112,7 @@ class Console:
             return
         self.printed_at = self.now()
         shown = [
-            f"{name}={number(record[name])}"
+            f"{'train/' * name.startswith('loss')}{name}={number(record[name])}"
             for name in _SHOWN
             if name in record and (name != "skipped" or record[name])
         ]
@@ -132,14 +132,14 @@ class RankLog(StringIO):
         self.path: Path | None = None
 
     def open(self, path: Path) -> None:
-        """Append the time, what was said so far, and what is said from now on, to a file; its directory is made."""
+        """Append the time, the buffered text, and all later text to a file; its directory is created."""
         make_no_follow(path.parent)
         self.path = path
         self.at_once(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z} ---")
         self.flush()
 
     def flush(self) -> None:
-        """Bring what was written to the file, where there is one."""
+        """Write the buffered text to the file, if it has one."""
         if self.path is None and self.tell() <= _MOST:
             return
         text = self.getvalue()
@@ -152,7 +152,7 @@ class RankLog(StringIO):
             file.write(text)
 
     def at_once(self, text: str) -> None:
-        """Append a line to the file, where there is one, past all buffers: for handlers of signals and other threads."""
+        """Append a line to the file, if it has one, past all buffers: for signal handlers and other threads."""
         if self.path is None:
             return
         with suppress(OSError):

@@ -1,6 +1,7 @@
-"""How numbers, times, sizes and names are written where a person reads them: console, page, tables, charts."""
+"""Numbers, times, sizes and names as text for people: on the console, the page, in tables and charts."""
 
 import re
+import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ _LETTERS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def visible(text: str) -> str:
-    """Text in which nothing commands the terminal: a model may write anything.
+    """Text without control characters of the terminal, because a model may write anything.
 
     >>> visible("so it\\x1b[2J goes\\n")
     'so it\ufffd[2J goes\\n'
@@ -26,8 +27,21 @@ def in_line(name: str) -> str:
     return " ".join(visible(name).split())
 
 
+def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
+    """A line broken between words, and its other lines indented; a word that is longer stays as it is.
+
+    >>> print(wrapped("device  cpu, 1 thread, no accelerator", indent=8, width=20))
+    device  cpu, 1
+            thread, no
+            accelerator
+    """
+    if len(line) <= width:
+        return line
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
 def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = "start") -> str:
-    """At most `limit` letters of a text; `keep` says of which part.
+    """At most `limit` letters of a text; `keep` selects the part.
 
     >>> shortened("aten::convolution", 12), shortened("blocks.3.mlp.up", 12, keep="end")
     ('aten::con...', '...3.mlp.up')
@@ -52,7 +66,7 @@ def number(value: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """A speed or a count of which three digits matter.
+    """A speed or a count, to three digits.
 
     >>> three_digits(83_541.9), three_digits(12.345)
     ('83,500', '12.3')
@@ -92,7 +106,7 @@ def counted(number: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them.
+    """A duration for people.
 
     >>> duration(42), duration(192), duration(7260)
     ('42s', '3m12s', '2h01m')
@@ -120,7 +134,7 @@ def measured_time(seconds: float) -> str:
 
 
 def as_typed(value: Any, *, digits: int | None = None) -> str:
-    """A value of a setting as one types it: a float short where that is exact, or to some digits; a list with blanks between.
+    """A value of a setting as typed: a float in its shortest exact form, or to some digits; a list separated by blanks.
 
     >>> as_typed(0.0001), as_typed((0.9, 0.95)), as_typed(None), as_typed("5%"), as_typed(True), as_typed(0.123456, digits=3)
     ('0.0001', '0.9 0.95', 'None', '5%', 'True', '0.123')
@@ -134,7 +148,7 @@ def as_typed(value: Any, *, digits: int | None = None) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), indent: str = "") -> list[str]:
-    """A line for each row; the columns of `left` begin at their left edge, all others (numbers) end at their right one.
+    """A line for each row; the columns in `left` are left-aligned, all others (numbers) right-aligned.
 
     >>> for line in text_table([("phase", "ms", "share"), ("forward", "12.5", "40%")]):
     ...     print(line)

@@ -1,7 +1,7 @@
 """Records as append-only lines of JSON: the truth that reports and diagnosis read.
 
-Numbers that are not finite are null beside `nonfinite`, which says what they were (in a dictionary as "NAME/NAME"). A resumed run
-appends a `resumed` record; `streamed` drops what came past that step before, except for what happened to the run (`event`).
+Numbers that are not finite are null, and `nonfinite` holds them (those of a dictionary as "NAME/NAME"). A resumed run
+appends a `resumed` record; `streamed` then drops earlier records past that step, except for events.
 """
 
 import json
@@ -35,17 +35,17 @@ class AppendedFile:
         return self.file.read(length)
 
     def append(self, content: bytes) -> None:
-        """Write at the end; it is in the hands of the operating system when this returns, and waits if this raises `OSError`."""
+        """Append bytes. The operating system has them when this returns; if this raises `OSError`, they wait."""
         self.waiting += content
         while self.waiting:  # one write may take only a part
             self.waiting = self.waiting[self.file.write(self.waiting) :]
 
     def was_deleted(self) -> bool:
-        """Whether the file's name is gone, or that of another file by now."""
+        """Whether the file's name is gone, or belongs to another file now."""
         return not is_named(self.path, self.file)
 
     def make_again(self) -> None:
-        """Write all of a file that was deleted under its name again."""
+        """Write the content of a deleted file again, under its name."""
         deleted, start = self.file, 0
         self.file = self._opened()
         self.file.truncate(0)
@@ -55,7 +55,7 @@ class AppendedFile:
         deleted.close()
 
     def close(self) -> None:
-        """Close the file; `OSError` if bytes are lost by that."""
+        """Close the file; `OSError` if that loses bytes."""
         try:
             self.append(b"")
         finally:
@@ -90,11 +90,11 @@ class JsonLines:
             self._append(b"\n")
 
     def write(self, record: Record) -> None:
-        """Append one line; where that raises `OSError`, it waits in memory for the next call, and nothing is lost."""
+        """Append one line. If that raises `OSError`, the line waits in memory for the next call and is not lost."""
         self._append(line(record).encode(errors="backslashreplace") + b"\n")
 
     def holds(self, length: int, digest: str) -> bool:
-        """Whether the file still begins with what a checkpoint noted of it."""
+        """Whether the file still begins with the bytes that a checkpoint noted."""
         begin, start = sha256(), 0
         while start < length and (chunk := self.appended.read(start, min(length - start, _READ_BYTES))):
             begin.update(chunk)
@@ -106,7 +106,7 @@ class JsonLines:
         return self.length, self.hash.hexdigest()
 
     def close(self) -> None:
-        """Close the file; `OSError` where lines are lost by that."""
+        """Close the file; `OSError` if that loses lines."""
         self.appended.close()
 
     def _append(self, content: bytes) -> None:
@@ -150,12 +150,12 @@ def _is_strange(value: object) -> bool:
 
 
 def records(path: Path) -> list[Record]:
-    """The records of a run, one curve: without those that a later resume has superseded, nor half-written lines."""
+    """The records of a run as one curve, without half-written lines and without those that a later resume has superseded."""
     return list(streamed(path))
 
 
 def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
-    """The records of one curve, one at a time: the file is read twice, first for where it was gone on from.
+    """The records of one curve, one at a time. The file is read twice, first to find its resumes.
 
     It leaves out lines appended meanwhile, bytes beyond the first `size_bytes`, half-written lines and lines that are not records.
     """
@@ -174,7 +174,7 @@ def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
 
 
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
-    """Where in the file lines of a resume end, the steps that these went on from, and how much of the file there is to read."""
+    """The positions after the lines of resumes, the steps that these resumed from, and the number of bytes to read."""
     ends, steps, size = list[int](), list[int](), 0
     with open_regular(path) as file:
         while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):

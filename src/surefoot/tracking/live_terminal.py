@@ -6,13 +6,13 @@ Only the live line is drawn again. No thread, no hidden cursor: every way to end
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from surefoot.tracking.console import Console, Said, Screen, can_redraw
-from surefoot.tracking.format import compact, duration, in_line, number, visible
+from surefoot.tracking.format import compact, duration, in_line, number, visible, wrapped
 from surefoot.tracking.record import OWN, Record, scores_in
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ _BESIDE_BAR = 58  # columns: loss, time left, rate, norm and targets a second, e
 _ECHO = 3  # columns: the terminal's "^C" must not wrap, and in some terminals the last column does
 _CELL = 9  # columns of a score
 _TIME = 6
+_STYLES = {
+    **dict.fromkeys(("ERROR", "WARNING"), "bold red"),
+    **dict.fromkeys(("warning", "stopped"), "yellow"),
+    "note": "dim",
+    "finished": "bold green",
+}
 _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this order
     "left_s": lambda value: f"left {duration(value)}",
     "learning_rate": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
@@ -52,7 +58,7 @@ class Terminal:
             self.bar = ("#", "-")
         self.train: Record | None = None  # the last one
         self.phrase = ""  # what is being done, where that takes long
-        self.columns: list[str] | None = None  # scores in the table
+        self.columns: list[tuple[str, ...]] | None = None  # titles in the table
         self.drawn = self.unfinished = False  # the live line; a guest's line
 
     @property
@@ -73,15 +79,16 @@ class Terminal:
         self._draw()
 
     def say(self, text: str) -> None:
-        self._above(visible(text))
+        """Text above the live line, broken between words; its first word in colour where that has a meaning."""
+        self._above(*map(self._worded, visible(text).split("\n")))
         self._draw()
 
     def started(self, spent_s: float) -> None:
-        """Tell the time of rows from here on; the run has taken `spent_s` before."""
+        """Start the clock of the rows; the run has already taken `spent_s`."""
         self.begun = self.now() - spent_s
 
     def doing(self, what: str) -> None:
-        """Show on the live line what is being done from now on, until the next record."""
+        """Show the current activity on the live line until the next record."""
         if in_line(what) != self.phrase:
             self.phrase = in_line(what)
             self._draw()
@@ -94,7 +101,7 @@ class Terminal:
         self.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
 
     def give_way(self, text: str) -> None:
-        """Make room for what a guest is about to write."""
+        """Make room for text of another writer."""
         if self.drawn:
             self.said.put(_ERASE)
             self.drawn = False
@@ -125,7 +132,7 @@ class Terminal:
         self.drawn, self.unfinished = True, False
 
     def _line(self) -> "Text":
-        """As much of it as there is room for, in the order of what one wants to know."""
+        """As many of its parts as fit, in the order of importance."""
         from rich.text import Text
 
         line, record, room = Text(), self.train, max(1, self.rich.width - _ECHO)
@@ -143,27 +150,46 @@ class Terminal:
         line.truncate(room, overflow="crop")
         return line
 
+    def _worded(self, line: str) -> "str | Text":
+        from rich.text import Text
+
+        text = wrapped(line, width=max(20, self.rich.width))
+        word = text.split(" ", 1)[0]
+        style = _STYLES.get(word.rstrip(":"), "cyan" if text.startswith(f"{word}  ") else "")
+        return Text.assemble((word, style), text[len(word) :])
+
     def _row(self, record: Record) -> "list[str | Text]":
         from rich.cells import cell_len
         from rich.text import Text
 
         values = {in_line(name): _cell(value) for name, value in scores_in(record).items()}
-        titles = _titles(list(values))
-        wide = {name: max(_CELL, cell_len(titles[name])) for name in values}
         step = max(5, len(str(self.length)))
-        room = self.rich.width - 1 - step - len(_GAP) - len("train loss") - len(_GAP) - _TIME
-        ends = accumulate(len(_GAP) + wide[name] for name in values)
-        shown = [name for name, end in zip(values, ends, strict=True) if end <= room]
-        lines: list[str | Text] = []
-        if shown != self.columns:
-            self.columns = shown
-            scores = [" " * (wide[name] - cell_len(titles[name])) + titles[name] for name in shown]
-            lines.append(Text(_GAP.join(["step".rjust(step), "train loss", *scores, "time".rjust(_TIME)]), "bold"))
-            if len(shown) < len(values):
-                lines.append(Text(f"not shown for lack of room: {', '.join(list(values)[len(shown) :])}", "dim"))
-        cells = [str(record["step"]).rjust(step), _loss(self.train or {}).rjust(len("train loss"))]
-        cells += [values[name].rjust(wide[name]) for name in shown]
-        return [*lines, _GAP.join([*cells, duration(self.now() - self.begun).rjust(_TIME)])]
+        room = self.rich.width - 1 - step - len(_GAP) - _TIME
+        in_one_line, in_two = (
+            (("train loss",), *((name,) for name in values)),
+            (("train", "loss"), *map(_split, values)),
+        )
+        titles = in_one_line if _ends(in_one_line)[-1] <= room else in_two
+        widths = [max(_CELL, *map(cell_len, title)) for title in titles]
+        count = max(1, sum(end <= room for end in _ends(titles)))
+        columns, lines = [*titles[:count]], list[str | Text]()
+        if columns != self.columns:
+            self.columns = columns
+            for place in range(len(columns[0])):
+                ends = ("step", "time") if place == len(columns[0]) - 1 else ("", "")
+                names = (
+                    " " * (width - cell_len(title[place])) + title[place]
+                    for title, width in zip(columns, widths, strict=False)
+                )
+                lines.append(Text(_GAP.join([ends[0].rjust(step), *names, ends[1].rjust(_TIME)]), "bold"))
+            if hidden := [*values][count - 1 :]:
+                lines.append(Text(f"not shown for lack of room: {', '.join(hidden)}", "dim"))
+        cells = [_loss(self.train or {}), *values.values()]
+        cells = [cell.rjust(width) for cell, width in zip(cells[:count], widths, strict=False)]
+        return [
+            *lines,
+            _GAP.join([str(record["step"]).rjust(step), *cells, duration(self.now() - self.begun).rjust(_TIME)]),
+        ]
 
 
 def screen(length: int, stream: TextIO | None = None) -> Screen:
@@ -172,7 +198,7 @@ def screen(length: int, stream: TextIO | None = None) -> Screen:
 
 
 class _Guest:
-    """A standard stream as all others see it while a live line stands on the same terminal."""
+    """A standard stream for all other writers while a live line stands on the same terminal."""
 
     def __init__(self, stream: TextIO, give_way: Callable[[str], None]) -> None:
         self.stream, self.give_way = stream, give_way
@@ -214,11 +240,14 @@ def _cell(value: float) -> str:
     return next((text for text in texts if len(text) <= _CELL), f"{value:.0e}")
 
 
-def _titles(names: list[str]) -> dict[str, str]:
-    """Scores without their split, as long as no two would be called the same.
+def _split(name: str) -> tuple[str, str]:
+    """A score's split and what it is, one above the other."""
+    split, _, score = name.rpartition("/")
+    return split, score
 
-    >>> _titles(["held-out/loss", "cloze/accuracy"]), _titles(["a/loss", "b/loss"])
-    ({'held-out/loss': 'loss', 'cloze/accuracy': 'accuracy'}, {'a/loss': 'a/loss', 'b/loss': 'b/loss'})
-    """
-    last = {name: name.rpartition("/")[2] for name in names}
-    return last if len(set(last.values())) == len(names) else {name: name for name in names}
+
+def _ends(titles: Sequence[tuple[str, ...]]) -> list[int]:
+    """Where each column ends, in cells."""
+    from rich.cells import cell_len
+
+    return list(accumulate(len(_GAP) + max(_CELL, *map(cell_len, title)) for title in titles))

@@ -1,4 +1,4 @@
-"""Where the records of a sitting go: the console, metrics.jsonl, TensorBoard, trackers. One that cannot take them ends no run."""
+"""The sinks of a session's records: console, metrics.jsonl, TensorBoard, trackers. A sink that fails does not end the run."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """All that take records; with `open` those of a run's directory too."""
+    """All sinks of records; after `open` also those of a run's directory."""
 
     def __init__(self, console: Screen | None) -> None:
         self.console = console
@@ -27,7 +27,7 @@ class Journal:
         self.failing: set[int] = set()  # ids of those that have been warned of
 
     def open(self, directory: RunDirectory, *, step: int, found: Checkpoint | None) -> None:
-        """Go on with the files of a directory after `step` steps; `found` is the checkpoint that they are gone on from."""
+        """Continue the files of a directory after `step` steps, from the checkpoint `found`."""
         from surefoot.tracking.tensorboard import TensorBoard
 
         noted = None if found is None else found.log
@@ -52,7 +52,7 @@ class Journal:
         return bool(files)
 
     def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
-        """Let trackers have what is written from now on, beside the directory's own files."""
+        """Send new records to trackers too, beside the directory's own files."""
         self.trackers = [Tracker(name, out=directory.path, settings=settings) for name in names]
         self.sinks += self.trackers
 
@@ -60,7 +60,7 @@ class Journal:
         self._hand(record, self.sinks)
 
     def show(self, record: Record) -> None:
-        """Hand a record of what is kept elsewhere in the directory to all but the file of records."""
+        """Pass a record to all sinks except the file of records; its content is elsewhere in the directory."""
         self._hand(record, [sink for sink in self.sinks if sink is not self.metrics])
 
     def _hand(self, record: Record, sinks: Sequence[Sink]) -> None:
@@ -77,7 +77,7 @@ class Journal:
                 self.failing.discard(id(sink))
 
     def close(self) -> None:
-        """Close all of them, whichever fails."""
+        """Close all of them, also if some fail."""
         for tracker in self.trackers:  # they finish at the same time
             tracker.ask_to_close()
         with ExitStack() as last_first:

@@ -20,7 +20,7 @@ Group = Literal["best", "worst", "random"]
 
 @dataclass(frozen=True, kw_only=True)
 class TextHeatmap:
-    """A text in pieces, each with a number that says how strongly it is tinted; put together, the pieces are the text.
+    """A text in pieces, each with a number that says how strongly it is tinted; the joined pieces are the text.
 
     unit: "nats" for losses (0 and more), "fraction" for 0..1. A piece that has no number is not tinted.
 
@@ -163,7 +163,7 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfusionMatrix:
-    """How many samples of each class (row) were taken for each class (column)."""
+    """The number of samples of each true class (row) with each predicted class (column)."""
 
     kind: ClassVar[str] = "confusion-matrix"
     title: str
@@ -200,7 +200,7 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A small image (a PNG file as base64), what it shows, what it was taken for and how wrong that was.
+    """A small image (a PNG file as base64), its true class, its prediction and the error of that.
 
     >>> Image(png="iVBORw0KGgo=", label="cat", guess="dog", loss=2.3).guess
     'dog'

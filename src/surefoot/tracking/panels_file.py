@@ -1,4 +1,4 @@
-"""Panels as `panels.json` in a run's directory: how they are made, how many fit, and how they are read back."""
+"""Panels as `panels.json` in a run's directory: make, limit, write and read them."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -57,7 +57,7 @@ def written(panel: Panel) -> dict[str, Any]:
 
 
 def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
-    """The panels that a page has room for, taken in their order, and those that it has not.
+    """The panels that fit on a page, in their order, and the rest.
 
     >>> from surefoot.tracking.panels import ConfusionMatrix
     >>> fitting([ConfusionMatrix(title="held-out", classes=(), counts=())])[1]
@@ -79,7 +79,7 @@ def made(
     stop: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = perf_counter,
 ) -> tuple[list[Panel], list[str]]:
-    """The panels of a model, made until `stop` says so or a minute is over, and why there are not more; raises nothing.
+    """The panels of a model, until `stop` is true or a minute has passed, and the reason if some are missing; never raises.
 
     Panels that the function yielded before it failed stay.
 
@@ -111,7 +111,7 @@ def made(
 
 
 def read_panels(run: Path | str) -> Panels | None:
-    """The panels of a run's directory; None where it has none. `DataError` for a file that surefoot has not written."""
+    """The panels of a run's directory; None without a file. `DataError` for a file that surefoot has not written."""
     place = local_path(run, setting="run") / FILE
     try:
         with open_regular(place) as file:
@@ -145,7 +145,7 @@ def panels_from_json(text: str) -> Panels:
 
 
 def _panel(kind: str, values: dict[str, Any]) -> Panel:
-    """A panel from its JSON, whose lists become tuples; whether they hold what they should it checks itself."""
+    """A panel from its JSON, whose lists become tuples; the panel checks its values itself."""
     for name, part in (("examples", Example), ("images", Image)):
         if name in values:
             values[name] = [part(**one) for one in values[name]]

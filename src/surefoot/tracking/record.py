@@ -38,13 +38,13 @@ KINDS: dict[str, dict[str, Any]] = {
     # a session goes on from this step; what stands before with a later one is superseded
     "resumed": {"step": int},
 }
-"""The one declaration of what surefoot writes into metrics.jsonl: of each kind the keys and their types."""
+"""The only declaration of the records in metrics.jsonl: keys and types of each kind."""
 
 OWN = frozenset({"kind", "text", "nonfinite"} | KINDS["train"].keys() | KINDS["scores"].keys())
 
 
 def scores_in(record: Record) -> dict[str, float]:
-    """The scores in a record, and nothing else that a judge has found: a text, a confusion matrix.
+    """The metrics in a record that are numbers, without texts and confusion matrices.
 
     >>> scores_in({"kind": "scores", "step": 3, "all/accuracy": 0.5, "all/confusion": [[1, 0], [1, 0]]})
     {'all/accuracy': 0.5}
@@ -53,14 +53,14 @@ def scores_in(record: Record) -> dict[str, float]:
 
 
 class Sink(Protocol):
-    """Somewhere records go."""
+    """A receiver of records."""
 
     def write(self, record: Record) -> None: ...
     def close(self) -> None: ...
 
 
 def refuse_own(names: Iterable[str]) -> None:
-    """Raise `ConfigError` where a value of the user's would take the place of one of surefoot's.
+    """Raise `ConfigError` if a value of the user's would replace one of surefoot's.
 
     >>> refuse_own(["accuracy"])
     """

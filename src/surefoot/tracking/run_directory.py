@@ -32,7 +32,7 @@ _REPLACED = ("config.toml", "environment.json", "panels.json")  # whole, so that
 
 @dataclass(eq=False)
 class RunDirectory:
-    """One run's directory, held by one process at a time."""
+    """One run's directory, locked by one process at a time."""
 
     path: Path
     lock: IO[bytes] | None = None
@@ -48,37 +48,37 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def open(self) -> None:
-        """Make the directory and hold it; a second process that trains into it is refused, and so is a link of our names in it."""
+        """Create and lock the directory; refuse a second process that trains into it, and links under our names in it."""
         place = self.path.resolve()
         if place in HELD:  # a process may lock a file as often as it likes
-            raise ConfigError(f"this process is training into {self.path} already: choose another --out")
+            raise ConfigError(f"this process is training into {self.path} already: choose another --run-dir")
         try:
             _make(place)
             if (link := self._link()) is not None:
                 raise ConfigError(
                     f"{link} is a link to {os.readlink(link)}\n"
                     "  a run writes and deletes files in its own directory only, and follows no link out of it\n"
-                    f"  remove it (rm {shlex.quote(str(link))}), or choose another place: --out DIR"
+                    f"  remove it (rm {shlex.quote(str(link))}), or choose another place: --run-dir DIR"
                 )
             self._refuse_other_kinds()
             lock, locked = self._locked()
         except OSError as problem:
             raise ConfigError(
-                f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --out DIR"
+                f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --run-dir DIR"
             ) from problem
         if locked is False:
             raise ConfigError(
-                f"another process is training into {self.path} right now: wait for it, or choose another --out"
+                f"another process is training into {self.path} right now: wait for it, or choose another --run-dir"
             )
         self.lock, self.is_locked = lock, locked is not None
         HELD.add(place)
 
     def remember(self, *names: str) -> None:
-        """Keep small files that lie there in memory, so that `make_again` can write them."""
+        """Read the small files there into memory, so that `make_again` can write them."""
         self.small_files |= {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
 
     def make_again(self) -> bool:
-        """Hold a directory again that was deleted, or whose lock was, with its small files; return whether anything was.
+        """Create and lock a directory again if it or its lock was deleted, with its small files; return whether that was so.
 
         `CheckpointError` if another process trains into it since then.
         """
@@ -129,7 +129,7 @@ class RunDirectory:
                 raise ConfigError(
                     f"{path} is not a {kind}\n"
                     "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
-                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --out DIR"
+                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --run-dir DIR"
                 )
 
     def _locked(self) -> tuple[IO[bytes], bool | None]:
@@ -158,7 +158,7 @@ class RunDirectory:
         self.write_bytes(name, text.encode())
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a small file so that it is there whole or not at all."""
+        """Write a small file atomically."""
         target = self.path / name
         try:
             write_whole(target, data)
@@ -180,7 +180,7 @@ class RunDirectory:
 
 
 def directory_of_start(run: Path) -> str | None:
-    """Where the command was given that began a run; None where that is not known."""
+    """The working directory of the command that began a run; None if unknown."""
     try:
         return str(read_sessions(run)[0]["directory"])
     except (OSError, ValueError, LookupError):
@@ -188,7 +188,7 @@ def directory_of_start(run: Path) -> str | None:
 
 
 def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
-    """Small files of a recipe's for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
+    """Check a recipe's small files for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
     ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, "report.html"}
     if wrong := [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]:
         raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
@@ -209,7 +209,7 @@ def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Where and how this sitting was started."""
+    """The start of this session: place, command, machine."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
@@ -224,7 +224,7 @@ def environment() -> dict[str, Any]:
 
 
 def machine_memory_bytes() -> int | None:
-    """The memory of this machine; None where the system does not say."""
+    """The memory of this machine; None if the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # the first: on Windows there is no sysconf

@@ -16,22 +16,27 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from surefoot.checkpoint.manifest import FORMATS, MANIFEST
 from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, typed_state
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tracking.jsonl import streamed
 from surefoot.tracking.record import Record
 
 Standing = Literal["running", "over", "unknown"]
 HELD: set[Path] = set()  # directories that runs of this process hold
 _MAX_CRASHES = 10
+_OTHER_FORMAT = (
+    "another version of surefoot wrote {} (format {}, and this version reads"
+    f" {' and '.join(map(str, FORMATS))}): install that version, or train a new run in another directory"
+)
 _DARWIN = sys.platform == "darwin"
 _FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # fcntl.h
 
 
 class Session(TypedDict, total=False):
-    """One start or resume, as environment.json tells it; files of users' own tools may lack any of it."""
+    """One start or resume in environment.json; files of other tools may lack any of its keys."""
 
     step: int
     time: str
@@ -50,7 +55,7 @@ class Session(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """config.toml: settings by dotted name, where each came from, [program]; and the settings of a script, nested."""
+    """The content of config.toml: settings by dotted name, the origin of each, [program]; and the nested settings of a script."""
 
     flat: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -82,7 +87,7 @@ class RunFiles:
 
     @property
     def planned_steps(self) -> int | None:
-        """How many steps the run is to make; None if no file says it."""
+        """The planned number of steps; None if unknown."""
         if self.state is not None:
             return self.state.planned_steps
         length = self.config.flat.get("length")
@@ -167,8 +172,25 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
     return 0, None
 
 
+def other_format(path: Path) -> str | None:
+    """Why the directory of a run cannot be read, in one sentence, if another version of surefoot wrote its checkpoints; else None."""
+    for file in sorted((path / "checkpoints").glob(f"step-*/{MANIFEST}"), reverse=True):
+        with suppress(OSError, ValueError, RecursionError):
+            manifest = json.loads(read_regular(file))
+            version = manifest.get("format_version") if isinstance(manifest, dict) else None
+            if isinstance(version, int):
+                return None if version in FORMATS else _OTHER_FORMAT.format(path, version)
+    return None
+
+
+def refuse_other_format(path: Path) -> None:
+    """Raise `CheckpointError` with the sentence of `other_format`, if there is one."""
+    if (why := other_format(path)) is not None:
+        raise CheckpointError(why)
+
+
 def standing_of(run: Path) -> Standing:
-    """Whether a process trains into a directory now, as far as its lock tells, which is asked for and not held."""
+    """Whether a process trains into a directory now, by its lock, which is tested and not kept."""
     if run.resolve() in HELD:  # to open and close its lock would let go of it
         return "running"
     if sys.platform == "win32":

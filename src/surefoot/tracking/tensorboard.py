@@ -25,7 +25,7 @@ _LONGEST_NAME = 16
 
 
 def pictured(panel: Mapping[str, Any]) -> Image.Image | None:
-    """A confusion matrix or the pictures of a panel (as `panels.written` gives it) as a picture; None of any other kind.
+    """A confusion matrix or the images of a panel (from `panels.written`) as one image; None for any other kind.
 
     >>> pictured({"kind": "confusion-matrix", "title": "", "classes": ("a", "b"), "counts": ((3, 1), (0, 4))}).size
     (71, 71)
@@ -39,7 +39,7 @@ def pictured(panel: Mapping[str, Any]) -> Image.Image | None:
 
 
 def _matrix(classes: Any, counts: Any) -> Image.Image:
-    """The darker, the larger the share of its row; rows are the right classes, as is written at the left and at the top."""
+    """A cell is darker if its share of the row is larger; rows are the true classes, as the labels say."""
     names = [name[:_LONGEST_NAME] for name in classes]
     margin = 8 + _LETTER * max((len(name) for name in names), default=0)
     side = margin + _CELL * len(names)
@@ -78,7 +78,7 @@ _NO_CURVES = {"layers", "data", "event"}  # nested, or words
 
 
 class TensorBoard:
-    """An event directory; `from_step` is the step a run goes on from, and nothing later of an older sitting is shown."""
+    """An event directory; `from_step` is the step of the resume, and later points of older sessions are hidden."""
 
     def __init__(self, directory: Path, *, from_step: int) -> None:
         # protobuf and more: half a second
@@ -113,7 +113,7 @@ class TensorBoard:
                 self.appended.append(b"")  # what waits for room
 
     def close(self) -> None:
-        """Close the file; `OSError` if values are lost by that."""
+        """Close the file; `OSError` if that loses values."""
         self.appended.close()
 
     def _add_pictures(self, record: Record) -> None:
@@ -128,7 +128,7 @@ class TensorBoard:
         self._add(values, record)
 
     def _add_outcome(self, record: Record) -> None:
-        """Settings beside the scores that stand as scalars already, for the table in which TensorBoard compares runs."""
+        """Settings for TensorBoard's table that compares runs; the metrics stand there as scalars already."""
         from torch.utils.tensorboard.summary import hparams
 
         scores = [*record["scores"], *(f"end/{name}" for name in record.get("scores_at_end", {}))]

@@ -46,7 +46,7 @@ def check_how(how: str, blocks: Sequence[str] | None) -> None:
         raise ConfigError(f"activation_checkpointing = {how!r}: one of {', '.join(get_args(How))}")
     if blocks is not None and how == "off":
         raise ConfigError(
-            f"checkpointed_blocks = {list(blocks)} says nothing while activation_checkpointing is off\n"
+            f"activation_checkpointing_modules = {list(blocks)} says nothing while activation_checkpointing is off\n"
             "  try: --activation-checkpointing blocks"
         )
 
@@ -74,7 +74,7 @@ def compute_again(
         kinds = ", ".join(type(model).__name__ for model in models.values())
         raise ConfigError(
             f"activation_checkpointing = {how}: {kinds} has no repeated blocks (two or more of one class in a list of modules)\n"
-            '  name what is to be computed again: checkpointed_blocks=["encoder", "MyBlock", "layers.*"], or leave it off'
+            '  name what is to be computed again: activation_checkpointing_modules=["encoder", "MyBlock", "layers.*"], or leave it off'
         )
     for block in {id(block): block for block in chosen.values()}.values():
         # partial, and not a closure: a deep copy of the block then holds its own forward, and not this one's

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from surefoot.config import speed_table
 from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
 from surefoot.data.buckets import Buckets
-from surefoot.train.precision import Precision, instruction_set
+from surefoot.train.precision import Precision, instruction_set, precision
 
 if TYPE_CHECKING:  # the rest of a run has clocks
     from surefoot.data.loader import MicroBatch
@@ -31,16 +31,21 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNor
 class Chosen:
     """Why a run that left them open has its precision (and layout of images), and why it is compiled or not; None if named.
 
-    unknown: the table has nothing for the run, and `surefoot profile` could tell more.
+    unknown: the table has nothing for the run, and `surefoot profile` could tell more. auto: what "auto" would have chosen in the
+    place of a precision that is named.
     """
 
     precision: str | None = None
     compile: str | None = None
     unknown: bool = False
+    auto: Choice | None = None
 
     def in_words(self, precision: Precision, *, channels_last: bool) -> str:
-        """A precision and a layout, with the reason if they were chosen now."""
+        """A precision and a layout, with the reason if they were chosen now, else with what "auto" would choose."""
         why = "" if self.precision is None else f" (auto: {self.precision})"
+        if self.auto is not None:
+            other = "" if self.auto.precision == precision.name else f" {self.auto.precision}"
+            why = f'{";" if other else ", as"} "auto" would choose{other} ({self.auto.why})'
         return f"{precision.name}{', channels last' * channels_last}{why}"
 
     def lines(self, parts: "Components") -> list[str]:
@@ -48,7 +53,7 @@ class Chosen:
         lines = {
             f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})": self.compile is not None,
             "note: `surefoot profile` measures what could be gained here"
-            " (a script: FILE.py:build; by compiling too: --tries all)": self.unknown,
+            " (a script: FILE.py:build; by compiling too: --speedups all)": self.unknown,
             f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
             " --precision fp32 is quicker, and another run": parts.whole.precision.emulated,
             "note: fp16 on a CPU is slow, and for trying only; use --precision bf16 or fp32 to train": (
@@ -64,26 +69,32 @@ def settle_choices(parts: "Components") -> Chosen:
     Rank 0 decides for all. What it chose is part of the run from then on. A layout is looked up beside the precision: with a
     precision that is named, images stay as they come. Models are not compiled here: see `Components.compile`.
     """
-    precision, why, why_compile, silent = parts.whole.precision, None, None, False
-    if precision.open:
-        facts = run_facts(parts) if parts.world.is_main else ""
-        found = (
-            Choice("fp32", False, False, facts)
-            if isinstance(facts, str)
-            else look_up(facts, layout_open=parts.layout.open)
-        )
-        choice = Choice(*parts.world.from_main(astuple(found)))
-        precision.settle(choice.precision)
+    settled, why, why_compile, silent, auto = parts.whole.precision, None, None, False, None
+    if settled.open:
+        choice = Choice(*parts.world.from_main(astuple(_choice(parts))))
+        settled.settle(choice.precision)
         parts.layout.settle(choice.channels_last)
-        parts.described |= {"precision": precision.name, "channels_last": parts.layout.channels_last}
+        parts.described |= {"precision": settled.name, "channels_last": parts.layout.channels_last}
         why, silent = choice.why, not choice.known
+    elif parts.settings.precision != "auto":
+        auto = _choice(parts)
     parts.layout.settle(False)
     if parts.compiling.open:
         on, known, why_compile = _compile_choice(parts)
         parts.compiling.settle(on)
         parts.described["compile"] = on
         silent = silent or not known
-    return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None)
+    return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None, auto=auto)
+
+
+def _choice(parts: "Components") -> Choice:
+    """What "auto" chooses for a run; for rank 0 to look up."""
+    if parts.device.type in ("cuda", "meta") and not (device := precision("auto", parts.device)).open:
+        return Choice(cast(Any, device.name), False, True, f"this {parts.device.type} device has instructions for it")
+    facts = run_facts(parts) if parts.world.is_main else ""
+    if isinstance(facts, str):
+        return Choice("fp32", False, False, facts)
+    return look_up(facts, layout_open=parts.layout.open)
 
 
 def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:

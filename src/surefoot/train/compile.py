@@ -92,3 +92,8 @@ def compiled(models: Mapping[str, nn.Module]) -> dict[str, Any]:
     """
     as_uncompiled: dict[str, Any] = {"fallback_random": True}
     return {name: torch.compile(model, dynamic=False, options=as_uncompiled) for name, model in models.items()}
+
+
+def sole_or_all(named: Mapping[str, Any]) -> Any:
+    """What a loss is called with: the model where one stands alone, as "model"; else all of them by name."""
+    return named["model"] if list(named) == ["model"] else dict(named)

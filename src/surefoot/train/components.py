@@ -21,11 +21,13 @@ from surefoot.config.tree import flat
 from surefoot.data.pipeline import Supply
 from surefoot.distributed.world import World, deterministic_kernels
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.schedules.lr_schedule import Joined, Schedule, constant
+from surefoot.optim.build import base_groups
+from surefoot.schedules.joined import AnySchedule, bound
+from surefoot.schedules.lr_schedule import constant
 from surefoot.tracking.console import Screen
 from surefoot.tracking.run_directory import RunDirectory, machine
-from surefoot.train.compile import Compiling, Layout, compiled
-from surefoot.train.loop import State, Task, sole_or_all
+from surefoot.train.compile import Compiling, Layout, compiled, sole_or_all
+from surefoot.train.loop import State, Task
 from surefoot.train.run_identity import (
     differences,
     has_same_samples,
@@ -48,7 +50,7 @@ class Components:
     supply: Supply
     scoring: Scoring
     timetable: Timetable
-    schedule: Schedule | Joined  # in steps
+    schedule: AnySchedule  # in steps
     world: World
     parallel: Strategy
     compiling: Compiling
@@ -126,19 +128,25 @@ class Components:
         others = {"frozen": ", ".join(self.state.trainable.state()["frozen"]), "stop_after": self.timetable.stop_step}
         return flat(self.described) | printed | others
 
+    def where(self, checkpoint: Checkpoint) -> str:
+        """A checkpoint of this run as messages call it."""
+        step = f"step-{checkpoint.step:08d}"
+        return step if self.directory is None else f"{self.directory.path} at {step}"
+
     @interprets
     def continue_from(self, found: Checkpoint) -> None:
         """Make it the run that goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
 
         Percentages of the schedule are of the length with which the run began.
         """
-        where = f"step-{found.step:08d}"
+        where = self.where(found)
         saved = dict(found.saved.described)
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
-        if self.described["init"] is None:  # at step 0 it was loaded, and is of no use any more
-            saved["init"] = None
+        if self.described["init_from"] is None:  # at step 0 it was loaded, and is of no use any more
+            saved["init_from"] = None
         try:
-            schedule = (self.settings.schedule or constant()).resolved(began)
+            groups = base_groups(self.state.optimizers.values())
+            schedule = bound(self.settings.schedule or constant(), groups).resolved(began)
         except ConfigError as problem:
             raise CheckpointError(
                 f"cannot resume {where}: it began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
@@ -166,7 +174,7 @@ class Components:
         }
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
-        self.task = replace(self.task, factors=schedule.factors(self.length))
+        self.task = replace(self.task, factors=schedule.factors(self.length), momentum=schedule.momentum(self.length))
         self.schedule, self.described = schedule, described
         if self.compiling.late:
             self.compile()
@@ -190,8 +198,8 @@ class Components:
                 was, now_is = (line.strip().removesuffix("(") for line in pair)
                 if pair[0] != pair[1]:
                     raise CheckpointError(
-                        f"cannot resume step-{found.step:08d}: the model had {was}, and now has {now_is}\n"
-                        "  with another one it would be another run: choose another --out, or start from its weights with --init"
+                        f"cannot resume {self.where(found)}: the model had {was}, and now has {now_is}\n"
+                        "  with another one it would be another run: choose another --run-dir, or start from its weights with --init-from"
                     )
 
     @interprets

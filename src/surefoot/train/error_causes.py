@@ -62,7 +62,7 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
         return ConfigError(
             f"a block that was computed again at step {step} was not what it had been: {text.splitlines()[0][:200]}\n"
             "  its forward depends on something that changed meanwhile, other than buffers and the global random generators\n"
-            "  leave that block out (--checkpointed-blocks), or all of it (--activation-checkpointing off)"
+            "  leave that block out (--activation-checkpointing-modules), or all of it (--activation-checkpointing off)"
         )
     known = isinstance(problem, RuntimeError) and not isinstance(problem, torch.OutOfMemoryError)
     cause = next((cause for words, cause in _CAUSES.items() if known and words in text), None)

@@ -6,7 +6,7 @@ numbers and rates are computed from the step's number. Nothing in a step reads a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -48,12 +48,8 @@ class Task:
     precision: Precision
     factors: Factors  # step -> factor on each group's base rate
     settings: TrainSettings
+    momentum: Factors | None = None  # step -> momentum; None: it stays
     ranks: Ranks = field(default_factory=Alone)  # what a step shares with other processes
-
-
-def sole_or_all(named: Mapping[str, Any]) -> Any:
-    """What a loss is called with: the model where one stands alone, as "model"; else all of them by name."""
-    return named["model"] if list(named) == ["model"] else dict(named)
 
 
 @dataclass
@@ -71,11 +67,10 @@ class State:
     @property
     def model(self) -> nn.Module:
         """The only model; `ConfigError` if there are several."""
-        if len(self.models) != 1:
+        if len(self.models) > 1:
+            names, first = ", ".join(self.models), next(iter(self.models))
             raise ConfigError(
-                f"state.model: this run has {len(self.models)} models: {', '.join(self.models)}\n"
-                "  state.model is the only model of a run\n"
-                f"  take one by its name: state.models[{next(iter(self.models))!r}]"
+                f"state.model: this run has several models, {names}\n  take one by name: state.models[{first!r}]"
             )
         return next(iter(self.models.values()))
 
@@ -246,9 +241,8 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     most, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
     skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=most, loss_scale=factor_of_scale)
     step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
-    rate = task.factors(step.index) * step.state.rate_factor
-    for group in trained.optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * rate
+    momentum = None if task.momentum is None else task.momentum(step.index)
+    trained.set_rate(task.factors(step.index) * step.state.rate_factor, momentum=momentum)
     trained.skip.apply(trained.optimizer, skipped)
     if name in step.state.ema_models:
         step.state.ema_models[name].update(1.0 - skipped)

@@ -20,7 +20,8 @@ from surefoot.distributed.strategy import Called
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import clear
-from surefoot.train.loop import State, Step, Task, forward_backward, sole_or_all
+from surefoot.train.compile import sole_or_all
+from surefoot.train.loop import State, Step, Task, forward_backward
 from surefoot.train.module_usage import Watch
 from surefoot.train.precision import Precision
 from surefoot.train.scratch import eagerly, preserved

@@ -8,7 +8,8 @@ from surefoot.checkpoint.module_state import shortened
 from surefoot.config.durations import Length
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import AnySchedule
+from surefoot.schedules.lr_schedule import Schedule
 
 Described = Mapping[str, Any]
 
@@ -28,7 +29,7 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         raise CheckpointError(
             f"cannot resume {where}: {found[0]}"
             + "".join(f"\n  also {line}" for line in shortened(found[1:], 2))
-            + "\n  with these settings it would be another run: choose another --out, or start from its weights with --init"
+            + "\n  with these settings it would be another run: choose another --run-dir, or start from its weights with --init-from"
         )
 
 
@@ -43,10 +44,10 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     found = differences({"data": own[0]}, {"data": own[1]})
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in found):
         return
-    with_it = [{name: one[name] for name in ("length", "seed", "settings")} for one in (saved, now)]
-    cure = "for a run on these data choose another --out"
+    with_it = [{name: one[name] for name in ("length", "seed", "identity")} for one in (saved, now)]
+    cure = "this would be another run: choose another --run-dir"
     if has_same_samples(saved, now):
-        cure += '; to go on with them all the same: Run(accept_change="data") in a script, else --accept-change data'
+        cure += "; to go on with these data all the same: --accept-change data"
     raise CheckpointError(
         f"cannot resume {where}: it was trained on another data set"
         + "".join(f"\n  {line}" for line in shortened([*found, *differences(*with_it)], 3))
@@ -54,9 +55,7 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     )
 
 
-def refuse_another_length(
-    saved: Described, length: Length, *, schedule: Schedule | Joined, step: int, where: str
-) -> None:
+def refuse_another_length(saved: Described, length: Length, *, schedule: AnySchedule, step: int, where: str) -> None:
     """Raise `CheckpointError` where a run saved with one length after `step` steps cannot go on with another.
 
     `schedule` is in steps, percentages taken of the length with which the run began: where one run is longer than the
@@ -87,5 +86,5 @@ def refuse_another_length(
         )
     raise CheckpointError(
         f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps\n  {why}\n"
-        "  to train on from its weights: another --out, with --init"
+        "  another run can start from its weights: another --run-dir, with --init-from"
     )

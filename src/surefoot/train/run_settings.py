@@ -13,7 +13,7 @@ from surefoot.config.train_settings import TrainSettings
 from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
 from surefoot.optim.optimizers import OptimizerSpec
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import AnySchedule
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
 from surefoot.train.patience import EarlyStopping, ReduceLROnPlateau
@@ -27,7 +27,19 @@ Model = nn.Module | Callable[[], nn.Module]
 
 
 def _schedule(value: Any, *, setting: str) -> None:
-    if not isinstance(value, Schedule | Joined):
+    if callable(value):
+        raise ConfigError(
+            f"{setting} = {getattr(value, '__name__', type(value).__name__)} is a function, and could be one of two things\n"
+            "  write sf.schedules.from_function(fn) if fn(step) is a factor on the learning rate, or\n"
+            "  sf.schedules.from_scheduler(fn) if fn(optimizer) returns a torch or transformers scheduler"
+        )
+    if hasattr(value, "step"):
+        raise ConfigError(
+            f"{setting} is a {type(value).__name__} of an optimizer of your own; a run builds its own optimizer\n"
+            f"  write sf.schedules.from_scheduler(lambda optimizer: {type(value).__name__}(optimizer, ...)), or\n"
+            "  plateau=sf.ReduceLROnPlateau(...) if it needs a metric"
+        )
+    if not isinstance(value, AnySchedule):
         raise ConfigError(f"{setting} = {value!r} is no schedule: give surefoot.schedules.cosine(...) or the like")
 
 
@@ -70,19 +82,19 @@ class RunSettings(TrainSettings):
     """Training data: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
     early_stopping: EarlyStopping | None = setting(None, identity=True, after="time_limit")
     """End if a score stops improving."""
-    collate: Callable[[list[Any]], Any] | None = setting(
+    collate_fn: Callable[[list[Any]], Any] | None = setting(
         None, identity=True, by_fingerprint=True, after="micro_batch_size"
     )
     """Makes a batch of a list of samples, as in `DataLoader`."""
-    count: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
+    count_fn: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
     """Number of targets in a batch, over which the loss is a mean; called on the host. None: its first dimension."""
     optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built] = setting(identity=True, after="workers")
     """`surefoot.optim.adamw(...)` or the like, or a function from parameter groups to a `torch.optim.Optimizer`; or several by name."""
-    schedule: Schedule | Joined | None = setting(None, check=_schedule, identity=True)
+    schedule: AnySchedule | None = setting(None, check=_schedule, identity=True)
     """Factor on the learning rate over the run: `surefoot.schedules.cosine(...)` or the like. None: constant."""
     plateau: ReduceLROnPlateau | None = setting(None, check=_plateau, identity=True)
     """Lower the learning rate if a score stops improving; `evaluate_every` is then part of what the run is."""
-    evaluate: Mapping[str, Split] | None = setting(None, check=_splits, observer=True, after="deterministic")
+    splits: Mapping[str, Split] | None = setting(None, check=_splits, observer=True, after="deterministic")
     """Named data sets to evaluate, such as "held-out": {name: Split}."""
     best: str | None = setting(None, observer=True, after="evaluate_every")
     """ "min held-out/loss" or "max held-out/accuracy": the score whose best checkpoint is kept."""
@@ -94,15 +106,15 @@ class RunSettings(TrainSettings):
     """Print progress."""
     parallel: Kind | Strategy = setting("auto", observer=True, after="keep_every")
     """How several processes work together: "none", "ddp", "fsdp", or `surefoot.fsdp(...)`; "auto" is DDP if there are several."""
-    settings: Mapping[str, Any] | None = setting(None, identity=True, after="compare_ranks_every")
+    identity: Mapping[str, Any] | None = setting(None, identity=True, after="check_ranks_every")
     """Your own JSON that must be equal at a resume, such as how the data were made."""
-    files: Mapping[str, str | bytes] | None = setting(None, observer=True)
+    extra_files: Mapping[str, str | bytes] | None = setting(None, observer=True)
     """Files to write into the run's directory, such as a tokenizer: {name: text or bytes}."""
-    describe_sample: Callable[[Any], str] | None = setting(None, observer=True)
+    describe_fn: Callable[[Any], str] | None = setting(None, observer=True)
     """Text of a batch of one sample, for `surefoot replay`. None: shapes and values."""
-    example: str | None = setting(None, observer=True)
+    predict_example: str | None = setting(None, observer=True)
     """An input for the `surefoot predict` command that the run prints at its end; "" if it needs none."""
-    about_data: Sequence[str] = setting((), observer=True)
+    data_summary: Sequence[str] = setting((), observer=True)
     """Lines on the data that `surefoot plan` shows; the start of a run shows the first."""
     accept_change: str | Sequence[str] | None = setting(
         None, check=_accept_change, one_session=True, after="check_state"

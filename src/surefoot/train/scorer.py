@@ -15,9 +15,9 @@ from surefoot.data.pipeline import Supply
 from surefoot.distributed.strategy import Ranks
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
-from surefoot.train.compile import Compiling
+from surefoot.train.compile import Compiling, sole_or_all
 from surefoot.train.evaluate import Split, evaluation_mode, scored, scored_by_batch
-from surefoot.train.loop import Loss, State, sole_or_all
+from surefoot.train.loop import Loss, State
 from surefoot.train.precision import Precision
 
 Made = TypeVar("Made")

@@ -22,9 +22,10 @@ from surefoot.distributed.strategy import Alone
 from surefoot.distributed.world import World
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators
+from surefoot.train.compile import sole_or_all
 from surefoot.train.components import Components
 from surefoot.train.evaluate import Split, scored_by_batch
-from surefoot.train.loop import Loss, State, Step, Task, forward_backward, sole_or_all
+from surefoot.train.loop import Loss, State, Step, Task, forward_backward
 from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import eagerly, preserved
 from surefoot.train.step_watch import UNWATCHED, Watch
@@ -215,7 +216,7 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     return False, (
         f"the loss of a batch is {together:.6g}, of its two halves together (counting {halves[0].count} and {halves[1].count})"
         f" {apart:.6g}\n"
-        "  the loss is a mean over something else than is counted: say over what, with Run(count=lambda batch: ...),\n"
+        "  the loss is a mean over something else than is counted: say over what, with Run(count_fn=lambda batch: ...),\n"
         "  or return surefoot.Mean(total, count); a loss that couples samples of a batch (a contrastive one) is another one in\n"
         "  every cut: leave micro_batch_size out, in one process (--micro-batch-size)"
     )

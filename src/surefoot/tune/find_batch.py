@@ -21,18 +21,18 @@ _MARGIN = 0.9  # of the limit: memory is lost between tensors, and kernels take 
 def find_batch_size(
     run: Run,
     *,
-    target_batch: int | str | None = None,
+    batch_size: int | str | None = None,
     memory: str | None = None,
-    watch: Callable[[str], None] | None = None,
+    progress_fn: Callable[[str], None] | None = None,
 ) -> BatchSizeSearch:
     """Measure memory and throughput of the run's micro-batch sizes, and recommend one that leaves its batch size as it is.
 
-    Sizes tried are divisors of the batch size (or of `target_batch`, as `Run(batch_size=...)` takes it), in samples or in
+    Sizes tried are divisors of the batch size (or of `batch_size`, as `Run(batch_size=...)` takes it), in samples or in
     tokens as the run has it. For each, steps are made on the run's own data: their peak of memory is measured, and the
     median time of a pass and of an update; reading data is not in it. A size that needs more than nine tenths of what is
     free on the device, or of `memory` ("8GB"), does not fit. Every size is tried, but on a CPU those that are predicted to
     need more than is free there: the system would end the process. What is done is undone: training goes on bit for bit
-    as if nothing had been tried. `watch(text)` is told what is being tried.
+    as if nothing had been tried. `progress_fn(text)` is told what is being tried.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(
@@ -51,7 +51,7 @@ def find_batch_size(
 
     Raises `ConfigError` where no size fits, for a run without a loss of its own, and in the middle of a step.
     """
-    sizes = _target(run, target_batch)
+    sizes = _target(run, batch_size)
     given = None if memory is None else parsed_bytes(memory, setting="memory")
     with unchanged(run) as parts:
         trial = Trial(parts, sizes)
@@ -60,8 +60,8 @@ def find_batch_size(
         limit_bytes = int(limit + (standing if given is None else 0))  # what stands already is not free any more
 
         def attempt(size: int) -> Tried:
-            if watch is not None:
-                watch(f"trying micro-batches of {size:,} {sizes.unit}")
+            if progress_fn is not None:
+                progress_fn(f"trying micro-batches of {size:,} {sizes.unit}")
             return trial.attempt(size, limit_bytes=limit_bytes)
 
         rows = searched(
@@ -120,13 +120,13 @@ def _deadly_bytes(device: torch.device, *, limit_bytes: int, standing_bytes: int
         return limit_bytes
 
 
-def _target(run: Run, target_batch: int | str | None) -> Batching:
+def _target(run: Run, batch_size: int | str | None) -> Batching:
     """The batch that is to be kept; in the unit of the run's own, which its data and settings go by."""
     own = run.parts.supply.sizes
-    sizes = own if target_batch is None else planned_sizes(run.parts.supply.dataset, target_batch, None)
+    sizes = own if batch_size is None else planned_sizes(run.parts.supply.dataset, batch_size, None)
     if sizes.unit != own.unit:
         raise ConfigError(
-            f"target_batch = {target_batch} is in {sizes.unit}, and this run's batch_size in {own.unit}\n"
+            f"batch_size = {batch_size} is in {sizes.unit}, and the run's own in {own.unit}\n"
             f"  give it in {own.unit}, or the run another batch_size"
         )
     return sizes

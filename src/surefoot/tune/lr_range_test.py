@@ -106,27 +106,27 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
     elif end == "highest" and minimum * 10**_WIDTH >= rates[-1]:
         told += (
             f"\n  it was still falling at {written(float(rates[-1]))}, the highest rate tried, so a higher one may be better"
-            f"\n  try: --to {written(float(rates[-1]) * 100)}"
+            f"\n  try: --max-lr {written(float(rates[-1]) * 100)}"
         )
     else:
         told += f"\n  a tenth of that, the other usual choice, is {written(minimum / 10)}"
     return LRRangeTest(rates, losses, curve, end, diverged_at, told, steepest, minimum, float(f"{suggested:.1e}"))
 
 
-def check_range(low: float, high: float, steps: int) -> None:
-    """Raise one `ConfigError` with all that is wrong with a range of rates; called `from` and `to`, as they are typed.
+def check_range(min_lr: float, max_lr: float, steps: int) -> None:
+    """Raise one `ConfigError` with all that is wrong with a range of rates; named as they are typed.
 
     >>> check_range(1e-6, 10.0, 100)
     """
     problems = [
         f"{name} = {rate!r}: a rate is a number above 0"
-        for name, rate in (("from", low), ("to", high))
+        for name, rate in (("min_lr", min_lr), ("max_lr", max_lr))
         if not 0 < rate < math.inf
     ]
-    if not problems and low >= high:
-        ends = (written(high), written(low)) if low > high else ("1e-6", "10")
+    if not problems and min_lr >= max_lr:
+        ends = (written(max_lr), written(min_lr)) if min_lr > max_lr else ("1e-6", "10")
         problems.append(
-            f"from = {written(low)} is not below to = {written(high)}\n  try: --from {ends[0]} --to {ends[1]}"
+            f"min_lr = {written(min_lr)} is not below max_lr = {written(max_lr)}\n  try: --min-lr {ends[0]} --max-lr {ends[1]}"
         )
     if steps < 10:
         problems.append(f"steps = {steps}: fewer than 10 rates make no curve\n  try: --steps 100")
@@ -211,7 +211,7 @@ def _too_few(losses: int, diverged_at: float | None) -> str:
         )
     return (
         f"the loss diverged at once: at {written(diverged_at)}, after {losses} rates, too few to make a curve of\n"
-        f"  try: --from {written(diverged_at / 10_000)}"
+        f"  try: --min-lr {written(diverged_at / 10_000)}"
     )
 
 
@@ -220,11 +220,11 @@ def _without_fall(rates: Curve, end: End) -> str:
     if end == "highest":
         return (
             f"the loss fell by no more than its noise at any rate from {lowest} to {highest}: it stays flat\n"
-            f"  try: --to {written(float(rates[-1]) * 100)}, or more --steps; and is anything trained that the loss depends on?"
+            f"  try: --max-lr {written(float(rates[-1]) * 100)}, or more --steps; and is anything trained that the loss depends on?"
         )
     return (
         f"the loss rose after {highest} and did not fall before, by more than its noise, at any rate from {lowest}\n"
-        f"  try: more --steps, so that each rate is seen for longer, a larger --batch-size, or a lower --from"
+        f"  try: more --steps, so that each rate is seen for longer, a larger --batch-size, or a lower --min-lr"
     )
 
 

@@ -25,18 +25,18 @@ _BLOCK = 10  # losses are read so many at a time: reading waits for the device
 def find_lr(
     run: Run,
     *,
-    low: float = 1e-6,
-    high: float = 10.0,
+    min_lr: float = 1e-6,
+    max_lr: float = 10.0,
     steps: int = 100,
-    watch: Callable[[float, float], None] | None = None,
+    progress_fn: Callable[[float, float], None] | None = None,
 ) -> LRRangeTest:
-    """Try learning rates from `low` to `high`, each the same factor above the one before, and suggest one.
+    """Try learning rates from `min_lr` to `max_lr`, each the same factor above the one before, and suggest one.
 
     The run makes its own next steps, one for each rate: same samples, accumulation, precision, clipping and optimizer. The
     rate takes the place of base rate and schedule; all groups keep the ratios of their base rates. What the test does is
     undone: training goes on bit for bit as if there had been none. It ends early where the running average of the losses is
     past four times its best, or a loss or gradient is not finite. A loss is that after the update with its rate.
-    `watch(rate, loss)` is told each of them as they are read. `print` the result for a short table with the suggestion.
+    `progress_fn(rate, loss)` is told each of them as they are read. `print` the result for a short table with the suggestion.
 
     Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186), where the rate grows linearly; exponentially as fastai has it.
 
@@ -57,13 +57,13 @@ def find_lr(
 
     Raises `ConfigError` for a run that is finished, has no loss of its own, or stands in the middle of a step.
     """
-    check_range(low, high, steps)
+    check_range(min_lr, max_lr, steps)
     if run.parts.finished:
         raise ConfigError(
             f"this run is finished, at step {run.state.step:,}: there are no next steps to try rates in\n"
             "  test what it was made by, from the start: surefoot find-lr RECIPE, or an earlier checkpoint of it"
         )
-    rates = np.geomspace(low, high, steps)
+    rates = np.geomspace(min_lr, max_lr, steps)
     losses: list[float] = []
     bad: int | None = None  # the place of the first loss that is none, or has gone wild
     with unchanged(run) as parts, closing(_made(parts, rates.tolist())) as blocks:
@@ -73,9 +73,9 @@ def find_lr(
             bad = next((first + place for place, (_, fine) in enumerate(block) if not fine), None)
             wild = diverged(np.array(losses[:bad]))
             bad = bad if wild is None else wild
-            if watch is not None:
+            if progress_fn is not None:
                 for place in range(max(first, 1), len(losses) if bad is None else bad):
-                    watch(float(rates[place - 1]), losses[place])
+                    progress_fn(float(rates[place - 1]), losses[place])
             if bad is not None:
                 break
     if bad is None:

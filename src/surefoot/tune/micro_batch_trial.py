@@ -21,7 +21,8 @@ from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear
 from surefoot.run.components import RunComponents
 from surefoot.tracking.format import shortened
-from surefoot.train.loop import Step, forward_backward, sole_or_all, update
+from surefoot.train.compile import sole_or_all
+from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.scratch import timed_pass
 from surefoot.tune.batch_size_search import Tried
 

@@ -1,4 +1,4 @@
-"""A run directory checked and proved: every byte against its hash, its steps made again."""
+"""Verify a run directory: check every byte against its hash, and replay steps."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
 """Compare saved values with recomputed ones: the numbers of a record, and every tensor of a checkpoint.
 
-On the machine that made it equal means every bit; elsewhere floating-point numbers may differ by rounding (`judged`).
+On the machine of the run, equal means every bit; elsewhere floating-point numbers may differ by rounding (`judged`).
 """
 
 import math
@@ -28,7 +28,7 @@ _BUFFERS = "buffers"
 
 
 def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool) -> list[Difference]:
-    """The numbers in which a record differs from those computed again; names that none of the run has (not `known`) aside."""
+    """The numbers of a record that differ from the recomputed ones; names that are not `known` do not count."""
     found = []
     for name, computed in window.items():
         counted, saved = name in _COUNTED, record.get(name)
@@ -40,7 +40,7 @@ def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact
 
 
 def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tuple[str, ...] = ()) -> list[Difference]:
-    """The tensors, and what is plain beside them, in which a checkpoint differs from the state computed again.
+    """The tensors and plain values of a checkpoint that differ from the recomputed state.
 
     The tensors of a file are read one by one. Left out are objects and values of the user's own, and entries of the
     state whose names begin as `without` says.
@@ -68,7 +68,7 @@ def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tu
 
 
 def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
-    """The largest difference between two tensors, its place and both values; None where every bit is equal.
+    """The largest difference between two tensors, its index and both values; None if every bit is equal.
 
     >>> tensor("weight", torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.5]]))
     Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='', differing=0.5)
@@ -95,7 +95,7 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
 
 
 def _bits(held: Tensor) -> Tensor:
-    """One number of the same width for each entry, flat; entries of eight bytes or fewer."""
+    """The entries as flat integers of the same width; they have at most eight bytes."""
     flat = held.detach().cpu().contiguous().reshape(-1)
     if flat.dtype == torch.bool or not (flat.is_floating_point() or flat.is_complex()):
         return flat
@@ -126,7 +126,7 @@ def _without_rates(held: Any) -> Any:
 
 
 def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
-    """Where two nested values first differ, shortly."""
+    """The first difference between two nested values, as a short text."""
     while isinstance(saved, dict) and isinstance(computed, dict) and saved.keys() == computed.keys():
         name = next(name for name in saved if saved[name] != computed[name])
         saved, computed = saved[name], computed[name]
@@ -136,7 +136,7 @@ def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
 def judged(
     saved: Checkpoint, computed: Checkpoint, found: Iterable[Difference], buffers: Collection[str]
 ) -> list[Difference]:
-    """The same differences, each relative to what it may be compared with, and for each kind of numbers one of all together.
+    """The same differences, each relative to the size of its kind, and one more for each kind as a group.
 
     A weight is relative to the largest entry of its tensor. Optimizer state is relative to that, or to the root mean square of its
     kind in the whole model. All weights, all `buffers` (by their names), and each kind of state are compared by root mean squares.
@@ -173,7 +173,7 @@ def _ratio(distance: float, size: float) -> float:
 
 
 def _kind(file: str, name: str, buffers: Collection[str]) -> str:
-    """Numbers that are of one size: all weights, all buffers, a key of the optimizer's state, a tensor of the state by itself."""
+    """The kind of an entry, with numbers of one size: all weights, all buffers, a key of the optimizer's state, or one tensor."""
     if file.startswith("optimizer"):
         return name.rpartition("/")[2]
     return name if file == "state" else _BUFFERS if name in buffers else ""
@@ -182,7 +182,7 @@ def _kind(file: str, name: str, buffers: Collection[str]) -> str:
 def _together(
     saved: Checkpoint, computed: Checkpoint, file: str, kind: str, buffers: Collection[str]
 ) -> tuple[float, float]:
-    """Root mean squares over a kind: of what was saved, and of how far what was computed is from it."""
+    """Root mean squares over a kind: of the saved numbers, and of their distances to the computed ones."""
     squares, apart, count = 0.0, 0.0, 0
     for name in saved.files[file]:
         both = _comparable(saved, computed, file, name) if _kind(file, name, buffers) == kind else None
@@ -211,7 +211,7 @@ def _driven(saved: Checkpoint, file: str, name: str, one: Tensor, size: Callable
 
 
 def _comparable(saved: Checkpoint, computed: Checkpoint, file: str, name: str) -> tuple[Tensor, Tensor] | None:
-    """Both tensors of a name, where both are of floating point and of one shape."""
+    """Both tensors of a name, if both are floating-point and have the same shape."""
     one, other = _read(saved, file, name), _read(computed, file, name)
     if one is None or other is None or one.shape != other.shape or not one.is_floating_point():
         return None

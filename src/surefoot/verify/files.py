@@ -21,7 +21,7 @@ from surefoot.verify import metrics_log as logs
 from surefoot.verify.metrics_log import FILE, Log, Noted
 from surefoot.verify.verdict import Problem
 
-_MAY_CHANGE = ("length", "init")  # from one sitting to the next, of what is described
+_MAY_CHANGE = ("length", "init_from")  # from one sitting to the next, of what is described
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Files:
         return self.checkpoints[max(self.checkpoints)]
 
     def machine_of(self, step: int, *, otherwise: Checkpoint) -> Mapping[str, Any]:
-        """On what the step of that index was made; where no sitting tells it, that of a checkpoint."""
+        """The machine that made the step of that index: of its session, else of a checkpoint."""
         # the last sitting that began at or before it: a later one that began there, or before, has made the step anew
         return next(
             (each["machine"] for each in reversed(self.sittings) if each["step"] <= step), otherwise.saved.machine
@@ -119,7 +119,7 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
 
 
 def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
-    """Checkpoints of one run tell the same settings, all but those that may change when it goes on."""
+    """Checkpoints of one run must record the same settings, except those that may change at a resume."""
     newest, problems = checkpoints[max(checkpoints)], []
     for step, checkpoint in sorted(checkpoints.items()):
         then, now = _lasting(checkpoint.described), _lasting(newest.described)
@@ -139,7 +139,7 @@ def _lasting(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
-    """Splits whose data were exchanged between two sittings, which a resume allows."""
+    """Splits whose data changed between two sessions, which a resume allows."""
     newest = checkpoints[max(checkpoints)].found.saved.scored
     return [
         f"split {name} held other data at step {step:,} than later: its scores are not comparable with those"
@@ -183,7 +183,7 @@ def _misplaced(checkpoints: Mapping[int, StoredStep], sittings: Sequence[Session
 
 
 def _script(path: Path, newest: StoredStep) -> list[Problem]:
-    """The settings that config.toml tells of a run that a script has made, against those of the checkpoint."""
+    """Compare the settings in config.toml of a script's run with those of the checkpoint."""
     try:
         settings = read_settings(path)
     except (OSError, UnicodeDecodeError, ConfigError):

@@ -1,4 +1,4 @@
-"""metrics.jsonl line by line, with the place of each, against what checkpoints have noted of the file."""
+"""Check metrics.jsonl line by line, with byte positions, against the notes of checkpoints."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class Log:
-    """All lines; those that no resume has superseded; how many bytes are proved, and what is wrong with them."""
+    """All lines, those that no resume has superseded, the number of proved bytes, and the problems."""
 
     lines: list[Line]
     proved_bytes: int = 0
@@ -65,19 +65,19 @@ class Log:
         return [line.record for line in self.lines_of(kind)]
 
     def up_to(self, length: int) -> list[Line]:
-        """The lines in the first `length` bytes, those that a resume has superseded among them."""
+        """The lines in the first `length` bytes, including those that a resume has superseded."""
         return [line for line in self.lines if line.stop <= length]
 
 
 def read(data: bytes, noted: Iterable[Noted]) -> Log:
-    """The lines of the file, checked against what checkpoints have noted of it, and whether each of them is one."""
+    """The lines of the file, checked against the notes of checkpoints; lines without a record are problems."""
     lines = split(data)
     changed, proved = _changed(data, lines, sorted(noted, key=lambda each: each.length))
     return Log(lines, proved, (*changed, *_unreadable(lines)))
 
 
 def split(data: bytes) -> list[Line]:
-    """Every line of the file with its place; the last one need not be whole.
+    """Every line of the file with its position; the last one may be incomplete.
 
     >>> [(line.number, line.start, line.stop, line.record) for line in split(b'{"kind": "event", "step": 1}' + bytes([10]) + b"{")]
     [(1, 0, 29, {'kind': 'event', 'step': 1}), (2, 29, 30, {})]
@@ -133,7 +133,7 @@ def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, la
 
 
 def _meant(lines: Sequence[Line], wrong: Noted, proved: int) -> list[Line]:
-    """The lines among which the change is: by their places, and by their steps where it moved those that follow."""
+    """The lines that contain the change: by their bytes, or by their steps if the change moved later lines."""
     after = [line for line in lines if line.stop > proved]
     count = sum(line.start < wrong.length for line in after)
     while count and after[count - 1].step > wrong.step:

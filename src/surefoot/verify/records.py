@@ -1,4 +1,4 @@
-"""Whether the records of a run agree with themselves, its checkpoints and its schedule, and step 0 with what is built now.
+"""Check the records of a run against each other, its checkpoints and its schedule, and step 0 against the run as built now.
 
 Speeds and rates are compared to the last bit, since they were computed from numbers on record; times, which are sums, to a millionth.
 """
@@ -68,18 +68,18 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
 
 
 def has_times(log: Log, checkpoint: StoredStep) -> bool:
-    """Whether the clock of a checkpoint can be compared: of records that are not what they were nothing is to be added up."""
+    """Whether the clock of a checkpoint can be compared: changed records cannot be summed."""
     return checkpoint.manifest.log is not None and checkpoint.manifest.log[0] <= log.proved_bytes
 
 
 def has_best(checkpoint: StoredStep) -> bool:
-    """Whether the best score of a checkpoint can be compared: one that is only watched may be so from any sitting on."""
+    """Whether the best metric of a checkpoint can be compared: a metric may be monitored from any session on."""
     early, told = checkpoint.described.get("early_stopping"), checkpoint.found.saved.watch
     return early is not None and told is not None and checkpoint.manifest.log is not None
 
 
 def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
-    """The best score of a checkpoint, and how many evaluations ago it was, must follow from the scores on the record."""
+    """The best metric of a checkpoint, and its age in evaluations, must follow from the recorded metrics."""
     early, saved = checkpoint.described.get("early_stopping"), checkpoint.found.saved.watch
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
@@ -111,7 +111,7 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
 
 
 def targets(log: Log, each: float) -> Iterator[Problem]:
-    """Where every step counts the same, as many targets as steps since the last record make, or since a divergence was resumed."""
+    """Check the targets if every step has the same number: that of the steps since the last record, or since a resumed divergence."""
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
         resumed = line.step if line.kind == "resumed" else resumed
@@ -128,13 +128,13 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
 def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     """Compare the weights of step 0 with those of the run as it is built now.
 
-    A model that is handed over ready-made, or that was made by another version of torch, comes out of another drawing, which
-    proves nothing: then more than half of some tensor differs. One of which a few entries differ was changed.
+    A ready-made model, or one from another version of torch, was drawn differently, which proves nothing: then more than half of
+    some tensor differs. A model with a few different entries was changed.
     """
     if 0 not in files.checkpoints or parts.state.step:
         return
     start = files.checkpoints[0]
-    if (init := start.described["init"]) is not None:
+    if (init := start.described["init_from"]) is not None:
         verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
         return
     then = start.found.saved.machine
@@ -159,7 +159,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
 
 
 def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:
-    """The first few problems of one kind; the last of these tells how many more there are."""
+    """The first few problems of one kind; the last one has the number of those left out."""
     every = list(problems)
     shown = every[:_SHOWN]
     if len(every) > _SHOWN:
@@ -168,7 +168,7 @@ def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[
 
 
 def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0) -> Problem:
-    """Something wrong in a record: in a number of it, where `name` says in which, and what others make that."""
+    """A problem in a record; `name` is the number's, if it is in one, and the text has the expected value."""
     problem = Problem(kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE)
     return (
         replace(problem, quantity=name, saved=repr(line.record.get(name)), computed=repr(computed)) if name else problem

@@ -78,7 +78,7 @@ def _from(start: int, points: Sequence[int], steps: int) -> Window:
 
 
 def _apart(possible: Sequence[Window], *, end: int) -> list[Window]:
-    """Windows of which none overlaps another: the last as far to the end as it can be, then from the first on."""
+    """Drop windows that overlap others: the last one stays, then the others from the first on."""
     last = next((window for window in possible if window.stop == end), possible[-1])
     found: list[Window] = []
     for window in possible:
@@ -92,7 +92,7 @@ def made_again(
 ) -> Outcome:
     """Make the steps of a window again and compare every record and checkpoint on the way with what came out.
 
-    Where a checkpoint differs, the steps go on from what was computed; where the next one differs too, from the saved one.
+    If a checkpoint differs, the steps continue from the computed state; if the next one differs too, from the saved one.
     """
     remaking = _Remaking(parts, files, window, tolerance=tolerance, watch=watch)
     start: StoredStep | None = files.checkpoints[window.start]
@@ -122,7 +122,7 @@ class _Remaking:
         self.astray = False  # whether the last checkpoint differed
 
     def made_from(self, start: StoredStep) -> StoredStep | None:
-        """Make steps from a checkpoint on; where it is to be gone on from another one, that."""
+        """Make steps from a checkpoint; returns the saved checkpoint to continue from, None at the end."""
         with execution(self.parts, start.found, records=[line.record for line in self.files.log.curve]) as stand:
             self._on(stand, start.step, start.found)
             for made in stand.steps(self.window.stop):
@@ -136,7 +136,7 @@ class _Remaking:
         return None
 
     def _on(self, stand: Execution, step: int, otherwise: Checkpoint) -> None:
-        """Compute the step of that index with as many threads as it was, and know whether equal bits can be asked for."""
+        """Compute the step of that index with its number of threads, and decide whether its bits must be equal."""
         if step >= self.window.stop:
             return
         machine = self.files.machine_of(step, otherwise=otherwise)
@@ -170,7 +170,7 @@ class _Remaking:
         outcome.problems.append(Problem("differs", text, step, FILE, name, saved, now))
 
     def _checkpoint(self, checkpoint: StoredStep, stand: Execution) -> bool:
-        """Compare; whether the steps that follow can be made from what was computed."""
+        """Compare; returns whether later steps can continue from the computed state."""
         outcome, step = self.outcome, checkpoint.step
         cleared = self._cleared(checkpoint, stand)
         now = stand.parts.packed()
@@ -208,7 +208,7 @@ class _Remaking:
 
 
 def _of_checkpoint(wrong: list[Difference], checkpoint: StoredStep) -> list[Problem]:
-    """One problem for each tensor that differs, the weights first; of many the first few."""
+    """One problem for each tensor that differs, the weights first; only the first few if there are many."""
     first: dict[str, Difference] = {}  # a number that is too far by itself may be so with all others too
     for difference in wrong:
         first.setdefault(difference.where, difference)

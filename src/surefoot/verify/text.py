@@ -77,7 +77,7 @@ def of_window(outcome: Outcome) -> list[str]:
 
 
 def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_s: float | None) -> list[str]:
-    """Which steps were not made again and what that would cost, and what making steps again cannot prove."""
+    """The steps that were not replayed, the cost of that, and facts that a replay cannot prove."""
     starts = sorted(files.checkpoints)
     newest = max(starts, default=0)
     wrong = {problem.step for outcome in outcomes for problem in outcome.problems if problem.file == FILE}

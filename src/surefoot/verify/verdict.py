@@ -18,10 +18,10 @@ _STATUS = {  # of several the first is the exit status
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as it was saved. `text` says what and where; the rest is that again for programs.
+    """A difference from the saved run. `text` says what and where; the rest is that again for programs.
 
-    "damaged": a file is not what its hash says. "inconsistent": files contradict each other. "data": the data are others now.
-    "differs": a step that was made again came out otherwise. `step` counts steps made.
+    "damaged": a file is not what its hash says. "inconsistent": files contradict each other. "data": the data have changed.
+    "differs": a replayed step has another result. `step` counts steps made.
     """
 
     kind: Kind
@@ -35,7 +35,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Window:
-    """Steps to be made again: from the checkpoint after `start` of them to the state after `stop`, which is compared."""
+    """Steps to replay: from the checkpoint after `start` steps to the state after `stop` steps, which is compared."""
 
     start: int
     stop: int
@@ -52,7 +52,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two values that are not equal: how far they are apart, relative to what was saved (infinite where that says nothing)."""
+    """Two unequal values and their distance, relative to the saved one (infinite if that has no meaning)."""
 
     where: str
     relative: float
@@ -65,7 +65,7 @@ class Difference:
 
 
 def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
-    """A difference in a checkpoint as something that is wrong; `what` says in which."""
+    """A difference in a checkpoint as a problem; `what` names the checkpoint."""
     verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
     more = f" ({difference.more}{verb})" if difference.more else ""
     where, saved, now = difference.where, difference.saved, difference.computed
@@ -121,7 +121,7 @@ class Verdict:
 
     @property
     def exit_status(self) -> int:
-        """0 where nothing is wrong, 4 for files that are damaged or contradict each other, 3 for other data, 8 where steps differ.
+        """0 without problems, 4 for files that are damaged or contradict each other, 3 for changed data, 8 if steps differ.
 
         >>> Verdict("runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]).exit_status
         3
@@ -180,7 +180,7 @@ class Verdict:
 
 
 def steps_in_words(steps: Sequence[int], *, most: int = 3) -> str:
-    """Several steps as a person says them.
+    """Several steps as text.
 
     >>> steps_in_words([4]), steps_in_words([4, 8]), steps_in_words(list(range(9)))
     ('step 4', 'steps 4 and 8', 'steps 0, 1, 2 and 6 more')

@@ -1,4 +1,4 @@
-"""All of it in order: files, records, data, then steps made again; and what came of it as one verdict."""
+"""Verify in order: files, records, data, then replayed steps; the result is one verdict."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,11 +38,11 @@ def verify(
     seed: int | None,
     tolerance: float,
     say: Callable[[str], None] | None,
-    watch: Watching | None,
+    progress_fn: Watching | None,
 ) -> Verdict:
     """Check all files of a run's directory, make steps of it again from its checkpoints, and compare every bit.
 
-    `run` is built as the one in its directory was, and not open; it comes out as it went in. `files` are those of its
+    `run` is built like the one in its directory, and not open; its state is the same afterwards. `files` are those of its
     directory, checked; the other arguments are those of `SavedRun.verify`. `ConfigError` for a run of several ranks.
     """
     parts = replace(run.parts, accept_change=CHANGES)  # a checkpoint of before a change is where what followed begins
@@ -78,7 +78,7 @@ def verify(
             say(sentences.cost(chosen, files, end=end, step_s=step_s))
         outcomes: list[Outcome] = []
         try:
-            outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=watch)
+            outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=progress_fn)
         except CheckpointError as problem:  # tensors that do not fit what is built now
             text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
             verdict.problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
@@ -119,7 +119,7 @@ def _of_files(files: Files) -> Verdict:
 
 
 def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem]) -> str | None:
-    """Why no step can be made again; None where all can. Adds what is another run's, or other data, to the problems."""
+    """The reason why no step can be replayed; None if all can. Settings of another run, and other data, are added to the problems."""
     others = _of_other_data(parts, files)
     problems += others
     if any(problem.quantity == "training data" for problem in others):
@@ -136,7 +136,7 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
 
 
 def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
-    """The training data and the splits that are others now."""
+    """The training data and the splits that have changed."""
     saved = files.newest.found.saved
     data, scored = json.loads(json.dumps([parts.described["data"], parts.scored]))
     unlike = {"training data": differences({"data": saved.described["data"]}, {"data": data})} | {
@@ -165,7 +165,7 @@ def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
 
 
 def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files) -> list[Window]:
-    """The windows without stretches on which a loop's own body has frozen or unfrozen parameters, each of which is not proved."""
+    """The windows without steps where a loop's own body froze or unfroze parameters; those steps are not proved."""
     for start, stop in pairwise(sorted(files.checkpoints)):
         if files.checkpoints[start].found.saved.trainable != files.checkpoints[stop].found.saved.trainable:
             cut = [
@@ -191,7 +191,7 @@ def _made(
 
 
 def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
-    """The targets of every record, where each step that was made again counted its samples: then all steps did."""
+    """Check the targets of every record if each replayed step counted its samples: then all steps did."""
     of_samples = parts.supply.count is None and not isinstance(parts.supply.plan, Buckets)
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
         return []

@@ -138,7 +138,7 @@ def test_arrays_of_another_kind_are_refused(wrong: np.ndarray) -> None:
 @pytest.mark.fast("3")
 @pytest.mark.parametrize("killed_at", [1, 3, 5])
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(killed_at: int, tmp_path: Path) -> None:
-    def trained(out: Path, stop_after: str | None) -> dict[str, torch.Tensor]:
+    def trained(run_dir: Path, stop_after: str | None) -> dict[str, torch.Tensor]:
         def loss(model: Any, batch: Any) -> Any:
             mixture = sf.losses.mixup(*batch, mixup=0.3, cutmix=0.3)
             return sf.losses.mixup_cross_entropy(model(mixture.images), mixture, label_smoothing=0.1)
@@ -151,7 +151,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(killed_at: in
             micro_batch_size=4,
             length="6 steps",
             optimizer=sf.optim.adamw(lr=1e-2),
-            out=out,
+            run_dir=run_dir,
             stop_after=stop_after,
             precision="bf16",
             ema=0.9,

@@ -98,7 +98,7 @@ def test_null_is_a_document_that_holds_nothing(tmp_path: Path) -> None:
     [
         (
             b'{"text": "a"}\n\n{"body": "b", "id": 3}',
-            r"(?s)a\.jsonl, line 3 has no 'text': there is body, id.*--column",
+            r"(?s)a\.jsonl, line 3 has no 'text': there is body, id.*column=NAME",
         ),
         (b'{"text": 3}', r"line 1: 'text' is a int, not text"),
         (b'{"text"', "line 1 is no JSON"),

@@ -50,8 +50,8 @@ def test_a_recipe_begins_with_the_rates_that_are_declared() -> None:
 
 
 def test_an_optimizer_that_is_added_trains_and_resumes_to_the_bit(tmp_path: Path) -> None:
-    def weights(out: Path, **changes: Any) -> dict[str, torch.Tensor]:
-        run = small_runs.build(out, optimizer=heavy_ball.heavy_ball(0.01), length="10 steps", **changes)
+    def weights(run_dir: Path, **changes: Any) -> dict[str, torch.Tensor]:
+        run = small_runs.build(run_dir, optimizer=heavy_ball.heavy_ball(0.01), length="10 steps", **changes)
         run.train()
         return run.state.models["model"].state_dict()
 

@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 def config(path: Path | None, **changes: Any) -> gpt.Config:
     small = {
-        "out": None,
+        "run_dir": None,
         "length": "6 steps",
         "evaluate_every": "6 steps",
         "data.path": None if path is None else str(path),
@@ -72,7 +72,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
     """From the model's own logits, window by window, in float64."""
     asked = config(path, **{"data.tokenizer": tokenizer})
     run = trained(asked)
-    scores = run.scores()
+    scores = run.evaluate()
 
     held_out = text()[-round(0.05 * len(text())) :]
     corpus = read_corpus(gpt.Data(path=str(path), tokenizer=tokenizer, vocab_size=300))
@@ -102,7 +102,7 @@ def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_a
     assert "held-out holds other data than before" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     (end,) = [line for line in lines if line["kind"] == "end"]
-    all_of_it = trained(config(path, **changes | {"out": None})).scores()
+    all_of_it = trained(config(path, **changes | {"out": None})).evaluate()
     assert end["val_all/loss"] == pytest.approx(all_of_it["held-out/loss"], rel=1e-6)
     assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["held-out/bits_per_byte"], rel=1e-6)
     assert run.evaluate is not None
@@ -126,7 +126,7 @@ def test_a_model_that_has_learned_something_answers_the_questions(path: Path) ->
         "optimizer.lr": 1e-2,
         "data.val_fraction": 0.3,
     }
-    scores = trained(config(path, **changes, **{"data.tokenizer": "characters"})).scores()
+    scores = trained(config(path, **changes, **{"data.tokenizer": "characters"})).evaluate()
     assert scores["cloze/accuracy"] > 0.6  # chance is 0.25, three standard errors are 0.17
 
 
@@ -159,7 +159,7 @@ def test_samples_are_shown_as_often_as_asked_for_and_at_the_end(path: Path, caps
 
 
 def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Path) -> None:
-    asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps")
+    asked = config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps")
     trained(asked)
     saved = tmp_path / "run" / "tokenizer.json"
     before = saved.read_text()
@@ -176,9 +176,9 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
 
 def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path: Path) -> None:
     """The run's own is used, so the tokens would be the same: the setting must not be ignored in silence."""
-    trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
+    trained(config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
     with pytest.raises(sf.CheckpointError, match="was 'bpe, 300 tokens', now 'bpe, 280 tokens'"):
-        trained(config(path, out=str(tmp_path / "run"), **{"data.vocab_size": 280}))
+        trained(config(path, run_dir=str(tmp_path / "run"), **{"data.vocab_size": 280}))
 
 
 @pytest.mark.fast(".")
@@ -186,30 +186,30 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path
 def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
     where: str, path: Path, tmp_path: Path
 ) -> None:
-    trained(config(path, out=str(tmp_path / "first")))
+    trained(config(path, run_dir=str(tmp_path / "first")))
     other = tmp_path / "other.txt"
     other.write_text("a quite different text, " * 900)
-    changes = {"init": str(tmp_path / "first" / where), "data.tokenizer": None, "data.vocab_size": None}
-    asked = config(other, out=str(tmp_path / "second"), **changes)
+    changes = {"init_from": str(tmp_path / "first" / where), "data.tokenizer": None, "data.vocab_size": None}
+    asked = config(other, run_dir=str(tmp_path / "second"), **changes)
     trained(dataclasses.replace(asked, stop_after="2 steps"))
     held = (tmp_path / "first" / "tokenizer.json").read_text()
     assert (tmp_path / "second" / "tokenizer.json").read_text() == held
     shutil.rmtree(tmp_path / "first")  # a run goes on without the one it began from
     trained(asked)
     own = dataclasses.replace(asked.data, tokenizer="bpe", vocab_size=300)
-    assert gpt.build(dataclasses.replace(asked, data=own, out=None)).parts.files["tokenizer.json"] != held
+    assert gpt.build(dataclasses.replace(asked, data=own, run_dir=None)).parts.files["tokenizer.json"] != held
 
 
 def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:
-    trained(config(path, out=str(tmp_path / "first")))
-    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 280: the weights of --init have a tokenizer"):
-        gpt.build(config(path, init=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocab_size": 280}))
+    trained(config(path, run_dir=str(tmp_path / "first")))
+    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 280: the weights of --init-from have a tokenizer"):
+        gpt.build(config(path, init_from=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocab_size": 280}))
 
 
 def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_noticed(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "characters.json"
     file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "!").to_json())
-    asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
+    asked = config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
     assert trained(asked).parts.files["tokenizer.json"] == file.read_text()
     file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "?").to_json())
     with pytest.raises(sf.CheckpointError, match=r"data\.tokenizer was"):
@@ -220,7 +220,7 @@ def test_a_run_goes_on_where_the_tokenizer_s_file_is_gone(path: Path, tmp_path: 
     """Its own copy is what it uses."""
     file = tmp_path / "characters.json"
     file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "!").to_json())
-    asked = config(path, out=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
+    asked = config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
     trained(asked)
     file.unlink()
     assert trained(dataclasses.replace(asked, stop_after=None)).state.step == 6
@@ -230,17 +230,17 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = trained(config(path, out="first"))
+    run = trained(config(path, run_dir="first"))
     Path("deep/weights").mkdir(parents=True)
     weights_file = Path("first/checkpoints/step-00000006/model.safetensors")
     shutil.copy(weights_file, "deep/weights/x.safetensors")
     Path("tokenizer.json").write_text(sf.tokenizers.CharacterTokenizer.from_text("abc").to_json())  # of something else
     changes = {"data.tokenizer": None, "data.vocab_size": None}
-    built = gpt.build(config(path, init="deep/weights/x.safetensors", **changes))
+    built = gpt.build(config(path, init_from="deep/weights/x.safetensors", **changes))
     assert '"kind": "bpe"' in built.parts.files["tokenizer.json"]
     library = json.dumps(json.loads(run.parts.files["tokenizer.json"])["tokenizer"])
     Path("deep/weights/tokenizer.json").write_text(library)  # as others write it
-    built = gpt.build(config(path, init="deep/weights/x.safetensors", **changes))
+    built = gpt.build(config(path, init_from="deep/weights/x.safetensors", **changes))
     assert built.parts.files["tokenizer.json"] == run.parts.files["tokenizer.json"]
 
 
@@ -259,7 +259,7 @@ def test_evaluate_scores_with_the_run_s_own_tokenizer(
     from surefoot.cli.main import main
 
     small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=32", "--data.vocab-size=300"]
-    asked = [f"--data.path={path}", f"--out={tmp_path / 'run'}", "--length=6 steps", "--cloze-questions=0", *small]
+    asked = [f"--data.path={path}", f"--run-dir={tmp_path / 'run'}", "--length=6 steps", "--cloze-questions=0", *small]
     main(["train", "gpt", *asked])
     capsys.readouterr()
     main(["evaluate", str(tmp_path / "run")])
@@ -280,7 +280,7 @@ def test_a_sample_of_a_model_that_overflows_is_a_warning_and_the_run_ends_saved(
         raise sf.DivergedError("the model's logits after 3 tokens are not finite")
 
     monkeypatch.setattr(sf.generate, "sample", overflowed)
-    trained(config(path, out=str(tmp_path / "run"), sample_every="2 steps"))
+    trained(config(path, run_dir=str(tmp_path / "run"), sample_every="2 steps"))
     said = capsys.readouterr().out
     assert said.count("warning: no sample: the model's logits") == 3
     assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
@@ -294,7 +294,7 @@ def test_the_last_step_is_saved_before_a_sample_is_tried(
 
     monkeypatch.setattr(sf.generate, "sample", broken)
     with pytest.raises(ZeroDivisionError):
-        trained(config(path, out=str(tmp_path / "run")))
+        trained(config(path, run_dir=str(tmp_path / "run")))
     assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
 
 
@@ -302,7 +302,7 @@ def test_a_tokenizer_left_by_a_run_that_never_began_is_not_taken_over(path: Path
     (tmp_path / "run").mkdir()
     other = sf.tokenizers.BPETokenizer.train(["something else entirely " * 9], vocab_size=270)
     (tmp_path / "run" / "tokenizer.json").write_text(other.to_json())
-    run = trained(config(path, out=str(tmp_path / "run")))
+    run = trained(config(path, run_dir=str(tmp_path / "run")))
     assert (tmp_path / "run" / "tokenizer.json").read_text() == run.parts.files["tokenizer.json"] != other.to_json()
 
 
@@ -318,8 +318,8 @@ def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp
     )
     shards = config(tmp_path / "shards", **{"data.tokenizer": "bytes"})
     whole = config(path, **{"data.tokenizer": "bytes"})
-    assert trained(shards).scores()["held-out/bits_per_byte"] == pytest.approx(
-        trained(whole).scores()["held-out/bits_per_byte"], abs=0.5
+    assert trained(shards).evaluate()["held-out/bits_per_byte"] == pytest.approx(
+        trained(whole).evaluate()["held-out/bits_per_byte"], abs=0.5
     )
     with pytest.raises(sf.ConfigError, match="holds tokens, not text"):
         gpt.build(config(tmp_path / "shards"))
@@ -332,7 +332,7 @@ def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(
     weights.mkdir()
     (weights / "tokenizer.json").write_text(sf.tokenizers.BPETokenizer.train([text()], vocab_size=310).to_json())
     plain = {"data.vocab_size": None, "cloze_questions": 0}
-    for other in ({"data.tokenizer": str(weights)}, {"init": str(weights)}):
+    for other in ({"data.tokenizer": str(weights)}, {"init_from": str(weights)}):
         with pytest.raises(sf.ConfigError, match="is another\n") as caught:
             gpt.build(config(tmp_path / "shards", **plain, **other))
         assert len(str(caught.value).splitlines()) <= 5
@@ -378,10 +378,10 @@ def test_a_warmup_that_is_not_given_is_that_of_the_shape(shape: str, percent: in
 
 def test_other_weights_to_start_from_are_another_run(path: Path, tmp_path: Path) -> None:
     """A run that has begun does not load them again: without an error they would be ignored."""
-    trained(config(path, out=str(tmp_path / "first")))
-    trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
-    with pytest.raises(sf.CheckpointError, match="init was None, now"):
-        trained(config(path, out=str(tmp_path / "run"), init=str(tmp_path / "first")))
+    trained(config(path, run_dir=str(tmp_path / "first")))
+    trained(config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
+    with pytest.raises(sf.CheckpointError, match="init_from was None, now"):
+        trained(config(path, run_dir=str(tmp_path / "run"), init_from=str(tmp_path / "first")))
 
 
 def test_a_warmup_in_epochs_is_not_measured_before_the_data_are_known(path: Path) -> None:
@@ -396,10 +396,10 @@ def test_a_prompt_that_cannot_be_is_refused_before_training(tokenizer: str, prom
 
 
 def test_a_run_whose_tokenizer_is_gone_is_not_resumed_with_another(path: Path, tmp_path: Path) -> None:
-    trained(config(path, out=str(tmp_path / "run"), stop_after="2 steps"))
+    trained(config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
     (tmp_path / "run" / "tokenizer.json").unlink()
     with pytest.raises(sf.CheckpointError, match=r"tokenizer\.json is missing"):
-        gpt.build(config(path, out=str(tmp_path / "run")))
+        gpt.build(config(path, run_dir=str(tmp_path / "run")))
 
 
 @pytest.mark.parametrize("name", gpt.PRESETS)

@@ -1,4 +1,4 @@
-"""Files of questions in a gpt run and for `surefoot evaluate --on`: the same scores both ways, and no bit of the run; 8 seconds."""
+"""Files of questions in a gpt run and for `surefoot evaluate --questions`: the same scores both ways, and no bit of the run; 8 seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from surefoot.tracking.jsonl import records
 SENTENCE = "the cat sat on a mat and the dog ran to it while birds sang in old trees by the river"
 WORDS = SENTENCE.split()
 SMALL = ["--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--model.width=16", "--model.heads=2"]
-SMALL += ["--model.context=64", "--length=6 steps", "--cloze-questions=0", "--sample-tokens=0", "--out=runs/a"]
+SMALL += ["--model.context=64", "--length=6 steps", "--cloze-questions=0", "--sample-tokens=0", "--run-dir=runs/a"]
 SMALL += ["--evaluate-every=6 steps", "--report=false"]
 
 
@@ -54,7 +54,7 @@ def test_a_file_is_scored_while_training_as_it_is_afterwards(capsys: pytest.Capt
     main(["train", "gpt", *SMALL, "--multiple-choice", "hellaswag=swag.jsonl", "last.jsonl"])
     capsys.readouterr()
     Path("text.txt").unlink()  # a file alone needs no training data
-    main(["evaluate", "a", "--on", "hellaswag=swag.jsonl", "--on=last=last.jsonl"])
+    main(["evaluate", "a", "--questions", "hellaswag=swag.jsonl", "--questions=last=last.jsonl"])
     found, before = printed(capsys), logged()
     assert {*found} == {
         "hellaswag/acc", "hellaswag/acc_norm", "hellaswag/acc_per_byte", "last/acc", "last/loss", "last/perplexity"
@@ -66,14 +66,14 @@ def test_a_file_is_scored_while_training_as_it_is_afterwards(capsys: pytest.Capt
 def test_averaged_weights_are_scored_where_the_run_has_them(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--ema=0.5"])
     capsys.readouterr()
-    main(["evaluate", "a", "--on", "last=last.jsonl"])
+    main(["evaluate", "a", "--questions", "last=last.jsonl"])
     assert printed(capsys)["last/loss"] == pytest.approx(logged()["last/loss"], rel=1e-6)
 
 
 def test_a_file_alone_is_called_after_itself_in_both_places(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl"])
     capsys.readouterr()
-    main(["evaluate", "a", "--on", "last.jsonl"])
+    main(["evaluate", "a", "--questions", "last.jsonl"])
     assert printed(capsys)["last/loss"] == pytest.approx(logged()["last/loss"], rel=1e-6)
 
 
@@ -91,7 +91,7 @@ def test_files_are_scored_in_the_precision_that_is_asked_for(
     settled = sf.checkpoint.Store(Path("runs/a/checkpoints")).newest_intact()[0].state["described"]["precision"]
     found = {}
     for flags in ([], ["--precision=fp32"], ["--precision=bf16"]):
-        main(["evaluate", "a", "--on", "last=last.jsonl", *flags])
+        main(["evaluate", "a", "--questions", "last=last.jsonl", *flags])
         found[*flags] = printed(capsys)["last/loss"]
     assert asked == [settled, "fp32", "bf16"]
     assert found["--precision=fp32",] != found["--precision=bf16",]
@@ -99,18 +99,18 @@ def test_files_are_scored_in_the_precision_that_is_asked_for(
 
 def test_a_fixed_part_of_a_file_is_asked_and_changes_no_weight(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--multiple-choice-questions=7"])
-    main(["train", "gpt", *SMALL, "--out=runs/b"])
+    main(["train", "gpt", *SMALL, "--run-dir=runs/b"])
     weights = [Path(f"runs/{run}/checkpoints/step-00000006/model.safetensors").read_bytes() for run in "ab"]
     assert weights[0] == weights[1]
     capsys.readouterr()
-    main(["evaluate", "a", "--on", "last"])  # the run's own part of it, not the whole
+    main(["evaluate", "a", "--split", "last"])  # the run's own part of it, not the whole
     assert printed(capsys)["last/loss"] == pytest.approx(logged()["last/loss"], rel=1e-6)
 
 
 def test_one_split_of_a_run_is_scored_alone(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "swag.jsonl"])
     capsys.readouterr()
-    main(["evaluate", "a", "--on", "held-out"])
+    main(["evaluate", "a", "--split", "held-out"])
     assert {name.partition("/")[0] for name in printed(capsys)} == {"held-out"}
 
 
@@ -119,20 +119,21 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
 
     @in_one
     @pytest.mark.parametrize(
-        ("on", "status", "says"),
+        ("flag", "names", "status", "says"),
         [
-            (["nothing"], 2, "no split of this run, which has: held-out, nor a file here\n"),
-            (["missing.jsonl"], 2, "no split of this run"),
-            (["=swag.jsonl"], 2, "write NAME=FILE"),
-            (["a=swag.jsonl", "a=last.jsonl"], 2, "two splits called 'a'"),
-            (["last=swag.jsonl", "last.jsonl"], 2, "two splits called 'last'"),
-            (["a=missing.jsonl"], 3, "no file missing.jsonl"),
-            (["a=text.txt"], 3, "text.txt, line 1 is no JSON"),
+            ("--split", ["nothing"], 2, "this run has no such split; it has: held-out\n"),
+            ("--split", ["swag.jsonl"], 2, "for a file of questions: --questions NAME=FILE"),
+            ("--questions", ["missing.jsonl"], 3, "no file missing.jsonl"),
+            ("--questions", ["=swag.jsonl"], 2, "write NAME=FILE"),
+            ("--questions", ["a=swag.jsonl", "a=last.jsonl"], 2, "two splits called 'a'"),
+            ("--questions", ["last=swag.jsonl", "last.jsonl"], 2, "two splits called 'last'"),
+            ("--questions", ["a=missing.jsonl"], 3, "no file missing.jsonl"),
+            ("--questions", ["a=text.txt"], 3, "text.txt, line 1 is no JSON"),
         ],
     )
-    def refused(on: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(flag: str, names: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as end:
-            main(["evaluate", "a", *(part for one in on for part in ("--on", one))])
+            main(["evaluate", "a", *(part for name in names for part in (flag, name))])
         said = capsys.readouterr().err
         assert end.value.code == status
         assert says in said

@@ -20,7 +20,7 @@ from surefoot.recipes import images
 from surefoot.recipes.gpt import corpus
 from surefoot.recipes.images import networks, predict
 
-SMALL = {"out": None, "model.width": 4, "length": "6 steps", "precision": "fp32", "evaluate_every": "3 steps"} | {
+SMALL = {"run_dir": None, "model.width": 4, "length": "6 steps", "precision": "fp32", "evaluate_every": "3 steps"} | {
     "batch_size": 32,
     "report": False,
 }
@@ -45,8 +45,8 @@ def same(one: sf.Run, other: sf.Run) -> bool:
     return all(torch.equal(first, second) for first, second in pairs)
 
 
-def records(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+def records(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 # --- scores ------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path:
     inputs, labels = data.gather(np.arange(len(data)), np.zeros(len(data), dtype=np.int64))
     with torch.no_grad():
         logits = run.state.models["model"].eval()(inputs)
-    scores = run.scores()
+    scores = run.evaluate()
     assert scores["held-out/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
     assert scores["held-out/accuracy"] == (logits.argmax(dim=1) == labels).double().mean().item()
     five = (logits.topk(5).indices == labels[:, None]).any(dim=1).double().mean().item()
@@ -67,7 +67,7 @@ def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path:
 
 
 def test_the_test_part_is_scored_once_at_the_end_and_with_its_confusion(tmp_path: Path) -> None:
-    trained(config(out=str(tmp_path / "run")))
+    trained(config(run_dir=str(tmp_path / "run")))
     tested = [line for line in records(tmp_path / "run") if "test/accuracy" in line]
     assert len(tested) == 1
     assert np.sum(tested[0]["test/confusion"]) == 360
@@ -112,7 +112,7 @@ EVERYTHING = {
 
 @pytest.mark.parametrize("stop_after", ["1 steps", pytest.param("4 steps", marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_with_the_same_bits(stop_after: str, tmp_path: Path) -> None:
-    changes = {"out": str(tmp_path / "run"), **EVERYTHING}
+    changes = {"run_dir": str(tmp_path / "run"), **EVERYTHING}
     trained(config(stop_after=stop_after, **changes))
     assert same(trained(config(**changes)), trained(config(**EVERYTHING)))
 
@@ -126,9 +126,9 @@ def test_watching_and_workers_change_no_weight() -> None:
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of two steps, which no test may change."""
-    out = str(tmp_path_factory.mktemp("stopped") / "run")
-    trained(config(out=out, stop_after="2 steps"))
-    return out
+    run_dir = str(tmp_path_factory.mktemp("stopped") / "run")
+    trained(config(run_dir=run_dir, stop_after="2 steps"))
+    return run_dir
 
 
 @pytest.mark.fast("change0-loss.mixup was", "change2-samples", "change4-model.width was 4, now 5")
@@ -148,7 +148,7 @@ def test_another_loss_other_data_and_another_network_are_another_run(
     change: dict[str, Any], says: str, stopped: str
 ) -> None:
     with pytest.raises(sf.CheckpointError, match=says):
-        trained(config(out=stopped, **change))
+        trained(config(run_dir=stopped, **change))
 
 
 @pytest.mark.parametrize(
@@ -159,17 +159,17 @@ def test_another_loss_other_data_and_another_network_are_another_run(
     ],
 )
 def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any], says: str, stopped: str) -> None:
-    run = images.build(config(out=stopped))
-    again = images.build(config(out=stopped, **change))
+    run = images.build(config(run_dir=stopped))
+    again = images.build(config(run_dir=stopped, **change))
     again.load_checkpoint(run.parts.packed())
     with pytest.raises(sf.DataError, match=says):
-        again.scores("held-out")
+        again.evaluate("held-out")
 
 
 def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stopped: str) -> None:
-    run = images.build(config(out=stopped))
+    run = images.build(config(run_dir=stopped))
     other = {"data.path": "synthetic", "data.size": 8, "data.channels": 1}
-    again = images.build(config(out=stopped, **other))
+    again = images.build(config(run_dir=stopped, **other))
     for name in ("held-out", "test"):
         ours, theirs = again.parts.scoring.splits[name].data, run.parts.scoring.splits[name].data
         assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
@@ -179,7 +179,7 @@ def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stop
 
 def test_pictures_of_the_same_names_that_look_otherwise_are_other_data(tmp_path: Path) -> None:
     tree(tmp_path / "data")
-    asked = {"data.path": str(tmp_path / "data"), "out": str(tmp_path / "run")}
+    asked = {"data.path": str(tmp_path / "data"), "run_dir": str(tmp_path / "run")}
     trained(config(stop_after="2 steps", **asked))
     for path in (tmp_path / "data").glob("*/*.png"):
         Image.new("RGB", (10, 10)).save(path)
@@ -224,11 +224,11 @@ def test_a_network_of_a_file_is_trained_resumed_and_used(
     function: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = {"out": "run", "model.name": f"net.py:{function}", "model.width": None}
+    asked = {"run_dir": "run", "model.name": f"net.py:{function}", "model.width": None}
     trained(config(stop_after="2 steps", **asked))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")  # its path was noted
-    run = trained(config(**asked | {"out": str(tmp_path / "run")}))
+    run = trained(config(**asked | {"run_dir": str(tmp_path / "run")}))
     assert run.state.step == 6
     assert list(weights(run)) == ["1.weight", "1.bias"]
 
@@ -258,7 +258,7 @@ def test_a_network_that_cannot_be_is_refused(
 
 
 def test_a_network_of_another_file_is_another_run(program: Path, tmp_path: Path) -> None:
-    asked = {"out": str(tmp_path / "run"), "model.width": None}
+    asked = {"run_dir": str(tmp_path / "run"), "model.width": None}
     trained(config(stop_after="2 steps", **asked, **{"model.name": f"{program}:build"}))
     (tmp_path / "other").mkdir()
     other = Path(shutil.copy(program, tmp_path / "other" / "net.py"))
@@ -288,7 +288,7 @@ def test_a_changed_network_is_refused_where_nobody_asks_for_it(
         [
             "train",
             "images",
-            f"--out={run}",
+            f"--run-dir={run}",
             "--length=2 steps",
             "--precision=fp32",
             "--report=false",
@@ -311,7 +311,7 @@ def test_a_changed_network_is_refused_where_nobody_asks_for_it(
 
 
 def test_a_changed_file_is_another_run(program: Path, tmp_path: Path) -> None:
-    asked = {"out": str(tmp_path / "run"), "model.name": f"{program}:build", "model.width": None}
+    asked = {"run_dir": str(tmp_path / "run"), "model.name": f"{program}:build", "model.width": None}
     trained(config(stop_after="2 steps", **asked))
     program.write_text(program.read_text() + "# changed\n")
     with pytest.raises(sf.CheckpointError, match=r"model\.sha256 was"):
@@ -324,7 +324,7 @@ def test_a_program_that_came_with_the_run_is_never_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["surefoot"])
-    flags = ["--out=run", "--length=2 steps", "--precision=fp32", "--report=false"]
+    flags = ["--run-dir=run", "--length=2 steps", "--precision=fp32", "--report=false"]
     main(["train", "images", *flags, f"--model.name={program}:build"])
     held = Path("run/images.json")
     held.write_text(held.read_text().replace(f"{program}:build", where if where[0] != "r" else str(tmp_path / where)))
@@ -347,10 +347,20 @@ def test_a_network_that_came_with_the_run_is_never_run(
     """config.toml names it, without `out`; images.json says what it likes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["surefoot"])
-    main(["train", "images", "--out=run", "--length=2 steps", "--precision=fp32", "--report=false", "--model.width=4"])
+    main(
+        [
+            "train",
+            "images",
+            "--run-dir=run",
+            "--length=2 steps",
+            "--precision=fp32",
+            "--report=false",
+            "--model.width=4",
+        ]
+    )
     Path(where).write_text("from pathlib import Path; Path('canary').touch()\n")
     Path("run/config.toml").write_text(
-        f'absent = []\n[model]\nname = "{where}:build"\n[program]\nkind = "recipe"\nrecipe = "images"\n'
+        f'[model]\nname = "{where}:build"\n[program]\nkind = "recipe"\nrecipe = "images"\n'
     )
     held = Path("run/images.json")
     if kept == "of the file":
@@ -368,7 +378,15 @@ def test_predict_runs_no_changed_network_that_the_settings_do_not_name(
 ) -> None:
     run = tmp_path / "run"
     main(
-        ["train", "images", f"--out={run}", "--length=2 steps", "--precision=fp32", "--report=false", "--model.width=4"]
+        [
+            "train",
+            "images",
+            f"--run-dir={run}",
+            "--length=2 steps",
+            "--precision=fp32",
+            "--report=false",
+            "--model.width=4",
+        ]
     )
     held = run / "images.json"
     held.write_text(held.read_text().replace('"simple_cnn"', f'"{program}:build"'))
@@ -497,7 +515,7 @@ def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pyt
     run = trained(config(**{"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip"}))
     assert f"1 damaged picture is left out: {tmp_path / 'data' / 'dark' / '3.png'}" in capsys.readouterr().out
     assert len(run.parts.supply.dataset) == 35
-    assert run.parts.described["settings"]["data"]["left_out"]["pictures"] == 1
+    assert run.parts.described["identity"]["data"]["left_out"]["pictures"] == 1
     for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
         path.write_bytes(b"no picture")
     with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is no picture[^\n]*\n.*--data\.on-corrupt skip"):
@@ -506,13 +524,13 @@ def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pyt
 
 def test_other_pictures_left_out_are_another_run(tmp_path: Path) -> None:
     tree(tmp_path / "data")
-    asked = {"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip", "out": str(tmp_path / "run")}
+    asked = {"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip", "run_dir": str(tmp_path / "run")}
     (tmp_path / "data" / "dark" / "3.png").write_bytes(b"no picture")
     trained(config(stop_after="2 steps", **asked))
     whole = tmp_path / "data" / "dark" / "4.png"
     (tmp_path / "data" / "dark" / "3.png").write_bytes(whole.read_bytes())
     whole.write_bytes(b"no picture")
-    with pytest.raises(sf.CheckpointError, match=r"settings\.data\.left_out\.sha256 was"):
+    with pytest.raises(sf.CheckpointError, match=r"identity\.data\.left_out\.sha256 was"):
         trained(config(**asked))
 
 
@@ -548,7 +566,7 @@ def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--precision=fp32",
         "--augmentation.randaugment=0",
     ]
-    main(["train", "images", f"--data.path={place / 'data'}", f"--out={place / 'run'}", *settings])
+    main(["train", "images", f"--data.path={place / 'data'}", f"--run-dir={place / 'run'}", *settings])
     shutil.rmtree(place / "data")  # nothing but the run's directory is needed from here on
     for name, shade in (("dark", 20), ("light", 230)):
         Image.new("L", (40, 25), shade).save(place / f"{name}.png")
@@ -571,7 +589,7 @@ def test_a_picture_of_any_size_and_colour_is_named(shades: Path, capsys: pytest.
 
 def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [str(shades / f"{name}.png") for name in ("light", "dark")]
-    lines = [json.loads(line) for line in said(capsys, str(shades / "run"), *asked, "--top", "1").splitlines()]
+    lines = [json.loads(line) for line in said(capsys, str(shades / "run"), *asked, "--top-k", "1").splitlines()]
     assert [(line["image"], list(line["classes"])) for line in lines] == [(asked[0], ["light"]), (asked[1], ["dark"])]
     assert all(chance == round(chance, 4) for line in lines for chance in line["classes"].values())
 
@@ -582,8 +600,8 @@ def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys:
         ([], 2, "which picture?"),
         (["nowhere.png"], 3, "no file nowhere.png"),
         (["text.png"], 3, "is no picture that can be read"),
-        (["{place}/dark.png", "--top", "0"], 2, "top = 0"),
-        (["{place}/dark.png", "--tpo", "1"], 2, "did you mean --top?"),
+        (["{place}/dark.png", "--top-k", "0"], 2, "top_k = 0"),
+        (["{place}/dark.png", "--tpo-k", "1"], 2, "did you mean --top-k?"),
     ],
 )
 def test_what_cannot_be_named_is_told(
@@ -621,6 +639,6 @@ def test_a_run_without_its_classes_is_not_guessed_at(change: Any, says: str, sha
 @pytest.mark.slow
 def test_digits_are_learned() -> None:
     """97 % in a third of the time; what the whole preset reaches stands in docs/images.md."""
-    quick = {"out": None, "length": "10 epochs", "precision": "fp32", "augmentation.randaugment": 0}
+    quick = {"run_dir": None, "length": "10 epochs", "precision": "fp32", "augmentation.randaugment": 0}
     run = trained(layered(images.Config, [("test", quick)])[0])
-    assert run.scores("test")["test/accuracy"] > 0.97
+    assert run.evaluate("test")["test/accuracy"] > 0.97

@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 def config(folder: Path | None, **changes: Any) -> translation.Config:
     small = {
-        "out": None,
+        "run_dir": None,
         "length": "6 steps",
         "evaluate_every": "6 steps",
         "batch_size": 16,
@@ -149,7 +149,7 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
     run = trained(
         config(folder, length="20 steps", evaluate_every="20 steps", **{"optimizer.lr": 2e-2, "val_beam_size": 2})
     )
-    scores, model = run.scores(), run.state.models["model"].eval()
+    scores, model = run.evaluate(), run.state.models["model"].eval()
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     sentences = [(words(n, "en"), words(n, "de")) for n in range(1, 120, 3)]
     search = Search(tokenizer, tokenizer, beam_size=2, length_penalty=1.0)
@@ -182,7 +182,7 @@ def test_translations_are_judged_by_the_tokenizer_that_their_language_needs() ->
 def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_stands_in_the_records(
     folder: Path, tmp_path: Path
 ) -> None:
-    trained(config(folder, out=str(tmp_path / "run"), evaluate_every="2 steps"))
+    trained(config(folder, run_dir=str(tmp_path / "run"), evaluate_every="2 steps"))
     found = list(records(tmp_path / "run" / "metrics.jsonl"))
     scored = [line for line in found if line["kind"] == "scores"]
     assert len(scored) == 3
@@ -196,7 +196,9 @@ def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_st
 @pytest.mark.slow
 def test_it_learns_to_translate(folder: Path) -> None:
     changes = {"model.width": 32, "model.mlp_width": 64, "optimizer.lr": 1e-2, "schedule.name": "cosine"}
-    scores = trained(config(folder, length="200 steps", evaluate_every="200 steps", batch_size=32, **changes)).scores()
+    scores = trained(
+        config(folder, length="200 steps", evaluate_every="200 steps", batch_size=32, **changes)
+    ).evaluate()
     assert scores["validation/exact"] > 0.25  # by guessing less than one in a hundred
     assert scores["validation/accuracy"] > 0.8
 
@@ -241,7 +243,7 @@ def test_a_run_goes_on_to_the_same_bits_with_the_tokenizers_it_began_with(
 ) -> None:
     noisy = changes | {"model.dropout": 0.1, "batch_size": "256 tokens"}
     whole = weights(trained(config(folder, **noisy)))
-    asked = config(folder, out=str(tmp_path / "run"), stop_after="3 steps", **noisy)
+    asked = config(folder, run_dir=str(tmp_path / "run"), stop_after="3 steps", **noisy)
     trained(asked)
     files = sorted(path.name for path in (tmp_path / "run").glob("tokenizer*"))
     assert files == ["tokenizer.json", *(["tokenizer.target.json"] if "data.shared_vocab" in changes else [])]
@@ -253,26 +255,26 @@ def test_a_run_goes_on_to_the_same_bits_with_the_tokenizers_it_began_with(
 
 
 def test_another_tokenizer_at_resume_is_refused_by_its_name(folder: Path, tmp_path: Path) -> None:
-    trained(config(folder, out=str(tmp_path / "run"), stop_after="2 steps"))
+    trained(config(folder, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
     with pytest.raises(sf.CheckpointError, match="was 'bpe, 300 tokens', now 'unigram, 300 tokens'"):
-        trained(config(folder, out=str(tmp_path / "run"), **{"data.tokenizer": "unigram"}))
+        trained(config(folder, run_dir=str(tmp_path / "run"), **{"data.tokenizer": "unigram"}))
 
 
 @pytest.mark.slow
 def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder: Path, tmp_path: Path) -> None:
-    first = trained(config(folder, out=str(tmp_path / "first")))
+    first = trained(config(folder, run_dir=str(tmp_path / "first")))
     write(folder, "train", range(7000, 9000))
-    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 300: the weights of --init have a tokenizer"):
-        translation.build(config(folder, init=str(tmp_path / "first")))
-    second = translation.build(config(folder, init=str(tmp_path / "first"), **{"data.vocab_size": None}))
+    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 300: the weights of --init-from have a tokenizer"):
+        translation.build(config(folder, init_from=str(tmp_path / "first")))
+    second = translation.build(config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None}))
     assert second.parts.files == first.parts.files
-    with pytest.raises(sf.ConfigError, match=r"data\.shared = False: the weights of --init have one vocabulary"):
+    with pytest.raises(sf.ConfigError, match=r"data\.shared = False: the weights of --init-from have one vocabulary"):
         translation.build(
-            config(folder, init=str(tmp_path / "first"), **{"data.vocab_size": None, "data.shared_vocab": False})
+            config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.shared_vocab": False})
         )
-    with pytest.raises(sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init have bpe"):
+    with pytest.raises(sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init-from have bpe"):
         translation.build(
-            config(folder, init=str(tmp_path / "first"), **{"data.vocab_size": None, "data.tokenizer": "unigram"})
+            config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.tokenizer": "unigram"})
         )
 
 
@@ -317,7 +319,7 @@ def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_sco
     assert "held out are longer than the model's context of 32 tokens (model.context) and not scored" in said
     splits = [len(made.parts.scoring.splits["validation"].data) for made in (before, run)]
     assert splits[0] == splits[1]
-    assert run.scores()["validation/bleu"] >= 0  # as many translations as references
+    assert run.evaluate()["validation/bleu"] >= 0  # as many translations as references
 
 
 SHORT = {"model.context": 32, "data.max_source_tokens": 32, "data.max_target_tokens": 32}

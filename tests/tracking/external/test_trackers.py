@@ -42,14 +42,14 @@ def sample(model: Any) -> str:
     return f"the {type(model).__name__} says <&>"
 
 
-def built(out: Path, **changes: Any) -> sf.Run:
+def built(run_dir: Path, **changes: Any) -> sf.Run:
     held_out = small_runs.Augmented()
     ends = {
         "held-out": sf.Split((held_out.inputs, held_out.labels), scores=sf.metrics.accuracy),
         "test": sf.Split((held_out.inputs[:9], held_out.labels[:9]), scores=sf.metrics.accuracy, at_end=True),
     }
-    settings: dict[str, Any] = {"evaluate": ends, "sample_fn": sample, "length": "18 steps", "save_every": "4 steps"}
-    return small_runs.build(out, **(settings | changes))
+    settings: dict[str, Any] = {"splits": ends, "sample_fn": sample, "length": "18 steps", "save_every": "4 steps"}
+    return small_runs.build(run_dir, **(settings | changes))
 
 
 def needs(name: str) -> None:
@@ -68,7 +68,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def trained(name: str) -> Path:
         needs(name)
-        out = tmp_path_factory.mktemp(name) / "poems" / "runs" / "first"
+        run_dir = tmp_path_factory.mktemp(name) / "poems" / "runs" / "first"
         with pytest.MonkeyPatch.context() as patch:
             for variable in [held for held in os.environ if held.startswith(("WANDB_", "MLFLOW_", "TRACKIO_"))]:
                 patch.delenv(variable)
@@ -77,10 +77,10 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
             before = set(sys.modules)
             with pytest.raises(MishapError):
-                fail_after_ten_steps(built(out, trackers=(name,)))
-            built(out, trackers=name).train()
+                fail_after_ten_steps(built(run_dir, trackers=(name,)))
+            built(run_dir, trackers=name).train()
             assert name not in set(sys.modules) - before
-        return out
+        return run_dir
 
     return trained
 
@@ -92,11 +92,11 @@ def fail_after_ten_steps(run: sf.Run) -> None:
                 raise MishapError
 
 
-def expected(out: Path, name: str) -> list[tuple[int, float]]:
+def expected(run_dir: Path, name: str) -> list[tuple[int, float]]:
     kind, _, own = name.partition("/")
     return [
         (record["step"], record[own if kind == "train" else name])
-        for record in records(out / "metrics.jsonl")
+        for record in records(run_dir / "metrics.jsonl")
         if record["kind"] == ("train" if kind == "train" else "scores")
     ]
 
@@ -391,7 +391,7 @@ def test_a_tracker_that_there_is_not_is_refused(given: Any, words: str, tmp_path
 
 
 def test_without_a_directory_trackers_are_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="give one: --out DIR"):
+    with pytest.raises(sf.ConfigError, match="give one: run_dir=DIR"):
         small_runs.build(None, trackers="trackio")
 
 

@@ -16,13 +16,14 @@ class Data:
     """The text and how it becomes numbers."""
 
     path: str | None = None
-    """A text file, a directory of them, or of token shards; absent: the source of Python's standard library."""
+    """A text file, a directory of text files, or of token shards. Default: the source of Python's standard library."""
     tokenizer: str | None = None
-    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory; absent: that of --init, or bpe."""
+    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory. Default: that of --init-from, or
+    bpe."""
     vocab_size: int | None = None
-    """bpe: how many different tokens; absent: 2048."""
+    """Number of tokens of a trained bpe tokenizer. Default: 2048."""
     val_fraction: float = 0.05
-    """How much of the text is scored and not trained on: whole documents, or the end of a single one."""
+    """Fraction of the text that is evaluated and not trained on: whole documents, or the end of a single one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,27 +31,27 @@ class Model:
     """The shape of the network."""
 
     family: Literal["modern", "gpt2"] = "modern"
-    """modern: rotary positions, RMS norms, normalised queries and keys, no biases; gpt2: as published."""
+    """modern has rotary positions, RMS norms, normalized queries and keys, and no biases. gpt2 is as published."""
     layers: int = 4
     """Number of blocks."""
     heads: int = 4
-    """Attention heads a block."""
+    """Attention heads of each block."""
     width: int = 128
-    """Channels between blocks; a multiple of twice the heads."""
+    """Channels between blocks, a multiple of twice the heads."""
     context: int = 128
-    """How many tokens the model sees at once."""
+    """Tokens that the model sees at once."""
     dropout: float = 0.0
     """Fraction of units dropped while training."""
     activation: Literal["relu2", "swiglu", "gelu"] | None = None
-    """Between the layers of an MLP; absent: relu2 (squared ReLU), and gelu for gpt2."""
+    """Activation inside an MLP. Default: relu2 (squared ReLU); gelu for gpt2."""
     tie_embeddings: bool | None = None
-    """Whether the head is the embedding; absent: only for gpt2."""
+    """Use the embedding matrix as the head. Default: only for gpt2."""
     smear: bool = False
-    """modern: whether each token's vector takes in a learned share of the embedding of the token before."""
+    """modern: add a learned share of the previous token's embedding to each token's vector."""
     ngrams: int = 1
-    """modern: how many tokens in a row have a vector together, beside their own: 2, 3 or 4 at most; 1: none."""
+    """modern: look up a vector for each run of up to this many tokens: 2, 3 or 4. 1 looks up none."""
     ngram_buckets: int | None = None
-    """Vectors of each length, which n-grams share where there are more of them; absent: 32,768."""
+    """Vectors for each length of n-grams, shared if there are more n-grams. Default: 32,768."""
 
 
 @ordered
@@ -61,31 +62,37 @@ class Config(RecipeSettings):
     preset: (
         Literal["tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"]
         | None
-    ) = setting(None, observer=True, after="")
-    """A complete configuration to start from; tiny is the default. Files and flags change it."""
-    out: str | Path | None = default("runs/gpt")
+    ) = setting(None, observer=True, after="", group="what is trained")
+    """A complete configuration to start from. Files and flags change it. Default: tiny."""
+    run_dir: str | Path | None = default("runs/gpt")
     length: str = default("2500 steps")
     batch_size: int | str = default(8)
     evaluate_every: str = default("25%")
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
     val_tokens: int | None = setting(
-        None, check=number("a number of tokens, 1 or more", least=1), observer=True, after="check_state"
+        None,
+        check=number("a number of tokens, 1 or more", least=1),
+        observer=True,
+        after="check_state",
+        group="evaluation",
     )
-    """Number of held-out tokens to evaluate while training: a part that the seed chooses once. At the end all of them are
-    evaluated, as the split val_all. Default: all, every time."""
+    """Number of validation tokens evaluated while training, a part that the seed chooses once. At the end all are evaluated,
+    as the split val_all. Default: all, every time."""
     cloze_questions: int | None = setting(None, check=_COUNT, observer=True)
-    """Questions of which of four pieces of held-out text really follows; 0 asks none. Absent: 200, where there is text for them."""
+    """Number of questions about the validation text: which of four pieces follows? 0 asks none. Default: 200, if there is text
+    for them."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
-    """Files of multiple-choice questions to score too, each as NAME=FILE: hellaswag=hellaswag_val.jsonl."""
+    """Files of multiple-choice questions to evaluate, each as NAME=FILE: hellaswag=hellaswag_val.jsonl."""
     multiple_choice_questions: int = setting(500, check=number("how many of a file, 1 or more", least=1), observer=True)
-    """How many of each such file, the same at every evaluation; `surefoot evaluate RUN --on NAME=FILE` asks all."""
+    """Number of questions of each file, the same ones at every evaluation. `surefoot evaluate RUN --questions NAME=FILE` asks
+    all."""
     sample_count: int = setting(1, check=number("a number of samples, 1 or more", least=1), observer=True)
-    """Number of samples that are shown at a time; each is drawn anew."""
+    """Number of samples shown at a time, each drawn anew."""
     sample_tokens: int = setting(200, check=_COUNT, observer=True)
-    """How many tokens a sample has; 0 shows none."""
+    """Number of tokens of a sample; 0 shows none."""
     sample_prompt: str | None = setting(None, observer=True)
-    """What a sample goes on from; absent: a line end, and "def " for the default text."""
+    """Text that a sample continues. Default: a line break, and "def " for the default text."""
 
 
 def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_size: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     path, tokenizer = data.path, data.tokenizer
     made = None if saved is None else saved_tokenizer(saved)
     if made is None and tokenizer is None and init is not None:
-        made = _of_weights(local_path(init, setting="init"), vocab_size=data.vocab_size)
+        made = _of_weights(local_path(init, setting="init_from"), vocab_size=data.vocab_size)
     if path is not None:
         if (Path(path) / "tokens.json").is_file():
             return _of_shards(Path(path), data, made)
@@ -116,14 +116,14 @@ def promised_vocabulary(data: Data) -> int | None:
 
 
 def saved(out: str | Path | None) -> Path | None:
-    """The tokenizer of the run in `out`; None where none has begun there. `CheckpointError` where it is missing."""
+    """The tokenizer of the run in `run_dir`; None where none has begun there. `CheckpointError` where it is missing."""
     if out is None or not any(Path(out).glob("checkpoints/step-*")):
         return None
     place = Path(out) / TOKENIZER
     if not place.is_file():
         raise sf.CheckpointError(
             f"{place} is missing: without it nobody knows what the run's tokens mean\n"
-            "  put it back; or is it the run of another recipe? Choose another --out"
+            "  put it back; or is it the run of another recipe? Choose another --run-dir"
         )
     return place
 
@@ -165,7 +165,7 @@ def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
     found = beside(weights)
     if found is not None and vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocab_size = {vocab_size}: the weights of --init have a tokenizer of their own, {found}\n"
+            f"data.vocab_size = {vocab_size}: the weights of --init-from have a tokenizer of their own, {found}\n"
             "  leave it out (--data.vocab-size None, where a preset has one), or train another tokenizer, whose tokens those\n"
             "  weights do not know: --data.tokenizer bpe"
         )

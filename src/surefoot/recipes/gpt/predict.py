@@ -18,22 +18,22 @@ _LONGEST_CHARACTER = 4  # bytes of UTF-8
 class Predict:
     """How a prompt is continued."""
 
-    tokens: int = 200
-    """How many tokens to add at most."""
+    max_new_tokens: int = 200
+    """Number of tokens to add, at most."""
     temperature: float = 0.8
-    """0 takes the likeliest token each time; below 1 likely ones become likelier."""
+    """0 always takes the likeliest token. Below 1, likely tokens become likelier."""
     top_k: int | None = None
-    """Choose only among so many. Absent: among all."""
+    """Choose among this many of the likeliest tokens. Default: all."""
     top_p: float | None = 0.95
-    """Choose only among the likeliest that together have this probability."""
+    """Choose among the likeliest tokens that together have this probability."""
     seed: int = 0
     """The same seed gives the same text."""
     file: str | None = None
-    """A file with one prompt a line, answered together."""
+    """A file with one prompt in each line; they are answered together."""
     batch_size: int = 16
-    """How many prompts of a file are continued at once; changes memory and speed."""
+    """Number of prompts of a file that are continued at once. Changes memory and speed only."""
     device: str = "auto"
-    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+    """Where the model runs: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
 
 
 def continuations(
@@ -50,7 +50,12 @@ def continuations(
     if [] in encoded:
         raise sf.ConfigError(f"prompt {encoded.index([]) + 1} is empty: give at least one character to go on from")
     settings: dict[str, Any] = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    settings |= {"max_new_tokens": asked.tokens, "context": context, "eos_id": tokenizer.eos_id, "use_cache": True}
+    settings |= {
+        "max_new_tokens": asked.max_new_tokens,
+        "context": context,
+        "eos_id": tokenizer.eos_id,
+        "use_cache": True,
+    }
     if len(prompts) == 1 and asked.file is None:
         drawn = sf.generate.stream(model, encoded[0], **settings)  # which refuses settings before anything is shown
         yield prompts[0]

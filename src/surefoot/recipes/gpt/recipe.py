@@ -57,7 +57,7 @@ def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     context = config.model.context
     _, optimizer, schedule, *_ = check(config)
-    found = texts.corpus(config.data, saved=texts.saved(config.out), init=config.init)
+    found = texts.corpus(config.data, saved=texts.saved(config.run_dir), init=config.init_from)
     tokenizer = found.tokenizer
     network = network_shape(config, vocab_size=tokenizer.vocab_size)
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
@@ -93,15 +93,15 @@ def build(config: Config) -> "sf.Run":
         train_data=sf.data.TrainWindows(found.train, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
-        evaluate=splits,
+        splits=splits,
         sample_fn=sample if config.sample_tokens else None,
         panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
-        describe_sample=in_words,
+        describe_fn=in_words,
         best=BEST,
-        files={texts.TOKENIZER: tokenizer.to_json()},
-        example="",
-        about_data=found.in_words,
-        settings={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
+        extra_files={texts.TOKENIZER: tokenizer.to_json()},
+        predict_example="",
+        data_summary=found.in_words,
+        identity={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
         **config.run_settings(BEST),
     )
 
@@ -125,7 +125,7 @@ def _text_split(windows: Any, tokenizer: Any, *, at_end: bool = False) -> "sf.Sp
 def outline(config: Config) -> "sf.Run | None":
     """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
     vocab_size, context = texts.promised_vocabulary(config.data), config.model.context
-    if vocab_size is None or config.init is not None:
+    if vocab_size is None or config.init_from is not None:
         return None
     _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
     network = network_shape(config, vocab_size=vocab_size)
@@ -137,7 +137,7 @@ def outline(config: Config) -> "sf.Run | None":
         train_data=sf.data.TrainWindows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
-        about_data=[f"none were read: {vocab_size:,} different tokens, as the settings say"],
+        data_summary=[f"none were read: {vocab_size:,} different tokens, as the settings say"],
         **config.run_settings(None),
     )
 
@@ -197,7 +197,7 @@ def _cloze(config: Config, found: texts.Corpus) -> "sf.Split | None":
 
 
 def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
-    """The scores of a trained model over whole files of questions, for `surefoot evaluate --on`; no training data are read."""
+    """The scores of a trained model over whole files of questions, for `surefoot evaluate --questions`; no training data are read."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
     splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}

@@ -15,39 +15,39 @@ class Data:
 
     path: str | None = None
     """A directory of IDX files (MNIST), of CIFAR-10's binary version, or of class folders, as they are or below train/, val/
-    and test/; or synthetic. Absent: scikit-learn's digits."""
+    and test/; or synthetic. Default: scikit-learn's digits."""
     classes: tuple[str, ...] | None = None
-    """Names of the classes by their number; of folders all of them, in this order. Absent: numbers, and folders by name."""
+    """Names of the classes by number; for folders all of them, in this order. Default: numbers, and folders by name."""
     val_fraction: float = 0.1
-    """How much of the training part is scored and not trained on, where there is no val/."""
+    """Fraction of the training images that is evaluated and not trained on, if there is no val/."""
     size: int | None = None
-    """Folders, synthetic: side of the images in pixels. Absent: that of all pictures, where it is one."""
+    """Side of the images in pixels, for folders and synthetic. Default: that of all pictures, if they agree."""
     channels: int | None = None
-    """Folders, synthetic: 1 makes all grey, 3 coloured. Absent: as all pictures are."""
+    """1 makes all pictures gray and 3 makes them colored, for folders and synthetic. Default: as all pictures are."""
     crop: Literal["padded", "resized"] = "padded"
-    """Folders: "resized" trains on a random piece of 8 % to 100 % of the picture, as is usual for ImageNet."""
+    """For folders: "resized" trains on a random piece of 8% to 100% of the picture, as is usual for ImageNet."""
     on_corrupt: Literal["error", "skip"] = "error"
-    """Folders: how a damaged picture is handled: "error" stops, "skip" reads all first and leaves it out, counted."""
+    """For folders: error stops at a damaged picture; skip reads all first and leaves damaged ones out, counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """How images are changed while training, anew in every epoch."""
+    """How training images are changed, anew in every epoch."""
 
     crop_padding: int = 1
-    """Pixels of black on each side, before a piece of the image's size is cut out."""
+    """Pixels of black on each side before a piece of the image's size is cut out."""
     flip: bool = False
     """Exchange left and right in half of the images."""
     cutout: int = 0
-    """Side of a square of the mean colour put anywhere; 0 for none."""
+    """Side of a square of the mean color put anywhere; 0 for none."""
     randaugment: int = 1
-    """So many random changes of colour and shape for each image."""
+    """Number of random changes of color and shape of each image."""
     randaugment_magnitude: int = 5
-    """Strength of those, 0 to 10."""
+    """Strength of these changes, 0 to 10."""
     mixup: float = 0.0
-    """Mix images in pairs, the share drawn from a Beta distribution with this parameter; 0 for never."""
+    """Mix images in pairs, with a share from a Beta distribution with this parameter; 0 for never."""
     cutmix: float = 0.0
-    """Put a rectangle of one image into another, its share drawn in the same way; 0 for never."""
+    """Put a rectangle of one image into another, with a share drawn in the same way; 0 for never."""
 
 
 @ordered
@@ -56,10 +56,10 @@ class Config(RecipeSettings):
     """Train a classifier on images."""
 
     preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = setting(
-        None, observer=True, after=""
+        None, observer=True, after="", group="what is trained"
     )
-    """A complete configuration to start from; tiny is the default. Files and flags change it."""
-    out: str | Path | None = default("runs/images")
+    """A complete configuration to start from. Files and flags change it. Default: tiny."""
+    run_dir: str | Path | None = default("runs/images")
     length: str = default("30 epochs")
     batch_size: int | str = default(64)
     evaluate_every: str = default("25%")
@@ -67,7 +67,7 @@ class Config(RecipeSettings):
     augmentation: Changes = setting(factory=Changes, identity=True)
     model: Model = setting(factory=Model, identity=True)
     channels_last: bool | Literal["auto"] = default(True)
-    label_smoothing: float = setting(0.1, check=FRACTION, identity=True)
+    label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
     """Share of each target's probability that all classes share while training. Metrics are of the unsmoothed loss."""
 
 

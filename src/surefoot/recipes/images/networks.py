@@ -23,19 +23,19 @@ _OWN: dict[str, dict[str, Any]] = {  # settings that are absent have these value
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The network. A setting that is absent has the network's default; a foreign one is refused."""
+    """The network. A setting that is not given has the network's default; one that the network does not have is refused."""
 
     name: str = "simple_cnn"
-    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (where timm is installed), or FILE.py:build, a function of
-    (channels, classes), or of nothing, that returns a module."""
+    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (if timm is installed), or FILE.py:build, a function of (channels,
+    classes), or of nothing, that returns a module."""
     width: int | None = None
-    """simple_cnn: channels of the first of its three blocks, doubled in each; absent: 32."""
+    """simple_cnn: channels of the first of its three blocks, doubled in each. Default: 32."""
     dropout: float | None = None
-    """simple_cnn: fraction of the last features dropped while training."""
+    """simple_cnn: fraction of the last features dropped while training. Default: 0."""
     stem: Literal["cifar", "imagenet"] | None = None
-    """resnet: cifar begins with 3 x 3, imagenet with 7 x 7 and pooling; absent: by the size of images, cifar up to 64."""
+    """resnet: cifar begins with 3 x 3, imagenet with 7 x 7 and pooling. Default: cifar for images of up to 64 pixels."""
     zero_init_residual: bool | None = None
-    """resnet: start every residual branch at zero; absent: yes."""
+    """resnet: start every residual branch at zero. Default: True."""
 
 
 def refuse_settings(model: Model) -> None:

@@ -20,12 +20,12 @@ _SHADES = " ░▒▓█"
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
-    """How a picture is named. It is made grey or coloured, resized and cut as the training data were."""
+    """How a picture is classified. It is made gray or colored, resized and cut as the training data were."""
 
-    top: int = 5
-    """How many of the likeliest classes are told."""
+    top_k: int = 5
+    """Number of the likeliest classes that are shown."""
     device: str = "auto"
-    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+    """Where the model runs: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def kept(run: Path) -> Kept:
     except FileNotFoundError as problem:
         raise sf.CheckpointError(
             f"{place} is missing: without it nobody knows what the run's classes are called\n"
-            "  put it back; or is it the run of another recipe? Choose another --out"
+            "  put it back; or is it the run of another recipe? Choose another --run-dir"
         ) from problem
     except (OSError, ValueError) as problem:
         raise sf.CheckpointError(f"{place} is damaged: {problem}") from problem
@@ -123,7 +123,7 @@ def _shade(value: float, low: float, high: float) -> str:
 
 
 def begun(out: str | Path | None) -> Kept | None:
-    """What the run in `out` kept; None where none has begun there."""
+    """What the run in `run_dir` kept; None where none has begun there."""
     return kept(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
 
 
@@ -133,15 +133,15 @@ def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iter
 
     if not inputs:
         raise sf.ConfigError("which picture? surefoot predict RUN picture.png")
-    if asked.top < 1:
-        raise sf.ConfigError(f"top = {asked.top}: how many classes to tell, 1 or more")
+    if asked.top_k < 1:
+        raise sf.ConfigError(f"top = {asked.top_k}: how many classes to tell, 1 or more")
     made: dict[str, Any] = {name: getattr(data, name) for name in ("size", "channels", "crop", "mean", "std")}
     pictures = [sf.data.read_image(local_path(path, setting="picture"), **made) for path in inputs]
     device = next(model.parameters()).device
     for path, picture_1CHW in zip(inputs, pictures, strict=True):
         with torch.no_grad():
             chances_K = torch.softmax(model(picture_1CHW.to(device))[0].float(), dim=0).cpu()
-        chances, places = chances_K.topk(min(asked.top, len(data.classes)))
+        chances, places = chances_K.topk(min(asked.top_k, len(data.classes)))
         found = dict(zip((data.classes[place] for place in places.tolist()), chances.tolist(), strict=True))
         if len(inputs) == 1:
             yield from (f"{chance:.4f}  {name}\n" for name, chance in found.items())

@@ -46,7 +46,7 @@ def build(config: Config) -> "sf.Run":
 
     changes = config.augmentation
     augmentation, optimizer, schedule, *_ = check(config)
-    held = pictures.begun(config.out)
+    held = pictures.begun(config.run_dir)
     found = sf.data.load_images(**vars(config.data), augmentation=augmentation, seed=config.seed)
     if count := len(found.left_out):
         what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
@@ -106,14 +106,14 @@ def build(config: Config) -> "sf.Run":
         train_data=found.train,
         optimizer=optimizer,
         schedule=schedule,
-        evaluate=splits,
+        splits=splits,
         panels_fn=panels,
         best=BEST,
-        describe_sample=pictures.picture_in_words(names),
-        files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: png_file(found.val[0][0], **normalised)},
-        example=None if config.out is None else str(Path(config.out) / pictures.EXAMPLE),
-        about_data=_in_words(found, config.data.path),
-        settings={
+        describe_fn=pictures.picture_in_words(names),
+        extra_files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: png_file(found.val[0][0], **normalised)},
+        predict_example=None if config.run_dir is None else str(Path(config.run_dir) / pictures.EXAMPLE),
+        data_summary=_in_words(found, config.data.path),
+        identity={
             "data": {"classes": names, "left_out": {"pictures": count, "sha256": sha256(left_out).hexdigest()}},
             "model": networks.described(config.model, name),
             "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix")},

@@ -17,27 +17,28 @@ class Data:
     """Sentences with their translations, and how they become numbers."""
 
     path: str | None = None
-    """A directory with train.en and train.de (val and test beside them), or a .tsv or .jsonl file; absent: phrases."""
+    """A directory with train.en and train.de (val and test beside them), or a .tsv or .jsonl file. Default: phrases from CLDR."""
     source: str = "en"
-    """The language translated from, as the files name it; of phrases, a locale such as en or pt_BR."""
+    """Source language, as the files name it; a locale such as en or pt_BR for phrases."""
     target: str = "de"
-    """The language translated into."""
+    """Target language."""
     phrase_count: int = 24_000
-    """How many phrases there are where no path is given."""
+    """Number of phrases if no path is given."""
     val_fraction: float = 0.03
-    """How many pairs are scored and not trained on, chosen by a hash of the source, where there is no validation file."""
+    """Fraction of the pairs that is evaluated and not trained on, chosen by a hash of the source, if there is no validation
+    file."""
     tokenizer: Literal["bpe", "unigram"] = "bpe"
-    """How words are cut into subwords: byte pairs, or a unigram model; trained on what is trained on."""
+    """How words are cut into subwords: byte pairs, or a unigram model. It is trained on the training text."""
     vocab_size: int | None = None
-    """How many different subwords; absent: 1024, or those of --init."""
+    """Number of subwords. Default: 1024, or those of --init-from."""
     shared_vocab: bool = True
-    """Whether both languages have one vocabulary and one embedding."""
+    """Use one vocabulary and one embedding for both languages."""
     max_source_tokens: int = 128
-    """Pairs with more tokens in the source are not trained on."""
+    """Leave out training pairs whose source has more tokens."""
     max_target_tokens: int = 128
-    """Pairs with more tokens in the target are not trained on."""
+    """Leave out training pairs whose target has more tokens."""
     on_empty: Literal["error", "skip"] = "error"
-    """How a pair with an empty side is handled: "error" stops before training, "skip" leaves it out, counted."""
+    """error refuses pairs with an empty side; skip leaves them out and counts them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,38 +46,38 @@ class Model:
     """The shape of the network."""
 
     encoder_layers: int = 2
-    """Blocks that read the source."""
+    """Blocks of the encoder, which reads the source."""
     decoder_layers: int = 2
-    """Blocks that write the target."""
+    """Blocks of the decoder, which writes the target."""
     heads: int = 4
-    """Attention heads a block."""
+    """Attention heads of each block."""
     width: int = 128
-    """Channels between blocks; a multiple of the heads."""
+    """Channels between blocks, a multiple of the heads."""
     mlp_width: int = 512
-    """Units between the two layers of an MLP."""
+    """Units inside an MLP."""
     context: int = 512
-    """The most tokens of a source, and of a target."""
+    """Longest source, and longest target, in tokens."""
     dropout: float = 0.0
     """Fraction of units dropped while training, of the embeddings and of what each part adds."""
     attention_dropout: float = 0.0
-    """Fraction of attention weights dropped; slow on the CPU."""
+    """Fraction of attention weights dropped while training. Slow on a CPU."""
     activation_dropout: float = 0.0
-    """Fraction of units dropped between the layers of an MLP."""
+    """Fraction of units dropped inside an MLP while training."""
     norm_placement: Literal["pre", "post"] = "pre"
-    """pre: norms before each part, which trains easily; post: after it, as first published."""
+    """pre puts norms before each part, which trains easily; post puts them after it, as first published."""
     norm: Literal["layer", "rms"] = "layer"
-    """layer: mean taken away, divided by the deviation, with a bias; rms: divided by the root mean square."""
+    """layer subtracts the mean, divides by the deviation and has a bias; rms divides by the root mean square."""
     qk_norm: bool = False
-    """RMS norms of each head's queries and keys."""
+    """Normalize the queries and keys of each head by their root mean square."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """What tells places apart; sinusoidal ones are known for lengths that are rare in training too; rotary ones turn the
-    queries and keys of a side's attention to itself."""
+    """How positions are told apart. sinusoidal suits lengths that are rare in training; rotary turns the queries and keys of
+    self-attention."""
     activation: Literal["relu", "gelu", "relu2"] = "relu"
-    """Between the layers of an MLP; relu2 is ReLU squared."""
+    """Activation inside an MLP; relu2 is ReLU squared."""
     zero_init_residual: bool = False
-    """Start what each block adds at zero; for norms before each part."""
+    """Start what each block adds at zero; for --model.norm-placement pre."""
     tie_embeddings: bool = True
-    """Whether the head is the target's embedding."""
+    """Use the target's embedding matrix as the head."""
 
 
 @ordered
@@ -84,9 +85,11 @@ class Model:
 class Config(RecipeSettings):
     """Train a translator."""
 
-    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(None, observer=True, after="")
-    """A complete configuration to start from; tiny is the default. Files and flags change it."""
-    out: str | Path | None = default("runs/translation")
+    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(
+        None, observer=True, after="", group="what is trained"
+    )
+    """A complete configuration to start from. Files and flags change it. Default: tiny."""
+    run_dir: str | Path | None = default("runs/translation")
     length: str = default("900 steps")
     batch_size: int | str = default("2048 tokens")
     evaluate_every: str = default("25%")
@@ -94,20 +97,20 @@ class Config(RecipeSettings):
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
     optimizer: Optimizer = default(Optimizer())
-    """Absent betas of adamw are (0.9, 0.98) here, as Vaswani et al. 2017 have them, and an absent weight decay is 0."""
+    """Default betas of adamw are (0.9, 0.98) here, as in Vaswani et al. 2017, and the default weight decay is 0."""
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
-    label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state")
-    """How much of each target's probability all tokens share while training; scores are without it."""
+    label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
+    """Share of each target's probability that all tokens share while training. Metrics are of the unsmoothed loss."""
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
-    """Which score of the held-out part makes a checkpoint the best."""
-    beam_size: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing")
-    """Hypotheses kept open when the test part is translated; 1 is greedy search."""
+    """The validation metric whose best checkpoint is kept."""
+    beam_size: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing", group="evaluation")
+    """Number of hypotheses kept open when the test split is translated; 1 is greedy search."""
     val_beam_size: int = setting(1, check=_ONE_OR_MORE, observer=True)
-    """The same for the held-out part while training; greedy search is several times faster."""
+    """The same for the validation split while training. Greedy search is several times faster."""
     length_penalty: float = setting(1.0, check=_FROM_ZERO, observer=True)
-    """0 prefers short translations; the larger, the longer."""
+    """0 prefers short translations; larger values prefer longer ones."""
     val_pairs: int | None = setting(None, check=_ONE_OR_MORE, observer=True)
-    """How many of the held-out pairs are scored while training. Absent: all."""
+    """Number of validation pairs evaluated while training. Default: all."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

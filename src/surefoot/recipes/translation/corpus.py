@@ -59,7 +59,7 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     saved: the tokenizer that the run wrote when it began; with it the run goes on. Without it the one of the weights to start
     from is taken, where there is one.
     """
-    data, init, context = config.data, config.init, config.model.context
+    data, init, context = config.data, config.init_from, config.model.context
     source, target, fraction = data.source, data.target, data.val_fraction
     if data.path is None:
         drawn = sf.data.cldr_phrases(source, target, count=data.phrase_count, seed=config.seed)
@@ -70,7 +70,7 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
             data.path, source=source, target=target, val_fraction=fraction, on_empty=data.on_empty
         )
         about = f"pairs of {data.path}, {source} to {target}"
-    place = saved if saved is not None or init is None else beside(local_path(init, setting="init"))
+    place = saved if saved is not None or init is None else beside(local_path(init, setting="init_from"))
     if place is None:
         made = _trained(parts.train, data)
     else:
@@ -102,18 +102,18 @@ def _refuse_unlike(data: Data, made: tuple[Any, Any], place: Path) -> None:
     """Raise `ConfigError` where the settings say of the tokenizers something else than the weights to start from have."""
     if data.vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocab_size = {data.vocab_size}: the weights of --init have a tokenizer of their own, {place}\n"
+            f"data.vocab_size = {data.vocab_size}: the weights of --init-from have a tokenizer of their own, {place}\n"
             "  leave it out (--data.vocab-size None, where a preset has one)"
         )
     if made[0].kind != data.tokenizer:
         raise sf.ConfigError(
-            f"data.tokenizer = {data.tokenizer!r}: the weights of --init have {made[0].kind}, {place}\n"
+            f"data.tokenizer = {data.tokenizer!r}: the weights of --init-from have {made[0].kind}, {place}\n"
             f"  try: --data.tokenizer {made[0].kind}"
         )
     if (made[0] is made[1]) != data.shared_vocab:
         has = "a vocabulary for each side" if data.shared_vocab else "one vocabulary"
         raise sf.ConfigError(
-            f"data.shared_vocab = {data.shared_vocab}: the weights of --init have {has}, {place}\n"
+            f"data.shared_vocab = {data.shared_vocab}: the weights of --init-from have {has}, {place}\n"
             f"  try: --data.shared-vocab {not data.shared_vocab}"
         )
 

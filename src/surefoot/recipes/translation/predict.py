@@ -18,15 +18,15 @@ class Predict:
     """How sentences are translated."""
 
     beam_size: int | None = None
-    """Hypotheses kept open; 1 is greedy search. Absent: as the run has it."""
+    """Number of hypotheses kept open; 1 is greedy search. Default: as in the run."""
     length_penalty: float | None = None
-    """0 prefers short translations; the larger, the longer. Absent: as the run has it."""
+    """0 prefers short translations; larger values prefer longer ones. Default: as in the run."""
     file: str | None = None
-    """A file with one sentence a line; as many lines come out."""
+    """A file with one sentence in each line; as many lines come out."""
     batch_size: int = 32
-    """How many sentences are translated at once; changes memory and speed."""
+    """Number of sentences translated at once. Changes memory and speed only."""
     device: str = "auto"
-    """Where the model runs: "cpu", "cuda", "mps"; auto is the accelerator where there is one."""
+    """Where the model runs: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
 
 
 @dataclass(frozen=True)

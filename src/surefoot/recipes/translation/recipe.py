@@ -31,7 +31,7 @@ def check(config: Config) -> list[Any]:
 def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     _, optimizer, schedule, *_ = check(config)
-    found = texts.bilingual(config, saved=saved(config.out))
+    found = texts.bilingual(config, saved=saved(config.run_dir))
     own = None if found.source is found.target else found.source.vocab_size
     network = network_shape(config, source=own, target=found.target.vocab_size)
     at_end = Search(found.source, found.target, config.beam_size, config.length_penalty)
@@ -77,19 +77,19 @@ def build(config: Config) -> "sf.Run":
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=texts.smoothed(config.label_smoothing),
-        count=texts.targets_of,
+        count_fn=texts.targets_of,
         train_data=found.train,
         optimizer=optimizer,
         schedule=schedule,
-        evaluate=splits,
+        splits=splits,
         sample_fn=sample,
         panels_fn=lambda model: [shown(model, scored, while_training, language=config.data.target)],
-        describe_sample=in_words,
+        describe_fn=in_words,
         best=best,
-        files=found.files,
-        example=scored[0][0],
-        about_data=found.in_words,
-        settings={
+        extra_files=found.files,
+        predict_example=scored[0][0],
+        data_summary=found.in_words,
+        identity={
             "data": {"tokenizer": found.chosen},
             "model": asdict(network),
             "label_smoothing": config.label_smoothing,
@@ -103,7 +103,7 @@ _USUAL = 32  # tokens of a side of a sentence, where none are read
 
 def outline(config: Config) -> "sf.Run | None":
     """The run without its data, to be computed with; None where weights to start from say how many subwords there are."""
-    if config.init is not None:
+    if config.init_from is not None:
         return None
     _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
     vocab_size = texts.promised_vocabulary(config.data.vocab_size)
@@ -116,7 +116,7 @@ def outline(config: Config) -> "sf.Run | None":
         train_data=sf.data.TokenPairs([row] * 64, [row] * 64),
         optimizer=optimizer,
         schedule=schedule,
-        about_data=[
+        data_summary=[
             f"none were read: {vocab_size:,} subwords{'' if config.data.shared_vocab else ' for each language'}, as the settings say,",
             f"and sentences of {length} tokens",
         ],

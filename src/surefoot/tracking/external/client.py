@@ -1,4 +1,4 @@
-"""A tracker as a sink: a process of its own, and a bounded queue of records that it has not taken yet.
+"""A tracker as a sink: a separate process, and a bounded queue of records that it has not yet read.
 
 Its imports, threads, output and failures do not reach the training; no write waits, and `close` waits for a bounded time.
 """
@@ -47,7 +47,7 @@ class Tracker:
             self.problem = f"its process could not be started: {problem.strerror or problem}"
 
     def write(self, record: Record) -> None:
-        """Hand a record over as far as the tracker takes it now; the rest waits here for the next call."""
+        """Send as much of a record as the tracker takes now; the rest waits for the next call."""
         if record["kind"] == "resumed":  # a tracker's run just goes on
             return
         self._append(record)
@@ -59,7 +59,7 @@ class Tracker:
         self._tell()
 
     def ask_to_close(self) -> None:
-        """Tell the tracker that there will be no more records; from now on it has its time to finish."""
+        """Tell the tracker that no more records will come; its time to finish starts now."""
         if self.until == math.inf:
             self.until = time.monotonic() + CLOSING_S
             self._append({"kind": "close"})
@@ -120,7 +120,7 @@ class Tracker:
                 self.begun_line = b""
 
     def _hear(self) -> None:
-        """Read what the process has to say: one line of JSON for each thing that went wrong."""
+        """Read the messages of the process: one line of JSON per problem."""
         if self.process is None or self.process.stdout is None:
             return
         part = b"..."

@@ -21,7 +21,7 @@ _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class Mlflow:
-    """A run of MLflow, known by the number that the server gave it."""
+    """A run of MLflow, identified by the id from the server."""
 
     def __init__(self, about: About, kept: Kept, say: Callable[[str], None]) -> None:  # noqa: ARG002
         from mlflow import entities

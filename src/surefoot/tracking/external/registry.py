@@ -22,7 +22,7 @@ _LONGEST = 100  # characters of a name: Weights & Biases takes 128
 
 
 def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
-    """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for an unknown one, one named twice, or a run without `out`.
+    """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for an unknown one, one named twice, or a run without `run_dir`.
 
     >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
     (('wandb', 'mlflow'), ('trackio',), ())
@@ -37,7 +37,8 @@ def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) ->
         raise ConfigError(f"trackers = {given!r} names one of them twice")
     if names and out is None:
         raise ConfigError(
-            f"trackers = {given!r}: which of their runs this is, is kept in the run's directory, and there is none\n  give one: --out DIR"
+            f"trackers = {given!r}: the run's directory keeps the tracker's id of the run, and this run has no directory\n"
+            "  give one: --run-dir DIR"
         )
     return names
 
@@ -76,7 +77,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True)
 class About:
-    """One run, as a tracker is told of it. `directory` is where the tracker may write: OUT/trackers."""
+    """The facts about a run that a tracker receives. `directory` is where the tracker may write: OUT/trackers."""
 
     tracker: str
     project: str
@@ -87,7 +88,7 @@ class About:
 
 @dataclass
 class Kept:
-    """Which run in a tracker this one is, and how far it has been told; a file of the run's directory, NAME.json."""
+    """The id of the run in a tracker, and the last step sent to it; a file of the run's directory, NAME.json."""
 
     path: Path
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -104,7 +105,7 @@ class Kept:
             return cls(path)
 
     def write(self) -> None:
-        """Keep it, so that it is there whole or not at all."""
+        """Save it atomically."""
         write_whole(self.path, (json.dumps({"id": self.id, "begun": self.begun, "sent": self.sent}) + "\n").encode())
 
 

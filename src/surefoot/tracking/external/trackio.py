@@ -40,7 +40,7 @@ class Trackio:
             self.run.log(values, step=record["step"])
 
     def close(self, ending: str) -> None:
-        """Bring everything out; trackio knows no way a run ends."""
+        """Finish the upload; trackio has no status for the end of a run."""
         del ending
         self.run.finish()
 

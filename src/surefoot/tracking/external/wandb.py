@@ -1,4 +1,4 @@
-"""Weights & Biases: numbers with `step` as their axis, samples as HTML, what is scored once in the summary.
+"""Weights & Biases: numbers over `step`, samples as HTML, metrics evaluated once in the summary.
 
 WANDB_MODE, WANDB_PROJECT, WANDB_DIR and the rest are the user's. Without a login, and with no mode asked for, it is offline.
 """
@@ -51,5 +51,5 @@ class Wandb:
             self.run.summary.update(scores_in(record))
 
     def close(self, ending: str) -> None:
-        """Bring everything out; a run that failed is marked so."""
+        """Finish the upload, and mark a failed run as failed."""
         self.run.finish(exit_code=1 if ending == "failed" else 0)

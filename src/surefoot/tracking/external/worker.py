@@ -1,6 +1,6 @@
-"""The process of one tracker: records come in as lines of JSON, what went wrong goes out, and all that the package prints to a log.
+"""The process of one tracker: it reads records as lines of JSON, reports problems, and logs the prints of the package.
 
-It ends when it is told to close, or when the training process is gone: then within `GONE_S` seconds, whatever hangs.
+It ends at a closing line, or within `GONE_S` seconds after the training process is gone, even if something hangs.
 """
 
 import json
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def end_with(training: int) -> threading.Event:
-    """From when the process that trains is gone, or the event is set, give this one `GONE_S` seconds, whatever hangs in it."""
+    """End this process `GONE_S` seconds after the training process is gone or the event is set, even if something hangs."""
     gone = threading.Event()
 
     def watch() -> None:
@@ -68,9 +68,9 @@ def follow(
     *,
     say: Callable[[str], None],
 ) -> bool:
-    """Hand each record to a tracker, but those that it was given before a resume; False where some did not reach it.
+    """Pass each record to a tracker, except those that it got before a resume; False if some did not reach it.
 
-    A step is noted before its record is handed over: after a kill in between a point is missing, and none is there twice.
+    A step is noted before its record is passed on: a kill in between loses a point and never repeats one.
     """
     each = iter(lines)
     about = About(**json.loads(next(each)))
@@ -116,14 +116,14 @@ def follow(
 
 
 def begin(about: About, kept: Kept, say: Callable[[str], None]) -> Package:
-    """The run in the tracker that `about` names, begun or gone on with."""
+    """Start or resume the run in the tracker that `about` names."""
     module = import_module(f"surefoot.tracking.external.{about.tracker}")
     package: Package = getattr(module, about.tracker.capitalize())(about, kept, say)
     return package
 
 
 def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes]:
-    """The lines; where they end without a word that they do, their writer is gone, which Windows tells in no other way."""
+    """The lines; an end without a closing line means that their writer is gone, which Windows reports in no other way."""
     yield from lines
     gone.set()
 
@@ -135,7 +135,7 @@ def _told(record: Record) -> str | None:
 
 
 def _alone(path: Path) -> IO[bytes] | None:
-    """Wait until the tracker's process of an earlier sitting has ended, which it does by itself."""
+    """Wait for the tracker's process of an earlier session, which ends by itself."""
     if sys.platform == "win32":
         return None
     import fcntl

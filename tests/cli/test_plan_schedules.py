@@ -1,4 +1,4 @@
-"""`surefoot compare --schedules`: which schedules of which run a command line means; 5 seconds."""
+"""`surefoot plan --schedules`: which schedules of which run a command line means; 5 seconds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 
 import surefoot as sf
 from in_one import in_one
-from surefoot.cli.compare import schedules
 from surefoot.cli.main import main
+from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.recipes import images
 from surefoot.schedules.curves import SHAPES
-from surefoot.schedules.lr_schedule import Joined, Schedule
+from surefoot.schedules.joined import Joined
+from surefoot.schedules.lr_schedule import Schedule
 
 LENGTH = Length(steps=1000, samples_per_epoch=100, batch_size=10)
 Capture = pytest.CaptureFixture[str]
@@ -36,20 +37,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: Capture, *arguments: str) -> list[str]:
-    main(["compare", *arguments])
+    main(["plan", *arguments])
     return capsys.readouterr().out.splitlines()
 
 
 @pytest.fixture
 def undrawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As `here`, and no picture is drawn: what is printed is the claim."""
-    monkeypatch.setattr("surefoot.plan.schedule_plot.drawn", lambda traces, *, out, rate: [Path("none")])
+    monkeypatch.setattr("surefoot.plan.schedule_plot.drawn", lambda traces, *, run_dir, rate: [Path("none")])
     return here
 
 
 def refused(capsys: Capture, *arguments: str) -> list[str]:
     with pytest.raises(SystemExit) as end:
-        main(["compare", *arguments])
+        main(["plan", *arguments])
     assert end.value.code == 2
     assert list(Path().glob("*.svg")) == []
     return capsys.readouterr().err.splitlines()
@@ -143,7 +144,7 @@ def test_a_recipe_gives_its_length_warmup_floor_and_rate(undrawn: Path, capsys: 
 def test_a_length_in_passes_is_that_of_the_recipes_data(undrawn: Path, capsys: Capture) -> None:
     flags = ["--length", "2 epochs", "--batch-size", "64"]
     lines = said(capsys, "images", "--schedules", "constant", *flags)
-    run = images.build(images.Config(length="2 epochs", batch_size=64, out=None))
+    run = images.build(images.Config(length="2 epochs", batch_size=64, run_dir=None))
     assert lines[0].startswith(f"schedules of a run of {run.parts.length.steps:,} steps, base learning rate")
 
 
@@ -173,8 +174,8 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--schedules", ""], "compare which schedules?"),
-        (["gpt", "--schedules="], "compare which schedules?"),
+        (["--schedules", ""], "plan which schedules?"),
+        (["gpt", "--schedules="], "plan which schedules?"),
         (["--schedules"], "--schedules needs a value"),
         (["--schedules", "constant+linear"], "'linear' begins nowhere"),
         (["--schedules", "constant+linear@100%"], "need one for each"),

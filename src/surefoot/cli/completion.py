@@ -1,0 +1,152 @@
+"""`surefoot completion bash|zsh|fish`: a script that completes verbs, recipes, flags and choices. It runs no Python at a TAB."""
+
+import importlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from tyro.conf import Positional, arg
+
+from surefoot.cli.help import Flag, flags_of
+from surefoot.cli.options import only_options
+from surefoot.recipes import NAMES
+from surefoot.recipes.optimizer_settings import RecipeSettings
+
+Shell = Literal["bash", "zsh", "fish"]
+_SETTINGS = ("train", "plan", "find-lr", "find-batch-size", "profile", "submit", "compare")  # of a recipe
+_OF_A_RUN = ("resume", "evaluate", "verify", "replay")  # settings of a run, whose recipe a script cannot know
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """Print a script that completes verbs, recipes, flags and the values of choices
+    when TAB is pressed. Print it again after an update of surefoot.
+
+      surefoot completion bash > ~/.local/share/bash-completion/completions/surefoot
+      surefoot completion zsh >> ~/.zshrc
+      surefoot completion fish > ~/.config/fish/completions/surefoot.fish
+    """
+
+    shell: Positional[Annotated[Shell, arg(metavar="SHELL")]]
+    """bash, zsh or fish."""
+
+
+def completion(arguments: list[str]) -> None:
+    """Print the completion script of a shell."""
+    missing = f"completion for which shell? {', '.join(get_args(Shell))}"
+    options = only_options(Completion, arguments, verb="completion", missing=missing)
+    print(_fish() if options.shell == "fish" else _bash(zsh=options.shell == "zsh"))
+
+
+def _flags_of_verbs() -> dict[str, list[Flag]]:
+    """The flags of each verb, without those of a recipe."""
+    from surefoot.cli.main import VERBS
+
+    flags: dict[str, list[Flag]] = {}
+    for verb in VERBS:
+        module = importlib.import_module(f"surefoot.cli.{verb.replace('-', '_')}")
+        kind = module.Prepare if verb == "data" else getattr(module, verb.title().replace("-", ""))
+        own = [flag for flag in flags_of(kind, switches=True) if not flag.metavar]
+        flags[verb] = own + ([*flags_of(RecipeSettings)] if verb in _OF_A_RUN else [])
+    for name in NAMES:
+        predict = importlib.import_module(f"surefoot.recipes.{name}.predict").Predict
+        flags["predict"] += [
+            flag for flag in flags_of(predict) if flag.name not in {one.name for one in flags["predict"]}
+        ]
+    return flags
+
+
+def _flags_of_recipes() -> dict[str, list[Flag]]:
+    return {name: [*flags_of(importlib.import_module(f"surefoot.recipes.{name}.config").Config)] for name in NAMES}
+
+
+def _bash(*, zsh: bool) -> str:
+    """A function that fills COMPREPLY; zsh runs it through its bashcompinit."""
+    verbs, recipes = _flags_of_verbs(), _flags_of_recipes()
+    lines = [
+        "# completion of surefoot; print it again after an update",
+        *(["autoload -U +X compinit && compinit", "autoload -U +X bashcompinit && bashcompinit"] if zsh else []),
+        "_surefoot() {",
+        '    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" words="" recipe=""',
+        '    local verb="${COMP_WORDS[1]}" at=2',
+        "    COMPREPLY=()",
+        '    if [[ "$cur" == "=" ]]; then cur=""; elif [[ "$prev" == "=" ]]; then prev="${COMP_WORDS[COMP_CWORD-2]}"; fi',
+        "    while [[ $at -lt $COMP_CWORD ]]; do",
+        f'        case "${{COMP_WORDS[at]}}" in {"|".join(NAMES)}) recipe="${{COMP_WORDS[at]}}" ;; esac',
+        "        at=$((at + 1))",
+        "    done",
+        f'    case "$verb" in {"|".join(_SETTINGS)}) ;; *) recipe="" ;; esac',
+        "    if [[ $COMP_CWORD -eq 1 ]]; then",
+        f'        words="{" ".join([*verbs, "--help", "--version"])}"',
+        "    else",
+        '        case "$verb $prev" in',
+        *_values(verbs),
+        "        esac",
+        '        [[ -n "$words" ]] || case "$recipe $prev" in',
+        *_values(recipes),
+        "        esac",
+        '        if [[ -n "$words" ]]; then :',
+        '        elif [[ "$cur" == -* ]]; then',
+        '            case "$verb" in',
+        *(f'                {verb}) words="--help {_typed(flags)}" ;;' for verb, flags in verbs.items()),
+        "            esac",
+        '            case "$recipe" in',
+        *(f'                {name}) words="$words {_typed(flags)}" ;;' for name, flags in recipes.items()),
+        "            esac",
+        "        elif [[ $COMP_CWORD -eq 2 ]]; then",
+        '            case "$verb" in',
+        *(f'                {verb}) words="{words}" ;;' for verb, words in _second().items()),
+        "            esac",
+        "        fi",
+        "    fi",
+        '    COMPREPLY=($(compgen -W "$words" -- "$cur"))',
+        "}",
+        "complete -o default -F _surefoot surefoot",
+    ]
+    return "\n".join(lines)
+
+
+def _second() -> dict[str, str]:
+    """What may follow each verb, besides the names of files and runs."""
+    of_runs = ("resume", "evaluate", "predict", "diagnose", "report", "replay", "verify", "export")
+    return {
+        **dict.fromkeys(_SETTINGS, " ".join(NAMES)),
+        **dict.fromkeys(of_runs, "latest"),
+        "data": "prepare",
+        "completion": " ".join(get_args(Shell)),
+    }
+
+
+def _typed(flags: Sequence[Flag]) -> str:
+    return " ".join(flag.typed for flag in flags)
+
+
+def _values(flags: Mapping[str, Sequence[Flag]]) -> Iterator[str]:
+    for name, own in flags.items():
+        for flag in own:
+            if flag.choices and not flag.is_switch:
+                yield f'            "{name} {flag.typed}") words="{" ".join(flag.choices)}" ;;'
+
+
+def _fish() -> str:
+    from surefoot.cli.main import VERBS
+
+    lines = [
+        "# completion of surefoot; print it again after an update",
+        f"complete -c surefoot -n __fish_use_subcommand -f -a {shlex.quote(' '.join(VERBS))}",
+    ]
+    for verb, words in _second().items():
+        lines.append(f"complete -c surefoot -n '__fish_seen_subcommand_from {verb}' -a {shlex.quote(words)}")
+    for verb, flags in _flags_of_verbs().items():
+        lines += [_fish_line(flag, f"__fish_seen_subcommand_from {verb}") for flag in flags]
+    for name, flags in _flags_of_recipes().items():
+        of_recipe = f"__fish_seen_subcommand_from {name}; and __fish_seen_subcommand_from {' '.join(_SETTINGS)}"
+        lines += [_fish_line(flag, of_recipe) for flag in flags]
+    return "\n".join(lines)
+
+
+def _fish_line(flag: Flag, when: str) -> str:
+    value = "" if flag.is_switch else f" -x -a {shlex.quote(' '.join(flag.choices))}" if flag.choices else " -r"
+    first = flag.text.split(". ")[0].split("; ")[0].rstrip(".")
+    return f"complete -c surefoot -n {shlex.quote(when)} -l {flag.typed[2:]}{value} -d {shlex.quote(first)}"

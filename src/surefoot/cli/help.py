@@ -1,0 +1,170 @@
+"""What `--help` prints: the flags of a verb and of a run with their texts, from the dataclasses. Torch-free, 80 columns wide."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+_WIDTH, _INDENT = 80, 26
+_LONGEST_CHOICE = 40  # characters of a list of choices beside the flag; a longer one stands in the text
+_PLAIN = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+MOST_USED = (
+    *("preset", "data.path", "run_dir", "length", "batch_size"),
+    *("optimizer.name", "optimizer.lr", "schedule.name", "precision", "nproc"),
+)
+"""The ten settings that a first run needs, in this order."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag, or an argument without one, as its dataclass declares it. `default` is `MISSING` if it is required."""
+
+    name: str
+    hint: Any
+    default: Any
+    text: str
+    group: str
+    metavar: str = ""
+    """Of an argument; "" if it is a flag."""
+    is_switch: bool = False
+    """Whether it takes no value, as an option of a verb that is a bool."""
+
+    @property
+    def typed(self) -> str:
+        return self.metavar or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def choices(self) -> list[str]:
+        """The values of a choice; none if any value may be given."""
+        values = [
+            (True, False) if one is bool else typing.get_args(one) for one in _members(self.hint) if _is_choice(one)
+        ]
+        return [str(value) for each in values for value in each if value is not None]
+
+
+def flags_of(
+    kind: type[Any], config: Any = None, *, prefix: str = "", group: str = "settings", switches: bool = False
+) -> Iterator[Flag]:
+    """The flags of a dataclass and of those inside it, in order. Defaults are those of `config` if it is given.
+
+    `switches`: they are options of a verb, and one that is a bool takes no value.
+
+    >>> from surefoot.recipes.gpt.config import Data
+    >>> [(flag.typed, flag.default) for flag in flags_of(Data, prefix="data.")][-1]
+    ('--data.val-fraction', 0.05)
+    """
+    hints, texts = typing.get_type_hints(kind, include_extras=True), _texts_of(kind)
+    for field in dataclasses.fields(kind):
+        group = field.metadata.get("group") or group
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        default = default if config is None else getattr(config, field.name)
+        hint, metavar = hints[field.name], ""
+        while typing.get_origin(hint) is typing.Annotated:
+            for mark in hint.__metadata__:
+                metavar = getattr(mark, "metavar", None) or metavar
+            hint = typing.get_args(hint)[0]
+        name = f"{prefix}{field.name.removesuffix('_')}"
+        if dataclasses.is_dataclass(hint):
+            inner = None if default is MISSING else default
+            yield from flags_of(typing.cast("type[Any]", hint), inner, prefix=f"{name}.", group=name)
+        else:
+            yield Flag(name, hint, default, texts.get(field.name, ""), group, metavar, switches and hint is bool)
+
+
+def settings_page(flags: Sequence[Flag]) -> str:
+    """The settings of a run by groups, the most used first; each stands once."""
+    by_name = {flag.name: flag for flag in flags}
+    first = [by_name[name] for name in MOST_USED if name in by_name]
+    groups: dict[str, list[Flag]] = {"most used": first} if len(first) > 1 else {}
+    for flag in flags:
+        if flag not in first or not groups:
+            groups.setdefault(flag.group, []).append(flag)
+    return "\n".join(section(name, held, names=by_name) for name, held in groups.items() if held)
+
+
+def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:
+    """A heading with flags below it. `names` are settings, named in texts as flags."""
+    return "\n".join([f"{title}:", *(line for flag in flags for line in _lines(flag, names)), ""])
+
+
+def _lines(flag: Flag, names: Collection[str]) -> list[str]:
+    value, more = ("", "") if flag.metavar or flag.is_switch else _value(flag)
+    text = " ".join(filter(None, (flag.text, more)))
+    if flag.default is None:
+        text = re.sub(r"\bNone: ", "Default: ", text)
+    text = re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda word: _as_flag(word[0], names), text)
+    left, default = f"  {flag.typed} {value}".rstrip(), _default(flag)
+    text = f"{text} {default}".strip()
+    rows = textwrap.wrap(text, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
+    if len(left) < _INDENT - 1:
+        left, rows = f"{left:<{_INDENT}}{rows[0]}".rstrip(), rows[1:]
+    return [left, *(f"{'':<{_INDENT}}{row}" for row in rows)]
+
+
+def _as_flag(word: str, names: Collection[str]) -> str:
+    return f"--{word.replace('_', '-')}" if word in names else word
+
+
+def _value(flag: Flag) -> tuple[str, str]:
+    """How a flag's value is written beside it, and what its text says besides."""
+    if not all(map(_is_choice, _members(flag.hint))):
+        return value_of(flag.hint), ""
+    choices = "{" + ",".join(flag.choices) + "}"
+    return (choices, "") if len(choices) <= _LONGEST_CHOICE else ("NAME", f"One of {', '.join(flag.choices)}.")
+
+
+def value_of(hint: Any) -> str:
+    """What a value of a type looks like.
+
+    >>> value_of(int | str | None), value_of(tuple[float, float] | None), value_of(str | Path)
+    ('INT|TEXT', 'FLOAT FLOAT', 'PATH')
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        parts = list(dict.fromkeys(map(value_of, _members(hint))))
+        return "|".join(part for part in parts if part != "TEXT" or not {"PATH", "TEXT ..."} & {*parts})
+    if origin in (tuple, Sequence):
+        many = origin is Sequence or Ellipsis in arguments
+        return f"{value_of(arguments[0])} ..." if many else " ".join(map(value_of, arguments))
+    return _PLAIN.get(hint, "NAME")
+
+
+def _members(hint: Any) -> list[Any]:
+    """The types of a union but for None; of another type itself."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return [member for member in (typing.get_args(hint) if is_union else (hint,)) if member is not types.NoneType]
+
+
+def _is_choice(hint: Any) -> bool:
+    return hint is bool or typing.get_origin(hint) is Literal
+
+
+def _default(flag: Flag) -> str:
+    if flag.default is MISSING:
+        return "" if flag.metavar else "(required)"
+    if flag.default is None or flag.default == () or (flag.is_switch and not flag.default):
+        return ""
+    shown = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple | list) else str(flag.default)
+    return f"(default: {shown})"
+
+
+def _texts_of(kind: type[Any]) -> Mapping[str, str]:
+    """The string below each field of a dataclass and of those above it."""
+    texts: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+        except (OSError, TypeError):  # without a source file
+            continue
+        for field, text in zip(getattr(body, "body", ()), getattr(body, "body", ())[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(below))):
+                    texts[name] = " ".join(below.split())
+    return texts

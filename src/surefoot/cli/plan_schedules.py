@@ -1,0 +1,170 @@
+"""`surefoot plan --schedules LIST`: draw learning-rate schedules side by side; nothing is trained."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from surefoot.cli.options import by_flag, flag_text, verb_options
+from surefoot.cli.settings import configured, file_values, layers_below, read_settings
+from surefoot.config.durations import Length, in_steps, planned
+from surefoot.config.tree import did_you_mean, flatten
+from surefoot.errors import ConfigError
+from surefoot.recipes.optimizer_settings import Schedule
+from surefoot.recipes.program import build_run, find_program
+from surefoot.schedules.curves import SHAPES
+from surefoot.schedules.joined import Joined, join
+from surefoot.schedules.lr_schedule import Schedule as Single
+
+_FACTORS = ("min_lr_ratio", "power", "gamma", "start_lr_ratio", "cycle_growth")
+_FORM = "as in cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%,constant+linear@50%"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSchedules:
+    """Draw schedules side by side. Prints the peak, the lowest rate, the end of warm-up and the mean factor of each."""
+
+    what: Positional[Annotated[tuple[str, ...], arg(metavar="RECIPE|FILE.py:build")]] = ()
+    """The run whose length, base rate and schedule settings are used. Default: a run of 1,000 steps."""
+    config: str | None = None
+    """A TOML file of settings."""
+    schedules: str = ""
+    """LIST: commas between schedules, a colon before each setting, a slash between milestones; all is every shape."""
+    out: str = "schedules"
+    """PATH of the pictures, PATH.png and PATH.svg."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """A run of which only the length and the settings of its schedules are known."""
+
+    length: str = "1000 steps"
+    """How long the run is, in steps."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """Settings that all schedules share, if a schedule takes them."""
+
+
+def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> None:
+    """Print and draw the schedules of a list; options of `plan` that are `foreign` to this are refused."""
+    options, flags = verb_options(PlanSchedules, arguments, verb="plan")
+    for unused in [name for name, _ in by_flag(flags) if name in foreign][:1]:
+        raise ConfigError(f"--{unused.replace('_', '-')}: --schedules trains nothing\n  leave it out")
+    if not options.schedules:
+        raise ConfigError(f"plan which schedules? --schedules LIST, {_FORM}")
+    if flag_text(flags, "schedule.name") is not None:
+        raise ConfigError("--schedule.name: the names are those of --schedules\n  leave it out")
+    length, settings, rate = _basis(options, flags)
+    from surefoot.plan.schedule_plot import drawn, table, traced
+
+    traces = traced(schedules(options.schedules, length, shared=settings), length)
+    base = "" if rate is None else f", base learning rate {rate:g}"
+    print(f"schedules of a run of {length.steps:,} steps{base}\n\n{table(traces, rate=rate)}\n")
+    print(f"drawn in {' and '.join(map(str, drawn(traces, out=options.out, rate=rate)))}")
+
+
+def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[str, Single | Joined]:
+    """The schedules of a list by name; `shared` are settings that each has where it takes them and does not say otherwise.
+
+    >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
+    >>> found = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "min_lr_ratio": 0.1})
+    >>> print(found["wsd:cooldown=30%"].to_dict())
+    {'shape': 'wsd', 'warmup': '10%', 'min_lr_ratio': 0.1, 'cooldown': '30%'}
+    """
+    names = list(SHAPES) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    found: dict[str, Single | Joined] = {}
+    problems = []
+    for name in names:
+        try:
+            if name in found:
+                raise ConfigError("is there twice")
+            found[name] = _schedule(name, length, shared)
+        except ConfigError as problem:
+            problems.append(f"--schedules {name}: {problem}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return found
+
+
+def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | Joined:
+    """One schedule, or several of which each begins where the one before ends: "constant+linear@50%"."""
+    first, *others = text.split("+")
+    if not others:
+        return _single(first, shared)
+    # of the whole run, as all others
+    warmup = in_steps(str(shared.get("warmup", "5%")), length=length, setting="warmup")
+    begun: Single | Joined = _single(first, {**shared, "warmup": f"{warmup} steps"})
+    for other in others:
+        shape, mark, at = other.rpartition("@")
+        if not mark:
+            raise ConfigError(f"{other!r} begins nowhere: write at which step, as in {first}+{other}@50%")
+        # a part begins at its own step 0; what is shared but the warm-up is of the last one too
+        following = _single(shape, {name: value for name, value in shared.items() if name != "warmup"}, rises=False)
+        begun = join(begun, following, at=in_steps(at, length=length, setting="at"))
+    return begun
+
+
+def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Single:
+    shape, *settings = text.split(":")
+    if shape not in SHAPES:
+        meant = did_you_mean(shape, SHAPES, otherwise=f"there are: {', '.join(SHAPES)}")
+        raise ConfigError(f"no schedule {shape!r}: {meant}")
+    own = dict(_setting(setting) for setting in settings)
+    taken = {name: value for name, value in shared.items() if name in SHAPES[shape].takes}
+    if SHAPES[shape].own_rise or "warmup" in own:
+        taken.pop("warmup", None)
+    made = Schedule(name=shape, **(taken | own)).spec()
+    return made if rises or "warmup" in own else replace(made, warmup=None)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    known = [own for each in SHAPES.values() for own in each.takes]
+    if not equals or not value or name not in known:
+        meant = did_you_mean(name, known if name not in known else (), otherwise=f"write NAME=VALUE, {_FORM}")
+        raise ConfigError(f"{text!r} is no setting: {meant}")
+    if name == "milestones":
+        return name, tuple(value.split("/"))
+    if name not in _FACTORS:
+        return name, value
+    try:
+        return name, float(value)
+    except ValueError:
+        raise ConfigError(f"{name} = {value!r} is not a number") from None
+
+
+def _basis(options: PlanSchedules, flags: Sequence[str]) -> tuple[Length, dict[str, Any], float | None]:
+    """The length of the run that the arguments besides the list mean, its schedule's settings, and its base rate if it has one."""
+    own, verb = [PlanSchedules], "plan --schedules LIST"
+    if not options.what:
+        plain = configured(Plain, [("file", file_values(options.config))], flags, verb=verb, own=own)[0]
+        from surefoot.plan.schedule_plot import steps_alone
+
+        return steps_alone(plain.length), _settings(flatten(plain)), None
+    program = find_program(options.what[0])
+    layers = layers_below(program, file_values(options.config), flags)
+    config, _ = read_settings(program, layers, flags, verb=f"{verb} {options.what[0]}", own=own)
+    if program.described["kind"] == "recipe":
+        settings = _settings(flatten(config))
+        if re.search("epoch", f"{config.length} {options.schedules} {settings}", re.IGNORECASE):
+            length = build_run(program, config).parts.length  # the data must be read to know how many steps that is
+        else:
+            length = planned(config.length, samples_per_epoch=1, batch_size=1)
+        return length, settings, float(config.optimizer.spec().lr)
+    parts = build_run(program, config).parts  # of the user's own making: its warm-up and floor are taken over
+    settings = {"warmup": f"{parts.schedule.warmup or 0} steps"}
+    if isinstance(parts.schedule, Single) and parts.schedule.min_lr_ratio is not None:
+        settings["min_lr_ratio"] = parts.schedule.min_lr_ratio
+    groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
+    return parts.length, settings, float(groups[0]["initial_lr"])
+
+
+def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says of its schedule, but for the name."""
+    return {
+        name.removeprefix("schedule."): value
+        for name, value in values.items()
+        if name.startswith("schedule.") and name != "schedule.name" and value is not None
+    }

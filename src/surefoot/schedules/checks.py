@@ -1,0 +1,114 @@
+"""Settings of a schedule: the check of their values, and durations in steps of a run that they must fit."""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+from surefoot.config.durations import NEVER, Length, every, in_steps
+from surefoot.errors import ConfigError
+from surefoot.schedules.curves import SHAPES, Fall, Settings
+
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "min_lr_ratio": (lambda value: 0.0 <= value <= 1.0, "a factor on the learning rate from 0 to 1"),
+    "power": (lambda value: 0.0 < value < math.inf, "a number above 0; 1 is a straight line"),
+    "gamma": (lambda value: 0.0 < value < 1.0, "a factor between 0 and 1, as 0.1"),
+    "start_lr_ratio": (
+        lambda value: 0.0 < value < 1.0,
+        "a factor between 0 and 1, as 0.04; at 0 the first step would be wasted",
+    ),
+    "cooldown_shape": (lambda value: value in ("1-sqrt", "linear"), "'1-sqrt' or 'linear'"),
+    "momentum_range": (
+        lambda value: len(value) == 2 and 0.0 <= value[0] <= value[1] < 1.0,
+        "the lowest and the highest momentum, as (0.85, 0.95)",
+    ),
+    "cycle_growth": (lambda value: 1.0 <= value < math.inf, "1 (cycles of one length) or more; 2 doubles each"),
+}
+
+
+def refuse_foreign_or_out_of_range(shape: str, given: Settings) -> None:
+    """Raise `ConfigError` if a setting is not one of the shape's, or out of its range."""
+    if shape not in SHAPES:
+        raise ConfigError(f"schedule.name = {shape!r} is unknown; one of: {', '.join(SHAPES)}")
+    takes = SHAPES[shape].takes
+    for name, value in given.items():
+        if name not in takes and not (name == "min_lr_ratio" and value == 0.0):
+            raise ConfigError(
+                f"schedule.{name} = {value!r} means nothing to schedule.name {shape}, which takes {', '.join(takes)}\n"
+                f"  leave it out, or choose --schedule.name {' or '.join(other for other in SHAPES if name in SHAPES[other].takes)}"
+            )
+        if name in _RANGES and not _RANGES[name][0](value):
+            raise ConfigError(f"schedule.{name} = {value!r}: needed is {_RANGES[name][1]}")
+    if shape == "exponential" and given.get("min_lr_ratio") == 0.0:
+        raise ConfigError(
+            "schedule.min_lr_ratio = 0: an exponential never gets there\n  try: --schedule.min-lr-ratio 0.01"
+        )
+    milestones = given.get("milestones", ("50%",))
+    recurring = [each for each in milestones if str(each).startswith("every ")] if milestones else []
+    if not isinstance(milestones, tuple) or not milestones or (recurring and len(milestones) > 1):
+        raise ConfigError(
+            f"schedule.milestones = {milestones!r}: needed is a tuple of durations, as ('50%', '75%'), or 'every 10 epochs' alone"
+        )
+
+
+def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
+    """All settings of a shape, defaults filled in and durations in steps; `ConfigError` where they do not fit the run."""
+    written = {name: given.get(name, default) for name, default in SHAPES[shape].takes.items()}
+    durations = [name for name in ("warmup", "cooldown", "cycle") if name in written]
+    settings = written | {
+        name: in_steps(written[name], length=length, setting=f"schedule.{name}") for name in durations
+    }
+    drops, period = tuple[int, ...](), None
+    if "milestones" in settings:
+        settings["milestones"], drops, period = _milestones(written["milestones"], length)
+    fall = Fall(settings, length.steps, period)
+    steps, warmup = fall.steps, fall.warmup
+    if warmup >= steps:
+        raise ConfigError(
+            f"schedule.warmup = {shown(warmup, written['warmup'])} does not fit in a run of {steps} steps:"
+            " the full rate would never be reached\n"
+            f"  try: --schedule.warmup 5%, or --length '{10 * warmup} steps'"
+        )
+    if "cooldown" in settings:
+        cooldown, room = settings["cooldown"], fall.last - warmup
+        if cooldown > room or (cooldown == 0 and settings["min_lr_ratio"] > 0.0):
+            raise ConfigError(
+                f"schedule.cooldown = {shown(cooldown, written['cooldown'])} does not fit in a run of {steps} steps:"
+                f" the floor must be reached, and after warm-up {room} are left for it\n"
+                "  try: --schedule.cooldown 20%, or a longer --length"
+            )
+    if settings.get("cycle") == 0:
+        raise ConfigError(f"schedule.cycle = {shown(0, written['cycle'])} is no step at all\n  try: a longer cycle")
+    if any(later <= earlier for earlier, later in pairwise((warmup, *drops, steps))):
+        milestones = ", ".join(shown(step, text) for step, text in zip(drops, written["milestones"], strict=True))
+        raise ConfigError(
+            f"schedule.milestones = {milestones} in a run of {steps} steps with a warm-up of {warmup}:"
+            " each must come after the one before, after warm-up and before the end\n"
+            "  try: --schedule.milestones 50% 75%"
+        )
+    return fall
+
+
+def _milestones(
+    written: tuple[str | int, ...], length: Length
+) -> tuple[tuple[str | int, ...], tuple[int, ...], Fraction | None]:
+    """Milestones as they stay in a longer run, the first or all of them in steps, and the steps between those that recur."""
+    setting, first = "schedule.milestones", str(written[0])
+    if not first.startswith("every "):
+        steps = tuple(in_steps(drop, length=length, setting=setting) for drop in written)
+        return steps, steps, None
+    text = first.removeprefix("every ")
+    if text.rstrip().endswith("%"):  # of the length with which the run began
+        text = f"{in_steps(text, length=length, setting=setting)} steps"
+    numerator, denominator = every(text, length=length, setting=setting).period or (NEVER, 1)
+    return (f"every {text}",), (-(-numerator // denominator),), Fraction(numerator, denominator)
+
+
+def shown(steps: int, written: str | int) -> str:
+    """A duration in steps, and as it was written if that says more.
+
+    >>> shown(5, "10%"), shown(5, 5)
+    ('5 steps (10%)', '5 steps')
+    """
+    return f"{steps} steps" if isinstance(written, int) else f"{steps} steps ({written})"

@@ -1,0 +1,84 @@
+"""Schedules one after another, and the type of any schedule."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from surefoot.config.durations import Length, in_steps
+from surefoot.config.keywords import known_keywords
+from surefoot.errors import ConfigError
+from surefoot.schedules.checks import shown
+from surefoot.schedules.curves import Factors
+from surefoot.schedules.lr_schedule import Schedule
+from surefoot.schedules.sampled import Groups, Sampled
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`first` on the steps before `at`, then `second`, which begins at its own step 0; made by `join`.
+
+    Each part is a schedule of its own for a run of its own length: a percentage in it is of that part.
+    """
+
+    first: "AnySchedule"
+    second: "AnySchedule"
+    at: str | int
+
+    @property
+    def warmup(self) -> str | int | None:
+        return self.first.warmup
+
+    def resolved(self, length: Length) -> "Joined":
+        at, before, after = self._cut(length)
+        try:
+            return Joined(self.first.resolved(before), self.second.resolved(after), at)
+        except ConfigError as problem:
+            raise ConfigError(f"joined at step {at} of {length.steps}: {problem}") from problem
+
+    def factors(self, length: Length) -> Factors:
+        at, before, after = (whole := self.resolved(length))._cut(length)
+        first, second = whole.first.factors(before), whole.second.factors(after)
+        return lambda step: first(step) if step < at else second(step - at)
+
+    def momentum(self, length: Length) -> None:
+        """None: `ConfigError` if a part would move the momentum, which the other does not know."""
+        _, before, after = self._cut(length)
+        if self.first.momentum(before) is not None or self.second.momentum(after) is not None:
+            raise ConfigError("schedule: a part of two joined schedules moves the momentum\n  leave momentum_range out")
+
+    def shared_steps(self, length: Length) -> int:
+        at, _, after = self._cut(length)
+        return at + self.second.shared_steps(after)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"shape": "joined", "first": self.first.to_dict(), "second": self.second.to_dict(), "at": self.at}
+
+    def _cut(self, length: Length) -> tuple[int, Length, Length]:
+        at = in_steps(self.at, length=length, setting="at")
+        if not 0 < at < length.steps:
+            raise ConfigError(
+                f"at = {shown(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
+                "  try: at='50%'"
+            )
+        return at, replace(length, steps=at), replace(length, steps=length.steps - at)
+
+
+AnySchedule = Schedule | Joined | Sampled
+
+
+def bound(schedule: AnySchedule, groups: Groups) -> AnySchedule:
+    """The schedule for an optimizer with these numbers in its groups, which a scheduler of torch may depend on."""
+    if isinstance(schedule, Joined):
+        return replace(schedule, first=bound(schedule.first, groups), second=bound(schedule.second, groups))
+    return replace(schedule, groups=groups) if isinstance(schedule, Sampled) and groups else schedule
+
+
+@known_keywords
+def join(first: AnySchedule, second: AnySchedule, at: str | int = "50%") -> Joined:
+    """`first` on the steps before `at`, then `second`; percentages within them are of their own part of the run.
+
+    >>> from surefoot.schedules.lr_schedule import constant, linear
+    >>> factor = join(constant(), linear(), at=2).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
+    >>> [factor(step) for step in range(6)]
+    [1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    return Joined(first, second, at)

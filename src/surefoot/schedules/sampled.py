@@ -1,0 +1,208 @@
+"""Schedules from code of your own: a function of the step, or a scheduler of torch or transformers.
+
+Their factors are computed once for every step when a run is built. A resume, a replay and a plot so read the same numbers.
+"""
+
+import inspect
+import math
+import warnings
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Any, Literal
+
+from surefoot.config.durations import NEVER, Length
+from surefoot.config.keywords import known_keywords
+from surefoot.errors import ConfigError, first_line
+from surefoot.schedules.curves import Factors
+
+Table = Sequence[float]
+Groups = tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A schedule whose factors `source` computes; made by `from_function` and `from_scheduler`."""
+
+    shape: Literal["from_function", "from_scheduler"]
+    source: Callable[[Any], Any]
+    steps: int | None = None  # of the run for which it is resolved
+    groups: Groups = ({"lr": 1.0, "betas": (0.9, 0.999)},)  # the numbers that a scheduler is given
+
+    @property
+    def warmup(self) -> None:
+        """Not known."""
+        return
+
+    def resolved(self, length: Length) -> "Sampled":
+        return replace(self, steps=length.steps)
+
+    def factors(self, length: Length) -> Factors:
+        return _looked_up(self._for(length)._tables[0])
+
+    def momentum(self, length: Length) -> Factors | None:
+        """The momentum as a function of the step, if a scheduler changes it."""
+        momenta = self._for(length)._tables[1]
+        return None if momenta is None else _looked_up(momenta)
+
+    def shared_steps(self, length: Length) -> int:  # noqa: ARG002
+        """Every step: the source does not know how long the run is."""
+        return NEVER
+
+    def to_dict(self) -> dict[str, Any]:
+        """The kind, and a hash of the factors (as 32-bit numbers) that a resume compares."""
+        if self.steps is None:
+            return {"shape": self.shape}
+        numbers = [array("f", table).tobytes() for table in self._tables if table is not None]
+        return {"shape": self.shape, "factors": sha256(b"".join(numbers)).hexdigest()[:12]}
+
+    def _for(self, length: Length) -> "Sampled":
+        return self if self.steps is not None and self.steps >= length.steps else self.resolved(length)
+
+    @cached_property
+    def _tables(self) -> tuple[Table, Table | None]:
+        """The factor of every step, and its momentum if that changes."""
+        steps = self.steps or 1
+        if self.shape == "from_function":
+            return array("d", [_factor(self.source(step), step, _name(self.source)) for step in range(steps)]), None
+        return _tables_of_scheduler(self.source, self.groups, steps)
+
+
+@known_keywords
+def from_function(fn: Callable[[int], float]) -> Sampled:
+    """The schedule that `fn` computes: `fn(step)` is the factor on the base learning rate; steps count from 0.
+
+    `fn` must return the same numbers whenever it is called: a resume compares them, and refuses others.
+
+    >>> factor = from_function(lambda step: 0.5**step).factors(Length(steps=3, samples_per_epoch=8, batch_size=1))
+    >>> [factor(step) for step in range(3)]
+    [1.0, 0.5, 0.25]
+    """
+    return Sampled("from_function", fn)
+
+
+@known_keywords
+def from_scheduler(factory: Callable[[Any], Any]) -> Sampled:
+    """The schedule of a torch or transformers scheduler: `factory(optimizer)` returns one, whose `step()` is called at each step.
+
+    When the run is built, the scheduler is stepped through the whole run on a stand-in that has the groups of the run's optimizer
+    (about 10 us per step). A resume so needs no state of it. Momentum is followed too, if the scheduler moves it (OneCycleLR,
+    CyclicLR). A scheduler that needs a metric is refused: use `sf.ReduceLROnPlateau`.
+
+    >>> from torch.optim.lr_scheduler import StepLR
+    >>> halved = from_scheduler(lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5))
+    >>> factor = halved.factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
+    >>> [factor(step) for step in range(4)]
+    [1.0, 1.0, 0.5, 0.5]
+    """
+    return Sampled("from_scheduler", factory)
+
+
+def _looked_up(table: Table) -> Factors:
+    last = len(table) - 1
+    return lambda step: table[min(step, last)]
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _factor(value: Any, step: int, name: str) -> float:
+    try:
+        factor = float(value)
+    except (TypeError, ValueError):
+        factor = math.nan
+    if not -1e-9 <= factor < math.inf:  # a recursion may end just below 0
+        raise ConfigError(
+            f"schedule: the factor of step {step} is {value!r}, by {name}\n"
+            "  it multiplies the learning rate, so it must be a number from 0 on"
+        )
+    return factor
+
+
+def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: int) -> tuple[Table, Table | None]:
+    from torch import zeros
+    from torch.optim import Optimizer
+
+    class StandIn(Optimizer):
+        """An optimizer of numbers alone. The base class is not initialized: that imports the compiler."""
+
+        def __init__(self) -> None:
+            self.param_groups = [{**group, "params": [zeros(1)]} for group in groups]
+            self.defaults = {key: value for group in reversed(groups) for key, value in group.items()}
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            """Do nothing; a scheduler wraps it."""
+
+    optimizer = StandIn()
+    rates, momenta, name = array("d"), array("d"), _name(factory)
+    with warnings.catch_warnings(action="ignore"):  # that the optimizer makes no step
+        try:
+            scheduler = factory(optimizer)
+        except (ValueError, KeyError) as problem:
+            raise _failed(name, problem, when="when it is built") from problem
+        name = type(scheduler).__name__
+        advance = _advance(scheduler, optimizer)
+        for step in range(steps):
+            try:
+                if step:
+                    advance()
+            except Exception as problem:  # OneCycleLR, if it is of fewer steps
+                raise _failed(name, problem, when=f"at step {step} of {steps}") from problem
+            factors = [own["lr"] / group["lr"] for own, group in zip(optimizer.param_groups, groups, strict=True)]
+            if any(not math.isclose(factor, factors[0], rel_tol=1e-9, abs_tol=1e-12) for factor in factors):
+                raise ConfigError(
+                    f"schedule: {name} gives groups of parameters different factors at step {step}: {factors[0]:g} and"
+                    f" {next(each for each in factors if each != factors[0]):g}\n"
+                    "  a schedule is one factor on all learning rates; does it set a rate by itself, such as eta_min or max_lr?\n"
+                    "  use sf.schedules.from_function, with factors on the rates of the groups"
+                )
+            rates.append(_factor(factors[0], step, name))
+            momenta.append(_momentum(optimizer.param_groups[0]))
+    for own, group in zip(optimizer.param_groups, groups, strict=True):
+        own["betas"] = (*group.get("betas", ())[:1], *own.get("betas", ())[1:])
+        if changed := [key for key in group if key not in ("lr", "momentum") and own[key] != group[key]]:
+            raise ConfigError(
+                f"schedule: {name} changes {changed[0]} of the optimizer\n"
+                "  only learning rates and momentum follow a schedule; change other numbers in a loop of your own"
+            )
+    return rates, momenta if any(each != _momentum(groups[0]) for each in momenta) else None
+
+
+def _momentum(group: Mapping[str, Any]) -> float:
+    return float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
+
+
+def _failed(name: str, problem: BaseException, *, when: str) -> ConfigError:
+    return ConfigError(
+        f"schedule: {name} failed {when}: {first_line(problem)}\n"
+        "  its step() is called once for every step of the optimizer, not once for every epoch"
+    )
+
+
+def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
+    """The scheduler's `step`; `ConfigError` if it cannot be called without arguments."""
+    name, advance = type(scheduler).__name__, getattr(scheduler, "step", None)
+    if not callable(advance):
+        raise ConfigError(
+            f"schedule: the factory returned a {name}, which has no step()\n"
+            "  write sf.schedules.from_scheduler(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1000))"
+        )
+    needed = [
+        each.name
+        for each in inspect.signature(advance).parameters.values()
+        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    if needed:
+        raise ConfigError(
+            f"schedule: {name}.step() needs {needed[0]}, and a schedule is a function of the step alone\n"
+            '  to lower the rate if a metric stops improving: Run(plateau=sf.ReduceLROnPlateau("min val/loss", patience=3))'
+        )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ConfigError(
+            f"schedule: the factory returned a {name} of another optimizer\n"
+            "  build it with the argument: sf.schedules.from_scheduler(lambda optimizer: ...(optimizer, ...))"
+        )
+    return advance  # type: ignore[no-any-return]

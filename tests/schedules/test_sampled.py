@@ -1,0 +1,195 @@
+"""Schedules from a function and from a scheduler: torch's numbers, exact resumes, and what is refused. (4 s)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+import surefoot as sf
+from in_one import in_one
+from surefoot.config.durations import Length
+from surefoot.schedules.joined import bound
+
+STEPS = 12
+LENGTH = Length(steps=STEPS, samples_per_epoch=100, batch_size=10)
+LR = 0.05
+from_function, from_scheduler = sf.schedules.from_function, sf.schedules.from_scheduler
+
+
+def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(8, 3, generator=generator), torch.randn(8, 1, generator=generator)
+
+
+def zeros() -> nn.Module:
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def trained(**settings: Any) -> Tensor:
+    """The weights after a run in which each step sees all data."""
+    fixed: dict[str, Any] = {
+        "model": zeros,
+        "loss": squares,
+        "train_data": data(),
+        "batch_size": 8,
+        "length": f"{STEPS} steps",
+        "precision": "fp32",
+        "clip": "off",
+        "console": False,
+    }
+    run = sf.Run(**(fixed | settings))
+    run.train()
+    return run.state.models["model"].weight.detach()
+
+
+def plain_loop(optimizer_of: Any, scheduler_of: Any) -> Tensor:
+    model = zeros()
+    optimizer = optimizer_of(model.parameters())
+    scheduler = scheduler_of(optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        squares(model, data()).backward()
+        optimizer.step()
+        if step < STEPS - 1:
+            scheduler.step()
+    return model.weight.detach()
+
+
+SCHEDULERS = {
+    "relative": lambda optimizer: lr_scheduler.StepLR(optimizer, 5, 0.1),
+    "recursive": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS),
+    "its own lowest rate": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS, eta_min=0.01),
+    "its own rates and momentum": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=STEPS),
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3),
+}
+
+
+@in_one
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_run_with_a_scheduler_trains_what_a_plain_loop_with_it_trains(name: str, optimizer: str) -> None:
+    ours, theirs = {
+        "sgd": (sf.optim.sgd(LR, momentum=0.9), lambda weights: torch.optim.SGD(weights, lr=LR, momentum=0.9)),
+        "adam": (sf.optim.adam(LR), lambda weights: torch.optim.Adam(weights, lr=LR)),
+    }[optimizer]
+    found = trained(optimizer=ours, schedule=from_scheduler(SCHEDULERS[name]))
+
+    torch.testing.assert_close(found, plain_loop(theirs, SCHEDULERS[name]), rtol=1e-5, atol=1e-7)
+
+
+@in_one
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_one_cycle_that_moves_the_momentum_trains_what_torch_s_trains(optimizer: str) -> None:
+    ours, theirs = {
+        "sgd": (sf.optim.sgd(LR, momentum=0.9), lambda weights: torch.optim.SGD(weights, lr=LR, momentum=0.9)),
+        "adam": (sf.optim.adam(LR), lambda weights: torch.optim.Adam(weights, lr=LR)),
+    }[optimizer]
+    schedule = sf.schedules.one_cycle(3, min_lr_ratio=1 / 25e4, momentum_range=(0.85, 0.95))
+    expected = plain_loop(
+        theirs, lambda made: lr_scheduler.OneCycleLR(made, LR, total_steps=STEPS, pct_start=4 / STEPS)
+    )
+
+    torch.testing.assert_close(trained(optimizer=ours, schedule=schedule), expected, rtol=1e-5, atol=1e-7)
+    assert not torch.equal(trained(optimizer=ours, schedule=sf.schedules.one_cycle(3, min_lr_ratio=1 / 25e4)), expected)
+
+
+@in_one
+@pytest.mark.parametrize("kind", ["function", "scheduler", "one cycle"])
+def test_a_resume_is_bit_equal_and_one_with_other_factors_is_refused(kind: str, tmp_path: Path) -> None:
+    def weights(out: str, lowest: float = 0.5, **changes: str) -> Tensor:
+        schedule: Any = {
+            "function": from_function(lambda step: 1.0 - (1.0 - lowest) * step / 40),
+            "scheduler": from_scheduler(
+                lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40, base_momentum=lowest)
+            ),
+            "one cycle": sf.schedules.one_cycle(momentum_range=(lowest, 0.95)),
+        }[kind]
+        return trained(optimizer=sf.optim.adamw(LR), schedule=schedule, run_dir=tmp_path / out, report=False, **changes)
+
+    weights("cut", stop_after="4 steps")
+    with pytest.raises(sf.CheckpointError, match=r"cannot resume .*schedule\.(factors|momentum_range) was"):
+        weights("cut", lowest=0.6)
+    assert torch.equal(weights("cut"), weights("whole"))
+    if kind == "function":  # it does not know how long the run is
+        assert torch.equal(weights("cut", length="14 steps"), weights("longer", length="14 steps"))
+
+
+def test_factors_of_a_function_are_those_of_every_step_and_joined_too() -> None:
+    schedule = sf.schedules.join(from_function(lambda step: 0.1 * step), sf.schedules.constant(), at=3)
+    factor = schedule.factors(LENGTH)
+
+    assert [factor(step) for step in range(5)] == [0.0, 0.1, 0.2, 1.0, 1.0]
+
+
+def test_a_scheduler_with_rates_of_its_own_is_refused_for_groups_of_two_rates() -> None:
+    relative, absolute = (from_scheduler(SCHEDULERS[name]) for name in ("relative", "its own lowest rate"))
+    groups = ({"lr": 0.1, "momentum": 0.9}, {"lr": 0.01, "momentum": 0.9})
+
+    assert bound(relative, groups).factors(LENGTH)(5) == pytest.approx(0.1)
+    with pytest.raises(
+        sf.ConfigError, match=r"(?s)different factors at step 1: .*such as eta_min or max_lr\?\n.*from_function"
+    ):
+        bound(absolute, groups).factors(LENGTH)
+
+
+def unfit(optimizer: Any) -> Any:
+    optimizer.param_groups[0]["betas"] = (0.9, 0.5)
+    return lr_scheduler.StepLR(optimizer, 5)
+
+
+@in_one
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (lambda step: 1.0, r"(?s)<lambda> is a function, .*from_function\(fn\) .*\n.*from_scheduler\(fn\)"),
+        (lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)]), 3), "(?s)is a StepLR of an optimizer .*from_scheduler"),
+        ("cosine", "schedule = 'cosine' is no schedule"),
+        (from_function(lambda step: 1.0 if step < 5 else -0.1), r"the factor of step 5 is -0.1, by <lambda>\n"),
+        (from_function(lambda step: None), r"the factor of step 0 is None"),
+        (from_function(lambda step: float("nan")), r"the factor of step 0 is nan"),
+        (from_scheduler(lr_scheduler.ReduceLROnPlateau), r"ReduceLROnPlateau.step\(\) needs metrics.*\n.*sf.ReduceLROnPlateau"),
+        (from_scheduler(lambda optimizer: optimizer.param_groups), r"the factory returned a list, which has no step\(\)"),
+        (
+            from_scheduler(lambda _: lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)]), 3)),
+            "the factory returned a StepLR of another optimizer",
+        ),
+        (
+            from_scheduler(lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS - 2)),
+            "OneCycleLR failed at step 11 of 12: Tried to step 11 times",
+        ),
+        (from_scheduler(unfit), "StepLR changes betas of the optimizer"),
+        (sf.schedules.join(sf.schedules.one_cycle(momentum_range=(0.8, 0.9)), sf.schedules.constant()), "moves the momentum"),
+    ],
+)  # fmt: skip
+def test_what_is_no_schedule_is_refused_before_the_first_step(schedule: Any, message: str) -> None:
+    with pytest.raises(sf.ConfigError, match=message):
+        trained(optimizer=sf.optim.adamw(LR), schedule=schedule)
+
+
+@in_one
+@pytest.mark.parametrize(
+    "optimizer", [sf.optim.sgd(LR), sf.optim.adafactor(LR), sf.optim.schedule_free(LR)], ids=lambda spec: spec.name
+)
+def test_an_optimizer_whose_momentum_cannot_move_is_refused_by_name(optimizer: Any) -> None:
+    with pytest.raises(sf.ConfigError, match=r"it moves the momentum, and .* has none that it could move"):
+        trained(optimizer=optimizer, schedule=sf.schedules.one_cycle(momentum_range=(0.8, 0.9)))
+
+
+@pytest.mark.slow
+def test_schedulers_of_transformers_are_reproduced() -> None:
+    transformers = pytest.importorskip("transformers")
+    schedule = from_scheduler(lambda optimizer: transformers.get_cosine_schedule_with_warmup(optimizer, 3, STEPS))
+    factor = schedule.factors(LENGTH)
+
+    assert [factor(step) for step in (0, 1, 3)] == pytest.approx([0.0, 1 / 3, 1.0])
