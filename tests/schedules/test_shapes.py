@@ -13,7 +13,7 @@ import torch
 
 import small_runs
 import surefoot as sf
-from surefoot.cli.compare import schedules
+from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.recipes.optimizer_settings import Schedule as Flags
 from surefoot.schedules.curves import SHAPES, Factors, Fall, Shape
